@@ -36,6 +36,7 @@ check: $(READY) ## lint, types, import direction, generated files, the built whe
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/python scripts/protos.py --check
+	$(BIN)/python scripts/decisions.py --check
 	$(BIN)/pytest -q tests/test_house.py
 	$(BIN)/python scripts/check_wheel.py
 

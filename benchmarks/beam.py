@@ -1,6 +1,6 @@
-"""Row `beam`: a chain of Beam's transforms in one process of a worker, beside Beam's own runner.
+"""Row `beam`: a chain of Beam's transforms in one worker process, beside Beam's own runner.
 
-The trainer is a process of its own, which is asked for records/s, a line of JSON at a time:
+The trainer is a separate process, which answers questions for records/s, a line of JSON each:
 
 python -m forebay.benchmarks.beam ADDRESS DIRECTORY
 """
@@ -28,7 +28,7 @@ FILES = 200  # names of one; none ends before the measurement
 
 
 def beam(setting: Setting) -> list[Finding]:
-    """As many elements come out of the chain as records go in."""
+    """The chain yields as many elements as it reads records."""
     files = setting.directory("beam-files")
     write(files)
     with contextlib.ExitStack() as stack:
@@ -62,7 +62,7 @@ def beam(setting: Setting) -> list[Finding]:
 
 
 def write(directory: pathlib.Path) -> None:
-    """TFRecord files of numbers, all of them the same."""
+    """Write equal TFRecord files of numbers."""
     first = directory / "0.tfrecord"
     first.write_bytes(b"".join(frame(b"%d" % number) for number in range(RECORDS)))
     for number in range(1, FILES):
@@ -70,7 +70,7 @@ def write(directory: pathlib.Path) -> None:
 
 
 def chain(pipeline: Any, pattern: str) -> Any:
-    """A PCollection of the numbers that are odd, each twice."""
+    """A PCollection of the odd numbers, each twice."""
     import apache_beam
 
     class Parse(apache_beam.DoFn):  # type: ignore[misc]
@@ -110,7 +110,7 @@ def by_the_worker(address: str, directory: str, seconds: float) -> float:
 
 
 def main(address: str, directory: str) -> None:
-    """Answer questions, until there are none."""
+    """Answer questions until the input ends."""
     print("ready", flush=True)
     for line in sys.stdin:
         question = json.loads(line)

@@ -1,7 +1,7 @@
-"""Row `bundles`: a pipeline bundle by bundle, each on an iterator of its own, beside its long run.
+"""Row `bundles`: a pipeline run bundle by bundle, on an iterator each, beside one long run.
 
-Pipelines run in a process of their own, without a service; a split is a file, and so is a bundle.
-It is asked for elements/s, a line of JSON at a time:
+Pipelines run in a separate process, without a service; a split is a file, and so is a bundle. The
+process answers questions for elements/s, a line of JSON each:
 
 python -m forebay.benchmarks.bundles DIRECTORY
 """
@@ -22,7 +22,7 @@ from .results import Better, Finding, Result
 from .servers import Responder
 from .setting import Setting
 
-FILES = 100_000  # none has been read to its end before the measurement is over
+FILES = 100_000  # too many to finish during the measurement
 CONTENTS = {"images": IMAGES, "jpegs": JPEGS}
 FIXED = "fixed"  # bundles of one number each
 SMALL_BUNDLES = 300
@@ -124,7 +124,7 @@ class _Feed:
 
 
 class _Pipeline:
-    """A dataset's, run in both ways."""
+    """A dataset's pipeline, run in both ways."""
 
     def __init__(self, dataset: Any) -> None:
         from ..service.client.tf_elements import graph_of
@@ -137,7 +137,7 @@ class _Pipeline:
         self._numbers = itertools.count()
 
     def long(self) -> Iterator[int]:
-        """How many elements come, block by block."""
+        """Yield the number of elements of each block."""
         run = self._pipeline.run(_Feed(self._sources))
         try:
             for block in run.blocks():
@@ -146,7 +146,7 @@ class _Pipeline:
             run.cancel()
 
     def bundles(self) -> Iterator[int]:
-        """The same, of one bundle after another."""
+        """Yield the same, for one bundle after another."""
         while True:
             yield from self.bundle()
 
@@ -178,7 +178,7 @@ def _fixed_ms(pipeline: _Pipeline) -> float:
 
 
 def main(directory: str) -> None:
-    """Answer questions, until there are none."""
+    """Answer questions until the input ends."""
     import tensorflow as tf
 
     @functools.cache

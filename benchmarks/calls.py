@@ -1,7 +1,7 @@
-"""Raw gRPC calls to a dispatcher: setting up an iteration, and callers that keep it busy.
+"""Raw gRPC calls to a dispatcher: sets up iterations, and keeps the dispatcher busy.
 
-The callers are in processes of their own, and do as little as they can around a call, so that
-what they measure is the dispatcher. Both sides are called by the same code.
+The callers run in separate processes, and do as little as possible around a call, so that they
+measure the dispatcher. The same code calls both sides.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ GRAPH = graph.GraphDef(
         graph.NodeDef(name="result", op="_Retval", input=["source"]),
     ]
 ).SerializeToString()
-"""The least that passes for a dataset's graph: nobody runs it."""
+"""The smallest valid graph of a dataset; nobody runs it."""
 
 Response = TypeVar("Response", bound=Message)
 Send = Callable[[bytes], bytes]
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """A channel that notices at once when a dispatcher is there again."""
+    """A channel that reconnects to a restarted dispatcher at once."""
     backoffs = ("initial", "min", "max")
     return connect(
         address,
@@ -62,20 +62,20 @@ def method(channel: grpc.Channel, service: str, name: str) -> Send:
 
 
 class Caller:
-    """Calls the methods of one dispatcher; for setting things up."""
+    """Calls the methods of one dispatcher, for setup."""
 
     def __init__(self, address: str) -> None:
         self._channel = open_channel(address)
 
     def call(self, request: Message, response: type[Response]) -> Response:
-        """Call the method whose request this is, on the face that the message belongs to."""
+        """Call the method of this request, on the service that the message belongs to."""
         service = TENSORFLOW if type(request).__module__ == tf.__name__ else FOREBAY
         name = type(request).__name__.removesuffix("Request")
         send = method(self._channel, service, name)
         return response.FromString(send(request.SerializeToString()))
 
     def get_version(self) -> int:
-        """Of TensorFlow's protocol: the least that a dispatcher can be asked."""
+        """The version of TensorFlow's protocol: the cheapest call."""
         return self.call(tf.GetVersionRequest(), tf.GetVersionResponse).version
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def begin_iteration(caller: Caller) -> int:
         tf.GetOrCreateJobResponse,
     )
     caller.call(tf.GetOrCreateIterationRequest(job_id=job.job_id), tf.GetOrCreateIterationResponse)
-    # An iteration's id is told to workers only. This one never beats again.
+    # Only workers learn an iteration's id. This one sends no more heartbeats.
     worker = caller.call(
         tf.WorkerHeartbeatRequest(worker_address="127.0.0.1:1", worker_uid=1),
         tf.WorkerHeartbeatResponse,
@@ -135,7 +135,7 @@ def begin_tasks(caller: Caller, workers: int) -> list[int]:
 
 
 def first_split(channel: grpc.Channel, iteration_id: int) -> None:
-    """Ask for a split until there is a dispatcher that gives one."""
+    """Retry GetSplit until a dispatcher answers."""
     send = method(channel, TENSORFLOW, "GetSplit")
     request = tf.GetSplitRequest(iteration_id=iteration_id).SerializeToString()
     while True:
@@ -151,7 +151,7 @@ def first_split(channel: grpc.Channel, iteration_id: int) -> None:
 
 
 def get_splits(channel: grpc.Channel, iteration_id: int) -> Iterator[int]:
-    """GetSplit again and again; yields the number of splits that each call brought."""
+    """Call GetSplit repeatedly; yield each call's number of splits."""
     send = method(channel, TENSORFLOW, "GetSplit")
     request = tf.GetSplitRequest(iteration_id=iteration_id).SerializeToString()
     while send(request):
@@ -159,7 +159,7 @@ def get_splits(channel: grpc.Channel, iteration_id: int) -> Iterator[int]:
 
 
 def lease_splits(channel: grpc.Channel, task_id: int, want: int) -> Iterator[int]:
-    """LeaseSplits again and again, as a worker does: each call reports the lease before."""
+    """Call LeaseSplits repeatedly, as a worker does: each call reports the previous lease."""
     send = method(channel, FOREBAY, "LeaseSplits")
     request = fb.LeaseSplitsRequest(task_id=task_id, want=want)
     while True:
@@ -175,8 +175,8 @@ Loop = Callable[..., Iterator[int]]
 def splits_per_second(
     address: str, loop: Loop, arguments: Sequence[tuple[int, ...]], seconds: float
 ) -> float:
-    """Splits that the callers get a second, one for each tuple of `arguments`: in processes of
-    their own, or as threads of so many."""
+    """The callers' splits per second; each tuple of `arguments` makes a caller, a thread in one
+    of up to CALLERS processes."""
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(len(arguments))
     rates = context.SimpleQueue()

@@ -1,7 +1,7 @@
-"""The datasets that are read, and how their elements reach a trainer.
+"""The benchmarks' datasets, and how their elements reach a trainer.
 
-Sources are cheap and the same on both sides: what is measured is the way of an element, not
-the making of one. Pixels and numbers are random, so that no compression saves any transport.
+Sources are cheap and equal on both sides: the benchmarks measure an element's transport, not its
+computation. Pixels and numbers are random, so that compression saves nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOGETHER = 4  # readers of a coordinated read
 
 
 class Into(enum.Enum):
-    """What a trainer has of the elements."""
+    """The form in which a trainer gets the elements."""
 
     TENSORFLOW = "a tf.data.Dataset"
     NUMPY = "NumPy arrays"
@@ -41,14 +41,14 @@ class Into(enum.Enum):
 class Case:
     """A dataset, and how its elements reach the trainer's Python."""
 
-    dataset: Callable[[pathlib.Path, int], Any]  # from the directory of the row's files, and a size
+    dataset: Callable[[pathlib.Path, int], Any]  # takes the directory of the row's files, a size
     mode: str = "OFF"  # of sharding
     into: Into = Into.TENSORFLOW
     batch: int = 1  # elements that reach Python at once
     gather: Callable[[Any], Any] | None = None  # makes these batches, in-graph, after the read
-    protocol: str | None = None  # of data, by which they reach it; Forebay's name for it
-    step: Callable[[], Callable[[Any], None]] | None = None  # makes what is done with each
-    coordinated: bool = False  # whether its readers read together, in rounds
+    protocol: str | None = None  # of data transfer; Forebay's name
+    step: Callable[[], Callable[[Any], None]] | None = None  # makes the training step
+    coordinated: bool = False  # whether its readers make a coordinated read
 
 
 def _random(shape: tuple[int, ...]) -> Any:
@@ -56,12 +56,12 @@ def _random(shape: tuple[int, ...]) -> Any:
 
 
 def _again(tensors: Any) -> Any:
-    """An element, again and again: nothing is made, nothing is copied."""
+    """Repeat one element: no computation, no copy."""
     return tf.data.Dataset.from_tensors(tensors).repeat()
 
 
 def _in_turn(tensors: Any) -> Any:
-    """Slices, again and again: for small elements, cheaper than repeating a single one."""
+    """Repeat slices: for small elements, cheaper than repeating a single one."""
     return tf.data.Dataset.from_tensor_slices(tensors).repeat()
 
 
@@ -82,7 +82,7 @@ def _images(_: pathlib.Path, __: int) -> Any:
 
 
 def _images_of(_: pathlib.Path, width: int) -> Any:
-    """Images of about 150 KB, of a shape that those of another width do not have."""
+    """Images of about 150 KB; each width gives another shape."""
     return _again(_random((150_000 // (width or 224), width or 224)))
 
 
@@ -95,13 +95,13 @@ def _batches(_: pathlib.Path, __: int) -> Any:
 
 
 def _big_batches(_: pathlib.Path, __: int) -> Any:
-    """Put together on the worker, so that each of them has memory of its own."""
+    """Batches made on the worker, so that each has its own memory."""
     image = np.random.default_rng(0).random((224, 224, 3), np.float32)
     return _again(image).batch(32, drop_remainder=True)
 
 
 def _tokens(_: pathlib.Path, __: int) -> Any:
-    """Sequences of 1 to 512 tokens, most of them short, as text is."""
+    """Sequences of 1 to 512 tokens, mostly short, like text."""
     random = np.random.default_rng(0)
     lengths = np.minimum(LONGEST, 1 + random.geometric(1 / 100, SEQUENCES))
     flat = random.integers(0, 50_000, lengths.sum(), np.int32)

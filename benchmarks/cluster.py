@@ -1,4 +1,4 @@
-"""One side's cluster on this machine, read from by readers that measure."""
+"""One side's cluster on this machine, with readers that measure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .setting import Setting
 
 @dataclass(frozen=True)
 class Side:
-    """A service, with a compression that datasets are registered with."""
+    """A service, with a compression for its datasets."""
 
     label: str
     service: str
@@ -31,7 +31,7 @@ SIDES = {
 
 
 class ReaderProcess(Responder):
-    """A trainer's process, to be asked for readings. Until it is ready it takes a while."""
+    """A trainer's process, which answers questions with readings. Its start takes a while."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         super().__init__(f"forebay.benchmarks.{module}", *arguments)
@@ -44,7 +44,7 @@ class ReaderProcess(Responder):
         assert self._greeting
 
     def reading(self) -> Reading:
-        """The answer to what it was asked."""
+        """The answer to the last question."""
         return Reading(**json.loads(self.answer()))
 
 
@@ -71,7 +71,7 @@ class BenchmarkCluster:
         return self._side.service == "forebay"
 
     def grow(self, *, workers: int, readers: int) -> None:
-        """Start what is missing to so many; `wait_until_ready` waits for them."""
+        """Start the missing workers and readers; `wait_until_ready` waits for them."""
         start = our_worker if self._ours else peer_worker
         for _ in range(len(self._workers), workers):
             self._workers.append(self._stack.enter_context(start(self._dispatcher)))
@@ -91,7 +91,7 @@ class BenchmarkCluster:
 
     @contextlib.contextmanager
     def fresh_reader(self) -> Iterator[None]:
-        """For a while, a reader that has not read anything is the only one."""
+        """Within the block, the only reader is a new one."""
         with self._new_reader() as reader:
             reader.wait_until_ready()
             before, self._readers = self._readers, [reader]
@@ -133,7 +133,7 @@ class BenchmarkCluster:
 def own_clusters(
     setting: Setting, name: str, listed: bool = False
 ) -> Iterator[dict[str, BenchmarkCluster]]:
-    """A cluster of each side, of one worker and one reader, for one row alone."""
+    """A cluster of each side, with one worker and one reader, for a single row."""
     with contextlib.ExitStack() as stack:
         directory = setting.directory(name)
         sides = {}
@@ -145,7 +145,7 @@ def own_clusters(
 
 
 def shared_clusters(setting: Setting) -> dict[str, BenchmarkCluster]:
-    """The same for several rows, one after another: starting processes takes its time."""
+    """The clusters that several rows share, because starting processes takes time."""
     if not setting.shared:
         directory = setting.directory("shared")
         for side in SIDES:
@@ -155,7 +155,7 @@ def shared_clusters(setting: Setting) -> dict[str, BenchmarkCluster]:
 
 
 def grow(sides: dict[str, BenchmarkCluster], *, workers: int = 1, readers: int = 1) -> None:
-    """Bring each side to so many workers and readers, all at once, and wait for them."""
+    """Start each side's missing workers and readers, all at once, and wait for them."""
     for cluster in sides.values():
         cluster.grow(workers=workers, readers=readers)
     for cluster in sides.values():

@@ -1,4 +1,4 @@
-"""How elements are taken in a measurement, and compared in a test. Nothing here is TensorFlow."""
+"""Consumes elements in a measurement, and compares them in a test. Does not use TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-TURN_S = 0.01  # of taking elements without a look at the clock
+TURN_S = 0.01  # between two looks at the clock
 
 
 def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float, bool]:
-    """Take elements for so long; how many, how long it was, and whether there are no more."""
+    """Take elements for `seconds`; return their number, the time, and whether they ended."""
     begun = now = time.perf_counter()
     count = 0
     turn = 1
@@ -32,7 +32,7 @@ def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float, bool]:
 
 
 def _take(elements: Iterator[Any], most: int) -> int:
-    """So many elements, or all that there are; with as little around each as Python allows."""
+    """Take up to `most` elements, with as little overhead as Python allows."""
     counter = itertools.count()
     deque(zip(itertools.islice(elements, most), counter, strict=False), maxlen=0)
     return next(counter)
@@ -45,7 +45,7 @@ def plain(element: Any) -> Any:
 
 
 def size_of(element: Any) -> int:
-    """Bytes of an element that is one tensor, without what describes it."""
+    """The bytes of an element that is one tensor, without metadata."""
     array = plain(element)
     if isinstance(array, bytes):
         return len(array)
@@ -53,13 +53,13 @@ def size_of(element: Any) -> int:
 
 
 def digest(elements: Iterable[Any]) -> tuple[int, int]:
-    """How many they are, and a number that is the same for the same elements in any order."""
+    """The number of elements, and a digest that does not depend on their order."""
     count = total = 0
     for element in elements:
         array = plain(element)
         if isinstance(array, bytes):
             content = b"bytes" + array
-        elif array.dtype.kind in "OS":  # a string that ends in zeros is whole as an object only
+        elif array.dtype.kind in "OS":  # only as an object does a string keep trailing zeros
             content = repr((array.shape, array.astype(object).tolist())).encode()
         else:
             content = repr((array.shape, array.dtype.name)).encode() + array.tobytes()

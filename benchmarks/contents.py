@@ -1,8 +1,8 @@
-"""What is read from real files, in the form that is natural to each way of reading it.
+"""The contents of real files, in the natural form for each way of reading.
 
-A content is a list of records, the same at each run. tf.data reads TFRecord files and lines of
-text; a PyTorch dataset, which is asked for elements by number, reads them out of one mapped
-file, and images from a folder of JPEGs; Grain reads ArrayRecord files. All stay in the page cache.
+A content is a list of records, the same in each run. tf.data reads TFRecord files and lines of
+text. A PyTorch dataset reads elements by number from one mapped file, and images from a folder of
+JPEGs. Grain reads ArrayRecord files. All stay in the page cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUALITY = 90
 SHORTEST, LONGEST = 50, 2_000  # tokens
 VOCABULARY = 50_000
 LINE_BYTES = 20, 200
-READ = ", read"  # behind the name of a case: what `read` gives of it
+READ = ", read"  # the suffix of a case's name for `read`
 
 
 def _records(random: np.random.Generator, count: int) -> Iterator[bytes]:
@@ -36,7 +36,7 @@ def _images(random: np.random.Generator, count: int) -> Iterator[bytes]:
 
 
 def _jpegs(random: np.random.Generator, count: int) -> Iterator[bytes]:
-    """Pieces of different sizes of scikit-learn's photographs, in one size."""
+    """Pieces of scikit-learn's photographs, cut at different sizes and scaled to one."""
     require("sklearn", "PIL")
     from PIL import Image
     from sklearn.datasets import load_sample_images
@@ -58,14 +58,14 @@ def _tokens(random: np.random.Generator, count: int) -> Iterator[bytes]:
 
 
 def _lines(random: np.random.Generator, count: int) -> Iterator[bytes]:
-    """Hexadecimal digits, which have no line's end among them."""
+    """Hexadecimal digits, which contain no newline."""
     for length in random.integers(*LINE_BYTES, count):
         yield random.bytes(int(length)).hex()[: int(length)].encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """Records, and where each form of them lies in the directory of a row's files."""
+    """Records, and the path of each form of them in the directory of a row's files."""
 
     name: str
     records: Callable[[np.random.Generator, int], Iterator[bytes]]
@@ -79,11 +79,11 @@ class Content:
         return directory / f"{self.name}.{'txt' if self.text else 'tfrecord'}"
 
     def numbered(self, directory: pathlib.Path) -> pathlib.Path:
-        """All records in one file, or one file each, in a folder."""
+        """One file with all records, or a folder with a file for each."""
         return directory / f"{self.name}.{'jpegs' if self.pictures else 'bin'}"
 
     def ends(self, directory: pathlib.Path) -> pathlib.Path:
-        """Where each record ends in the one file."""
+        """The file with the offset of each record's end in the one file."""
         return directory / f"{self.name}.ends.npy"
 
     def array_record(self, directory: pathlib.Path) -> pathlib.Path:
@@ -161,13 +161,13 @@ def _decoded(record: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FileCase:
-    """A content, and as what it is read. Batches are batched by whoever makes the elements."""
+    """A content, and how it is read. The process that computes elements also batches them."""
 
     what: str
     content: Content
-    decode: Callable[[Any], Any]  # a record, as bytes or bytearray, into NumPy
-    pack: int  # records that go together from a loader's process to the trainer's
-    batched: bool = True  # else, the trainer takes the records one by one out of a pack
+    decode: Callable[[Any], Any]  # from a record, as bytes or bytearray, to NumPy
+    pack: int  # records per transfer from a loader's process to the trainer's
+    batched: bool = True  # else, the trainer unpacks the records one by one
 
     @property
     def ragged(self) -> bool:

@@ -1,4 +1,4 @@
-"""Rows `elements_curve` and `splits_curve`: what reading a whole dataset costs as it grows."""
+"""Rows `elements_curve` and `splits_curve`: the time to read a whole dataset, by its size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def splits_curve(setting: Setting) -> list[Finding]:
 def _curve(
     setting: Setting, row: str, what: str, case: str, unit: str, sizes: tuple[int, ...]
 ) -> Curve:
-    """Each size once, the sides in turn; a side that did not end in time reads no larger one."""
+    """Read each size once, the sides in turn; a side that timed out reads no larger one."""
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}
     sides = dict(shared_clusters(setting))
     for size in QUICK if setting.quick else sizes:

@@ -1,4 +1,4 @@
-"""How fast elements of several kinds reach a trainer, and what that costs on both ends."""
+"""Rows for kinds of elements: their rate at a trainer, and their cost on both ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .setting import Setting
 Readings = dict[str, list[Reading]]  # by side, round by round
 FINE_SPLITS = 1_000_000
 QUICK_SPLITS = 10_000
-STEPS = 2_000  # of a coordinated read, in which all consumers take as many
+STEPS = 2_000  # that each consumer of a coordinated read takes
 QUICK_STEPS = 200
 HOW = {"peer": "by default", "uncompressed": "compression=None"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A case that is read, with the ratios to tf.data service that are required, if any."""
+    """A case to read, with the required ratios to tf.data service, if any."""
 
     case: str
     what: str
@@ -32,8 +32,8 @@ class Kind:
     over_uncompressed: float | None = None
     size: int = 0  # 0: endless
     unit: str = "elements"
-    peak: bool = False  # whether peaks of memory are compared as well
-    cpu: bool = False  # whether what CPU an element costs is compared as well
+    peak: bool = False  # whether to compare peaks of memory, too
+    cpu: bool = False  # whether to compare the CPU time per element, too
 
 
 def scalars(setting: Setting) -> list[Finding]:
@@ -90,7 +90,7 @@ def batches(setting: Setting) -> list[Finding]:
 
 
 def big_batches(setting: Setting) -> list[Finding]:
-    """Of images in floating point; and the peaks of memory, of processes that do nothing else."""
+    """Batches of float images; and the peaks of memory, in processes that do nothing else."""
     kind = Kind(
         case="big batches",
         what="19 MB float32 batches, eager",
@@ -158,7 +158,7 @@ def fine_splits(setting: Setting) -> list[Finding]:
 
 
 def jpeg(setting: Setting) -> list[Finding]:
-    """A real pipeline, bound by its worker, and what a trainer does with it."""
+    """A real pipeline that is bound by its worker, with a real training step."""
     require("sklearn")
     write_photographs(setting.files)
     what = "batches of 32 JPEG photographs, augmented, into a Keras step"
@@ -211,7 +211,7 @@ def _read(setting: Setting, sides: dict[str, BenchmarkCluster], kind: Kind) -> R
 
 
 def findings_of(row: str, kind: Kind, readings: Readings) -> list[Finding]:
-    """Ours beside either setting of the peer's, and what each side costs."""
+    """Our side beside either setting of the peer, and each side's costs."""
     required = {"peer": kind.over_default, "uncompressed": kind.over_uncompressed}
     findings: list[Finding] = [
         Result(

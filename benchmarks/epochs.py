@@ -1,4 +1,4 @@
-"""Row `epochs`: what thousands of short epochs of one dataset leave behind in a worker's memory."""
+"""Row `epochs`: a worker's memory growth over thousands of short epochs of one dataset."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .results import Better, Result
 from .setting import Setting
 
 ELEMENTS = 10
-WARM_UP = 100  # epochs, in which what is made once is made
+WARM_UP = 100  # epochs, for one-time allocations
 
 
 def epochs(setting: Setting) -> list[Result]:
-    """Of ours alone, each a job of its own. One round: it takes minutes."""
+    """Only our side; each epoch is its own job. One round: it takes minutes."""
     count = 20 if setting.quick else 5_000
     with contextlib.closing(
         BenchmarkCluster(SIDES["ours"], setting, setting.directory("epochs"))

@@ -1,10 +1,9 @@
 """Row `failover`: how long a trainer waits for its next element when the leader gets kill -9.
 Row `redis_cut`: how long it waits beyond a silent cut of the network to Redis.
 
-Two dispatchers stand by for each other on one storage, with a lease of two seconds. One
-trainer takes all that it can get, so that nothing is left in the buffers between it and the
-workers; another one takes as much as a training step would, and its buffers are full. The
-peer has no standby.
+Two dispatchers stand by for each other on one storage, with a lease of two seconds. An eager
+trainer takes all it can get, so that the buffers between it and the workers are empty. A steady
+one takes as much as a training step would, and its buffers are full. The peer has no standby.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ FAILOVERS_A_ROUND = 2
 ELEMENT_BYTES = 10_000
 STEP_S = 0.02
 EAGER, STEADY = "an eager trainer", "a step every 20 ms"
-REQUIRED_S = {EAGER: 3.0, STEADY: STEP_S}  # that is, none that anybody would notice
+REQUIRED_S = {EAGER: 3.0, STEADY: STEP_S}  # a steady trainer's wait must not be noticeable
 CUT_S = 8.0
 QUICK_CUT_S = 1.0
 CUTS_A_ROUND = 1
 REQUIRED_CUT_S = 2.0
 SETTLE_S = 1.5  # of reading before each kill
-OVER_S = 4.0  # after it; by then all is as before
+OVER_S = 4.0  # after each kill or cut; by then all is as before
 
 
 def failover(setting: Setting) -> list[Result]:
@@ -67,7 +66,7 @@ def failover(setting: Setting) -> list[Result]:
 
 
 def redis_cut(setting: Setting) -> list[Result]:
-    """Packets to Redis vanish for some seconds, of its connections and of new ones."""
+    """Packets to Redis vanish for some seconds, on existing and new connections."""
     cuts = 1 if setting.quick else CUTS_A_ROUND * setting.rounds
     cut_s = QUICK_CUT_S if setting.quick else CUT_S
     with (
@@ -103,7 +102,7 @@ def _waits(
 ) -> dict[str, list[float]]:
     """The longest wait after each disturbance, in seconds, of an eager and of a steady trainer.
 
-    `disturb` is given the leader, unless an earlier disturbance has made it the standby.
+    `disturb` gets the leader, unless an earlier disturbance has made it the standby.
     """
     with ExitStack() as stack:
         pair = [stack.enter_context(_Dispatcher(storage)) for _ in range(2)]
@@ -132,7 +131,7 @@ def _waits(
 
 
 class _Dispatcher:
-    """A standby, on one port over all its lives."""
+    """A standby dispatcher that keeps its port over restarts."""
 
     def __init__(self, storage: str) -> None:
         self._storage = storage
@@ -160,7 +159,7 @@ class _Dispatcher:
 
 
 class _Trainer:
-    """Reads in a thread of its own, and notes how long it waits for an element."""
+    """Reads in its own thread, and notes how long it waits for an element."""
 
     def __init__(self, service: str, dataset_id: str, step_s: float) -> None:
         self._elements = read(service, dataset_id, processing_mode=ShardingPolicy.DYNAMIC)
@@ -191,12 +190,12 @@ class _Trainer:
             time.sleep(0.01)
 
     def forget(self) -> None:
-        """Earlier waits."""
+        """Forget earlier waits."""
         self._longest_s = 0.0
 
     @property
     def longest_s(self) -> float:
-        """Of the waits that have ended, and the one that lasts if there is one."""
+        """The longest wait, including the present one."""
         since = self._since
         lasting = 0.0 if since is None else time.perf_counter() - since
         return max(self._longest_s, lasting)

@@ -1,4 +1,4 @@
-"""tf.data's pipelines over real files, as lean as they are usually written."""
+"""tf.data pipelines over real files, as lean as users usually write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .contents import (
 
 
 def pipeline(case: FileCase, directory: pathlib.Path, size: int) -> Any:
-    """Endless, or of this many elements (batches, if it is batched)."""
+    """The case's pipeline: infinite, or with `size` elements (batches, if it is batched)."""
     content = case.content
     source = tf.data.TextLineDataset if content.text else tf.data.TFRecordDataset
     records = source([str(content.files(directory))]).repeat()
@@ -51,7 +51,7 @@ def _as_image(record: Any) -> Any:
 
 
 def _decoded(record: Any) -> Any:
-    """By the method that Pillow decodes by."""
+    """Decode by the method that Pillow uses."""
     image = tf.io.decode_jpeg(record, channels=3, dct_method="INTEGER_ACCURATE")
     return tf.ensure_shape(image, [PIXELS, PIXELS, 3])
 

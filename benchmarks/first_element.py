@@ -1,8 +1,8 @@
 """Row `first_element`: how long a trainer waits for its first element.
 
-From the call of `from_dataset_id` on, in a process that has imported everything and whose
-dataset is registered, of a worker that has run other jobs. *Cold*: the trainer has read nothing
-yet, and nobody a dataset of such a graph and element_spec. *Warm*: both have run it before.
+The time begins with the call of `from_dataset_id`. The process has imported everything, its dataset
+is registered, and the worker has run other jobs. *Cold*: the trainer has read nothing yet, and
+nobody has read a dataset of such a graph and element_spec. *Warm*: both have run it before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REQUIRED = {"cold": 1.0, "warm": 1.5}
 
 
 def first_element(setting: Setting) -> list[Finding]:
-    """Of images, one of which is an element that nobody would wait to gather others with."""
+    """Images: a single one is large enough to be sent at once."""
     sides = shared_clusters(setting)
     waits = setting.alternate(
         **{

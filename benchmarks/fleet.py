@@ -1,4 +1,4 @@
-"""Row `fleet`: our dispatcher's decisions with 1 to 200 workers, which are simulated.
+"""Row `fleet`: our dispatcher's decisions with 1 to 200 simulated workers.
 
 Each worker keeps a heartbeat pending, as real ones do, and leases splits again and again
 without ever working on any. They run in processes of their own:
@@ -35,7 +35,7 @@ BEAT_MS = 5_000
 
 
 def fleet(setting: Setting) -> list[Finding]:
-    """How many leases a second, and what each costs the dispatcher; measured once."""
+    """The leases per second, and the dispatcher's cost of each; measured once."""
     rates: list[tuple[float, float]] = []
     costs: list[tuple[float, float]] = []
     with contextlib.ExitStack() as stack:
@@ -85,7 +85,7 @@ class Fleet:
         )
 
     async def work(self, tasks: Sequence[tuple[int, int]], seconds: float) -> dict[str, float]:
-        """Lease for so long as these workers, each with its one task; how many leases it was."""
+        """Lease for `seconds` as these workers, each with one task; count the leases."""
         self._leases = 0
         beats = [asyncio.create_task(self._keep_beating(number)) for number, _ in tasks]
         begun = time.perf_counter()

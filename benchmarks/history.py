@@ -1,4 +1,4 @@
-"""Row `history`: what finished epochs of named jobs leave behind in a dispatcher.
+"""Row `history`: a dispatcher's memory after finished epochs of named jobs.
 
 The worker and the trainers are simulated: they join, complete and leave, and read nothing.
 """
@@ -23,7 +23,7 @@ SNAPSHOT_EVENTS = 100
 
 
 def history(setting: Setting) -> list[Result]:
-    """Of ours alone. One round: memory does not jitter."""
+    """Only our side. One round: memory does not vary."""
     jobs, epochs = (10, 3) if setting.quick else (100, 100)
     directory = setting.directory("history")
     options = ("--finished-retention-ms", COLLECT_MS, "--snapshot-events", SNAPSHOT_EVENTS)
@@ -53,7 +53,7 @@ def history(setting: Setting) -> list[Result]:
 
 
 def finish(caller: Caller, jobs: int, epochs: int) -> None:
-    """So many epochs of each job are read to their end."""
+    """Read `epochs` epochs of each job to their end."""
     dataset = caller.call(fb.RegisterDatasetRequest(graph=GRAPH), fb.RegisterDatasetResponse)
     beat = fb.WorkerHeartbeatRequest(address="127.0.0.1:1", uid=1)
     caller.call(beat, fb.WorkerHeartbeatResponse)
@@ -88,7 +88,7 @@ def _wait_until_summarized(caller: Caller, jobs: int, epochs: int) -> None:
             return
         if time.monotonic() > give_up_s:
             raise ForebayError(f"after {TIMEOUT_S} s there is more than summaries: {kept[:3]} …")
-        time.sleep(1)  # asked more often, its status would be a part of the cost
+        time.sleep(1)  # frequent status calls would add to the cost
 
 
 def _mb(path: pathlib.Path) -> float:

@@ -1,4 +1,4 @@
-"""Row `jax`: batches as global arrays, beside the same in NumPy. Only Forebay has either."""
+"""Row `jax`: batches as global arrays, beside NumPy arrays. Only Forebay has both."""
 
 from __future__ import annotations
 

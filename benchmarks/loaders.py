@@ -1,12 +1,11 @@
-"""Readers of real files without any service: a process that reads one way, and measures.
+"""Measures reading real files without a service, in a process for each library.
 
 python -m forebay.benchmarks.loaders (tensorflow|torch|grain) DIRECTORY
 
-It says "ready" when that is imported. Then each line of input is a question in JSON, and each
-line of output a `Reading`. `bare` is the pipeline driven in C++, by `reduce`, which calls a
-function for each element; `skipped` is the pipeline alone. `eager` is a loop over it in Python.
-The loaders have two processes each, which make batches, or packs of what the trainer takes
-apart, as their users do it.
+It prints "ready" after the import. Then each input line is a question in JSON, and each output line
+a `Reading`. `bare` is the pipeline driven in C++, by `reduce`, which calls a function for each
+element; `skipped` is the pipeline alone. `eager` is a loop over it in Python. Each loader has two
+processes. As in users' code, they make batches, or packs that the trainer unpacks.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from .machine import descendants, memory_mb, process_cpu_s
 from .results import Reading
 
 PROCESSES = 2
-LEAST_S = 0.1  # of a pass by which the size of the measured one is chosen
-SAMPLE = 64  # elements that are weighed,
-SAMPLE_BYTES = 1e6  # or as many as have this
+LEAST_S = 0.1  # of a trial pass, which determines the measured one's size
+SAMPLE = 64  # elements to measure the mean size,
+SAMPLE_BYTES = 1e6  # or as many as have these bytes
 
 Open = Callable[[FileCase, pathlib.Path, int], Iterator[Any]]
-"""Elements of a case from the directory of its files: so many, or without end if that is 0."""
+"""Yields a number of elements of a case from the directory of its files; 0: infinitely many."""
 
 
 class Numbered:
-    """Records by their number, again and again: what a PyTorch dataset usually is."""
+    """Records by number, repeated: the usual form of a PyTorch dataset."""
 
     def __init__(self, case: FileCase, directory: pathlib.Path) -> None:
         self._case = case
@@ -126,7 +125,7 @@ def grain_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterat
 
 
 def numpy_pack(case: FileCase, elements: Any) -> Any:
-    """A batch, or what travels together of elements that are taken apart again."""
+    """Make a batch, or a pack of elements, which the trainer unpacks."""
     if isinstance(elements[0], bytes):
         return np.array(elements, object)
     if not case.ragged:
@@ -154,7 +153,7 @@ WAYS: dict[str, Open] = {"eager": eager_elements, "torch": torch_elements, "grai
 def measure(
     open_: Open, case: FileCase, directory: pathlib.Path, warm_up_s: float, seconds: float
 ) -> Reading:
-    """Read for so long; what the processes of this one have used counts as a worker's."""
+    """Read for `seconds`; child processes' CPU time counts as a worker's."""
     begun = time.perf_counter()
     elements = open_(case, directory, 0)
     sizes = [size_of(next(elements))]
@@ -185,12 +184,12 @@ def measure(
 
 
 def by_reduce(dataset: Any, count: Any) -> Any:
-    """Take so many elements, and call a function for each, as a loop in C++ does."""
+    """Take `count` elements, and call a function for each, as a loop in C++ does."""
     return dataset.take(count).reduce(np.int64(0), lambda total, _: total + 1)
 
 
 def by_skip(dataset: Any, count: Any) -> Any:
-    """Take so many elements, and nothing else.
+    """Take `count` elements, and do nothing else.
 
     Between the two stands what cannot be skipped, so that none is left out or made in part.
     """
@@ -206,14 +205,14 @@ DRIVERS = {"bare": by_reduce, "skipped": by_skip}
 def measure_bare(
     drive: Callable[[Any, Any], Any], case: FileCase, directory: pathlib.Path, seconds: float
 ) -> Reading:
-    """Drive the pipeline in C++, for about so long."""
+    """Drive the pipeline in C++, for about `seconds`."""
     import tensorflow as tf
 
     from .file_pipelines import pipeline
     from .reader import mean_bytes
 
     dataset = pipeline(case, directory, 0)
-    # Traced once: that costs as much as many elements.
+    # Trace once: tracing costs as much as many elements.
     driven = tf.function(functools.partial(drive, dataset))
     driven(tf.constant(1, tf.int64))
     count, elapsed_s, cpu_s = 1, 0.0, 0.0

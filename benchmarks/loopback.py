@@ -1,7 +1,6 @@
-"""Row `loopback`: 4.8 MB batches beside the most that one TCP connection carries here.
+"""Row `loopback`: 4.8 MB batches beside the maximum rate of one TCP connection.
 
-That most is what two processes reach which do nothing but send one buffer and receive into
-another:
+The maximum is the rate of two processes that only send one buffer and receive into another:
 
 python -m forebay.benchmarks.loopback send BYTES
 python -m forebay.benchmarks.loopback receive ADDRESS BYTES
@@ -31,7 +30,7 @@ CASES = {
 
 
 def loopback(setting: Setting) -> list[Finding]:
-    """Ours however it chooses to travel, and over TCP."""
+    """Our side over its default protocol, and over TCP."""
     module = "forebay.benchmarks.loopback"
     ours = shared_clusters(setting)["ours"]
     with (
@@ -66,7 +65,7 @@ def _bare_mb_per_s(receiver: Responder, setting: Setting) -> float:
 
 
 def send(size: int) -> None:
-    """Print an address; to whoever connects, send a buffer until there is nobody any more."""
+    """Print an address; send a buffer repeatedly over each connection, until it closes."""
     data = memoryview(bytes(size))
     with socket.create_server(("127.0.0.1", 0)) as server:
         print(f"127.0.0.1:{server.getsockname()[1]}", flush=True)

@@ -1,4 +1,4 @@
-"""What the figures were measured on, and how quiet it was. Nothing that names the machine."""
+"""Describes the machine and its other load, without its name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def require(*modules: str) -> None:
-    """Raises ForebayError, which says what to install, unless all of these can be imported."""
+    """Raise ForebayError with the package to install, unless all modules can be imported."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         extras = ",".join(sorted({EXTRAS[module] for module in missing}))
@@ -71,7 +71,7 @@ def _versions() -> dict[str, str]:
 
 
 def calibrate() -> float:
-    """Milliseconds that a fixed loop takes now: more than usual if others use the machine."""
+    """The milliseconds of a fixed loop: more than usual if others use the machine."""
     begun = time.perf_counter()
     total = 0
     for turn in range(TURNS):
@@ -96,7 +96,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def forget_peak(pid: int) -> None:
-    """From now on, a process' VmHWM is its peak since now (proc(5), clear_refs)."""
+    """Reset a process's VmHWM, its peak memory (proc(5), clear_refs)."""
     pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 

@@ -1,4 +1,4 @@
-"""Row `materialize`: a processor-bound dataset into files, by two of Dask's workers and by one."""
+"""Row `materialize`: writes a CPU-bound dataset to files, with two Dask workers and with one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_S = 60
 
 
 def materialize(setting: Setting) -> list[Finding]:
-    """From the run's start to its end, by workers that run already, and have run another one."""
+    """The time of a run, with running workers that have finished another run before."""
     with contextlib.ExitStack() as stack:
         directory = setting.directory("materialize")
         dispatcher = stack.enter_context(our_dispatcher(directory))
@@ -52,7 +52,7 @@ def materialize(setting: Setting) -> list[Finding]:
 
 @contextlib.contextmanager
 def _dask(folder: pathlib.Path, workers: int) -> Iterator[pathlib.Path]:
-    """A scheduler, and so many workers of one thread; yields the scheduler's file."""
+    """Run a scheduler and `workers` single-threaded workers; yield the scheduler's file."""
     file, log = folder / "scheduler.json", folder / "log"
     common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--dashboard-address", ":0"]
     alone = ["--no-nanny", "--nthreads", "1", "--local-directory", str(folder)]
@@ -76,7 +76,7 @@ def _ask(runner: Responder) -> float:
 
 
 def main(address: str, loops: str, scheduler: str, directory: str) -> None:
-    """Answer questions, until there are none: each is for shards/s."""
+    """Answer questions for shards/s until the input ends."""
     from ..service import materialize, register_dataset
 
     rounds = int(loops)

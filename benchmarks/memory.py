@@ -1,8 +1,7 @@
-"""Row `memory`: what the dispatcher's process holds in memory, idle and with a full house.
+"""Row `memory`: the dispatcher's memory, idle and under full load.
 
-The workers are simulated: they beat once, and lease. Each of them has a task in every job, so
-there are 100,000 tasks, each with one lease that is still being worked on: the most that so many
-splits can cost.
+The workers are simulated: they send one heartbeat, and lease. Each has a task in every job, so
+there are 100,000 tasks, each with one open lease. That is the worst case for so many splits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LEASE = 10
 
 
 def memory(setting: Setting) -> list[Result]:
-    """Ours idle and loaded, the peer idle. One round: memory does not jitter."""
+    """Our side idle and loaded, the peer idle. One round: memory does not vary."""
     workers, jobs = (20, 5) if setting.quick else (1_000, 100)
     directory = setting.directory("memory")
     with our_dispatcher(directory) as ours, peer_dispatcher(directory) as peer:

@@ -1,6 +1,6 @@
-"""Row `mirrored`: how long the steps of two processes in sync wait for their data.
+"""Row `mirrored`: how long the steps of two synchronous processes wait for data.
 
-They also read tf.data in their own processes: what they wait for there is TensorFlow's own.
+They also read tf.data in their own processes, which shows TensorFlow's own waits.
 
 Each of the two is
 
@@ -33,7 +33,7 @@ WHAT = f"MultiWorkerMirroredStrategy, {PROCESSES} processes, a step of {HIDDEN} 
 
 
 def mirrored(setting: Setting) -> list[Finding]:
-    """What part of its time a step waits, and how busy the worker is meanwhile."""
+    """The fraction of its time that a step waits, and the worker's CPU use meanwhile."""
     directory = setting.directory("mirrored")
     steps = QUICK_STEPS if setting.quick else STEPS
     with contextlib.ExitStack() as stack:
@@ -77,7 +77,7 @@ def mirrored(setting: Setting) -> list[Finding]:
 
 
 def _ask(trainers: list[Responder], side: dict[str, Any], steps: int) -> dict[str, float]:
-    """The mean of what both of them find."""
+    """The mean of both trainers' figures."""
     question = {**side, "job": f"round {time.monotonic_ns()}", "steps": steps}
     for trainer in trainers:
         trainer.ask(question)

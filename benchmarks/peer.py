@@ -1,7 +1,9 @@
-"""tf.data service's servers, as processes: each prints where it serves, and runs until told.
+"""tf.data service's servers, as processes: each prints its address, and runs until stopped.
 
 python -m forebay.benchmarks.peer dispatcher PORT WORK_DIR COLLECT_MS WORKER
-python -m forebay.benchmarks.peer worker DISPATCHER
+python -m forebay.benchmarks.peer worker DISPATCHER PORT ADDRESS
+
+ADDRESS is the worker's address for clients, unless it is empty.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ def main(kind: str, *arguments: str) -> None:
         server = service.DispatchServer(config)
         print(server.target, flush=True)
     else:
-        (dispatcher,) = arguments
-        server = service.WorkerServer(service.WorkerConfig(dispatcher_address=dispatcher))
+        dispatcher, port, address = arguments
+        server = service.WorkerServer(
+            service.WorkerConfig(dispatcher, worker_address=address or None, port=int(port))
+        )
         print(server._address, flush=True)
     sys.stdin.read()  # until the parent closes it, or is gone
 

@@ -1,4 +1,4 @@
-"""JPEG files of photographs, in a TFRecord file: what the row `jpeg` trains on.
+"""A TFRecord file of JPEG photographs, on which the row `jpeg` trains.
 
 The photographs are the two that scikit-learn comes with; each record is a piece of one of them.
 """

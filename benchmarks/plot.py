@@ -1,4 +1,4 @@
-"""A run in pictures: a bar for each ratio, and the curves. Drawn from JSON, also an old one."""
+"""Plots a run from its JSON: a bar for each ratio, and the curves."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .machine import require
 BAR, NOISE, MARK = "tab:blue", "black", "tab:red"
 COLOURS = ("tab:orange", "tab:green", "tab:blue")
 DPI = 120
-NAME = 60  # characters of what a bar is of
+NAME = 60  # characters of a bar's label
 
 
 def load(file: pathlib.Path) -> dict[str, Any]:
-    """The record of an earlier run. Raises InvalidArgument if it is none."""
+    """Load the record of an earlier run. Raises InvalidArgument for another file."""
     try:
         record = json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -29,7 +29,7 @@ def load(file: pathlib.Path) -> dict[str, Any]:
 
 
 def write_plots(record: dict[str, Any], beside: pathlib.Path) -> list[pathlib.Path]:
-    """Write PNGs with the name of the file that they are `beside`; which ones.
+    """Write PNGs next to the file `beside`, with its name; return their paths.
 
     `record` is a report's JSON; one without ratios or curves gives no such picture. Raises
     ForebayError without matplotlib, or if a file cannot be written.
@@ -57,7 +57,7 @@ def write_plots(record: dict[str, Any], beside: pathlib.Path) -> list[pathlib.Pa
 
 
 def _ratios(figure: Any, results: list[dict[str, Any]]) -> None:
-    """Medians as bars, their noise as whiskers, and a mark where each has to be."""
+    """Plot medians as bars, their noise as whiskers, and requirements as marks."""
     from matplotlib.lines import Line2D
 
     figure.set_size_inches(12, 1.5 + 0.3 * len(results))

@@ -1,8 +1,8 @@
-"""Row `preemption`: from SIGTERM in one trainer until another one of its job has the last element
-that the first had received and not used.
+"""Row `preemption`: the time from SIGTERM in one trainer until another one of its job has all the
+elements that the first had received and not used.
 
-Both `read` 150 KB images from two workers. The first, a process of its own, takes 50 a second, so
-it has received as much as it may; the second has taken all else, and waits, when the signal comes.
+Both `read` 150 KB images from two workers. The first, a separate process, takes 50 per second, so
+its buffers are full. When the signal comes, the second has taken all other images, and waits.
 
 python -m forebay.benchmarks.preemption ADDRESS DATASET_ID JOB_NAME
 """
@@ -25,14 +25,14 @@ SPLITS = range(15)
 IMAGES = 100 * len(SPLITS)
 STEP_S = 0.02
 SETTLE_S = 1.0
-"""For the first trainer to receive as much as it may."""
+"""How long the first trainer has to fill its buffers."""
 WAITS_S = 0.1
-"""Who has got nothing for so long has all that it gets. At half a second its epoch ends."""
+"""A reader that waits this long has got everything. At half a second its epoch ends."""
 REQUIRED_S = 1.0
 
 
 def preemption(setting: Setting) -> list[Result]:
-    """Ours alone: tf.data service has no such thing."""
+    """Only our side: tf.data service has no such feature."""
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(our_dispatcher(setting.directory("preemption")))
         for worker in [stack.enter_context(our_worker(dispatcher)) for _ in range(2)]:
@@ -62,7 +62,7 @@ def preemption(setting: Setting) -> list[Result]:
 
 
 def _take_over(dispatcher: Server, dataset_id: str, job_name: str) -> tuple[float, int]:
-    """How long it takes, and how many there were. Raises ForebayError if one is missing."""
+    """The time, and the number of such elements. Raises ForebayError if one is missing."""
     where = dispatcher.address, dataset_id, job_name
     with Responder("forebay.benchmarks.preemption", *where) as first:
         first.answer()
@@ -91,7 +91,7 @@ def _elements(address: str, dataset_id: str, job_name: str) -> ElementIterator:
 
 
 def main(*where: str) -> None:
-    """The first trainer: it says when it has an element, and how many it has had in the end."""
+    """The first trainer: it reports its first element, and at the end how many it has had."""
     used = 0
     with PreemptionHandler(exit_code=None):
         for _ in _elements(*where):

@@ -1,7 +1,7 @@
 """Row `python`: Python datasets into NumPy, whose functions run in one or two processes, or build
 the dataset there.
 
-The trainer is a process of its own, which is asked for elements/s, a line of JSON at a time:
+The trainer is a separate process, which answers questions for elements/s, a line of JSON each:
 
 python -m forebay.benchmarks.python ADDRESS [ADDRESS …]
 """
@@ -26,7 +26,7 @@ from .setting import Setting
 
 SPLITS = range(10**6)  # none ends before the measurement
 LOOPS = 20_000  # of Python, some ms
-BATCH = 32  # in which a DataLoader brings elements four times as fast as one at a time
+BATCH = 32  # makes a DataLoader four times as fast as single elements
 
 
 def trivial(split: int) -> Iterator[int]:
@@ -35,7 +35,7 @@ def trivial(split: int) -> Iterator[int]:
 
 
 def busy(split: int) -> Iterator[int]:
-    """Numbers that Python takes long for."""
+    """Numbers that take Python long to compute."""
     for number in range(10):
         yield sum(number * i for i in range(LOOPS)) + split
 
@@ -48,7 +48,7 @@ def arrays(split: int) -> Iterator[Any]:
 
 
 def built() -> Any:
-    """A tf.data.Dataset of what `arrays` yields."""
+    """A tf.data.Dataset of the elements of `arrays`."""
     import tensorflow as tf
 
     pixels = tf.constant(np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8))
@@ -63,7 +63,7 @@ FUNCTIONS: dict[str, Callable[[int], Iterator[Any]]] = {
 
 
 def python(setting: Setting) -> list[Finding]:
-    """Beside one process of ours, and a PyTorch DataLoader of two if that is installed."""
+    """Compare with one process of ours, and with a PyTorch DataLoader of two, if installed."""
     loader = importlib.util.find_spec("torch") is not None
     with contextlib.ExitStack() as stack:
         addresses = []
@@ -149,7 +149,7 @@ def _torch_elements(function: str, at_once: int) -> Iterator[Any]:
 
 
 def main(*addresses: str) -> None:
-    """Answer questions, until there are none."""
+    """Answer questions until the input ends."""
     print("ready", flush=True)
     for line in sys.stdin:
         question = json.loads(line)

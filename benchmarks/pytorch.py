@@ -137,7 +137,7 @@ def _batches(address: str, content: str, way: str) -> Iterator[Any]:
 
 
 def main(address: str) -> None:
-    """Answer questions, until there are none."""
+    """Answer questions until the input ends."""
     print("ready", flush=True)
     for line in sys.stdin:
         question = json.loads(line)

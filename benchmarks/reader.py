@@ -1,11 +1,10 @@
-"""A trainer's process, which reads through either service whenever it is asked to.
+"""A trainer's process, which reads through either service on request.
 
 python -m forebay.benchmarks.reader (forebay|tensorflow) DISPATCHER COMPRESSION DIRECTORY
 
-It says "ready" when all is imported. Then each line of input is a question in JSON, and each
-line of output a `Reading`. The two sides differ in one import. The time begins after a first
-element and what else warms up, and ends with an element (or, where elements are batched, a
-batch).
+It prints "ready" after its imports. Then each input line is a question in JSON, and each output
+line a `Reading`. The two sides differ in one import. The time begins after a first element and the
+warm-up, and ends with an element (or, where elements are batched, a batch).
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ SERVICES = {
     "tensorflow": "tensorflow.data.experimental.service",
 }
 COMPRESSIONS = {"AUTO": "AUTO", "none": None}
-SAMPLE = 256  # elements that are weighed,
-SAMPLE_BYTES = 50e6  # or as many as have this
+SAMPLE = 256  # elements to measure the mean size,
+SAMPLE_BYTES = 50e6  # or as many as have these bytes
 
 
 class Trainer:
@@ -104,7 +103,7 @@ class Trainer:
         return reading
 
     def _register(self, case: str, size: int) -> tuple[Any, float]:
-        """The dataset's id, and how many bytes an element has on average."""
+        """The dataset's id, and the mean bytes of an element."""
         if (case, size) not in self._registered:
             dataset = ALL[case].dataset(self._directory, size)
             dataset_id = self._service.register_dataset(
@@ -154,7 +153,7 @@ def _global_arrays(target: str, dataset_id: str, **how: Any) -> Iterator[Any]:
 
 
 def mean_bytes(dataset: Any) -> float:
-    """Of its first elements, without what describes them."""
+    """The mean bytes of the first elements, without metadata."""
     total = count = 0
     for element in dataset.take(SAMPLE).as_numpy_iterator():
         parts = tf.nest.flatten(element)

@@ -1,6 +1,6 @@
-"""Rows `redis` and `redis_restart`: the journal in a Redis of its own, on this machine.
+"""Rows `redis` and `redis_restart`: the journal in its own Redis, on this machine.
 
-The peer has no such thing.
+The peer has no such feature.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
 
 
 def redis(setting: Setting) -> list[Result]:
-    """Durable events a second: many callers, each with one event after another."""
+    """Durable events per second, from many callers with one event after another."""
     results = []
     for appendfsync, required in REQUIRED.items():
         with redis_storage(setting.directory(f"redis-{appendfsync}"), appendfsync) as url:

@@ -1,4 +1,4 @@
-"""What a benchmark finds: figures of both sides, round by round, and what is required of them."""
+"""A benchmark's findings: the figures of both sides in each round, and their requirements."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ class Result:
     required: float | None = None  # at least or at most, in `unit`
 
     def ratios(self) -> list[float]:
-        """By what factor ours is the better one, round by round."""
-        pairs = zip(self.peer, self.ours, strict=True) if self.peer else ()
-        if self.better is Better.MORE:
-            return [ours / peer for peer, ours in pairs]
-        return [peer / ours for peer, ours in pairs]
+        """The factor by which our side is better, in each round. Empty without the peer's figures,
+        and if a figure of 0 would make it infinite.
+        """
+        good, bad = (self.ours, self.peer) if self.better is Better.MORE else (self.peer, self.ours)
+        if not self.peer or 0 in bad:
+            return []
+        return [one / other for one, other in zip(good, bad, strict=True)]
 
     def met(self) -> bool:
-        """Whether the medians are what is required."""
+        """Whether the medians meet the requirements."""
         if self.required_ratio is not None:
-            return statistics.median(self.ratios()) >= self.required_ratio
+            ratios = self.ratios()
+            return bool(ratios) and statistics.median(ratios) >= self.required_ratio
         if self.required is None:
             return True
         ours = statistics.median(self.ours)
         return ours >= self.required if self.better is Better.MORE else ours <= self.required
 
     def requirement(self) -> str:
-        """What is required, in words; empty if nothing is."""
+        """The requirement, in words; empty without one."""
         if self.required_ratio is not None:
             return f"≥ {self.required_ratio:g} ×"
         if self.required is None:
@@ -94,7 +97,7 @@ class Reading:
     client_peak_mb: float
     worker_peak_mb: float
     first_s: float  # from the begin of reading to the first element; not part of `seconds`
-    ended: bool  # because there was no more
+    ended: bool  # whether the dataset ended
 
     @property
     def elements_per_s(self) -> float:
@@ -157,7 +160,7 @@ COSTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What elements cost on one side: a line of the second table."""
+    """The cost of elements on one side: a line of the second table."""
 
     row: str
     what: str
@@ -205,7 +208,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Feeding:
-    """What one way of reading real files costs beside their pipeline itself, round by round."""
+    """The cost of a way to read real files, beside the pipeline alone, in each round."""
 
     row: str
     what: str

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
+from .abandoned import abandoned
 from .beam import beam
 from .bundles import bundles
 from .contents import FILE_CASES
@@ -39,6 +40,8 @@ from .restart import restart
 from .results import Costs, Curve, Feeding, Finding, Result
 from .scaling import consumers, workers
 from .setting import Setting
+from .shares import shares
+from .silence import silence
 from .splits import get_split, leases
 from .trainers import trainers
 
@@ -68,6 +71,7 @@ ROWS: dict[str, Row] = {
     "consumers": consumers,
     "trainers": trainers,
     "mirrored": mirrored,
+    "shares": shares,
     "jax": jax,
     "preemption": preemption,
     "fleet": fleet,
@@ -76,6 +80,7 @@ ROWS: dict[str, Row] = {
     "get_split": get_split,
     "memory": memory,
     "epochs": epochs,
+    "abandoned": abandoned,
     "bundles": bundles,
     "history": history,
     "python": python,
@@ -86,6 +91,7 @@ ROWS: dict[str, Row] = {
     "redis_restart": redis_restart,
     "failover": failover,
     "redis_cut": redis_cut,
+    "silence": silence,
 }
 GROUPS = {"files": tuple(FILE_CASES)}  # rows by one name
 ROUNDS = 5

@@ -1,4 +1,4 @@
-"""Rows `workers` and `consumers`: several of them on one machine, and what all get together.
+"""Rows `workers` and `consumers`: the total rate of several of them on one machine.
 
 Under OFF each worker produces the whole dataset; consumers share a job.
 """

@@ -1,4 +1,4 @@
-"""The processes of both sides: servers and readers, each one of its own."""
+"""The processes of both sides: servers and readers."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Responder(Child):
         self.close()
 
     def close(self) -> None:
-        """SIGTERM, or SIGKILL if that does not help."""
+        """Send SIGTERM, then SIGKILL after a timeout."""
         self.end(STOP_TIMEOUT_S)
         self._log.close()
 
 
 class Server(Responder):
-    """A process that says where it serves on its first line of output."""
+    """A process that prints its address on its first line of output."""
 
     @functools.cached_property
     def address(self) -> str:
@@ -136,5 +136,6 @@ def peer_dispatcher(
     return Server("forebay.benchmarks.peer", *arguments)
 
 
-def peer_worker(dispatcher: Server) -> Server:
-    return Server("forebay.benchmarks.peer", "worker", dispatcher.address)
+def peer_worker(dispatcher: Server, port: int = 0, address: str = "") -> Server:
+    """tf.data service's worker; its clients are told of this address, if one is given."""
+    return Server("forebay.benchmarks.peer", "worker", dispatcher.address, port, address)

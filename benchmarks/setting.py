@@ -1,4 +1,4 @@
-"""How much to measure, and where; and the order in which the sides take turns."""
+"""A run's setting: how much to measure, where, and in which order of the sides."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import pathlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from .machine import calibrate
-
-if TYPE_CHECKING:
-    from .cluster import BenchmarkCluster, ReaderProcess
 
 Figure = TypeVar("Figure")
 
@@ -27,10 +24,8 @@ class Setting:
     seconds: float  # of each measurement that has no size of its own
     warm_up_s: float  # before that
     calibrations_ms: list[float] = field(default_factory=list)  # one a round, of all rows
-    shared: dict[str, BenchmarkCluster] = field(
-        default_factory=dict
-    )  # by side; cluster.py fills it
-    loaders: dict[str, ReaderProcess] = field(default_factory=dict)  # by library; real_files.py too
+    shared: dict[str, Any] = field(default_factory=dict)  # clusters by side: cluster.py fills it
+    loaders: dict[str, Any] = field(default_factory=dict)  # processes by library: real_files.py
 
     @functools.cached_property
     def files(self) -> pathlib.Path:

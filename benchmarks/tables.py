@@ -17,7 +17,7 @@ CURVE_WIDTH = 90
 
 
 def render(report: BenchmarkReport) -> RenderableType:
-    """All of it; figures are medians of the rounds, with the least and the most below."""
+    """The whole report; figures are medians of the rounds, with minimum and maximum below."""
     parts: list[RenderableType] = []
     if results := report.results():
         parts.append(_results(results))

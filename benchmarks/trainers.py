@@ -1,7 +1,7 @@
-"""Row `trainers`: 1 and 4 of them on one worker, whose pipeline is what takes the time.
+"""Row `trainers`: 1 and 4 trainers on one worker, whose pipeline is the bottleneck.
 
-Each reads all of it, through the cross-trainer cache: what all get together should grow with their
-number, as it is produced once.
+Each reads the whole dataset, through the cross-trainer cache. Elements are computed once, so the
+total rate should grow with the number of trainers.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _augmented(example: Any) -> Any:
 
 
 def keras_step() -> Callable[[Any], None]:
-    """A model so small that the pipeline is what takes the time; trains it on a batch."""
+    """A step that trains a small model on a batch; the pipeline is the bottleneck."""
     import keras
 
     model = keras.Sequential(

@@ -8,23 +8,23 @@ from ..storage import Corrupt, NewerFormat
 from .proto.events_pb2 import Event
 
 FORMAT = 4
-"""Of the events that this version writes; it reads this and every earlier one.
+"""The format of the events that this version writes. It reads this and every earlier format.
 
-In format 1 a new journal id said by itself that nobody goes on, and where ids begin. Before format
-3 no job was sharded statically, and nothing was saved. Before format 4 each dataset was a
-graph, no source grew, and nobody heard of a worker that drains.
+Format 1 lacks the fields for where ids begin and who may go on: a new journal id implied both.
+Format 3 added static sharding and saved datasets. Format 4 added datasets that are Python
+functions, growing sources, and draining workers.
 """
 
 
 def encode(event: Event) -> bytes:
-    """The record of an event."""
+    """Encode an event as a record."""
     return event.SerializeToString()
 
 
 def decode(sequence: int, data: bytes) -> Event:
-    """The event that the record `sequence` holds.
+    """Decode the event in record `sequence`.
 
-    Raises NewerFormat when a later version of the program wrote it, and Corrupt.
+    Raises NewerFormat if a later version of the program wrote it, and Corrupt.
     """
     try:
         event = Event.FromString(data)

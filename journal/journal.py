@@ -1,8 +1,8 @@
-"""Group commit: many decisions, one append.
+"""The journal's writing end, with group commit: one append stores many decisions.
 
-Events get their sequences at once; what is decided while an append is under way gathers in the
-next group, and goes to the storage as one batch when that append is done. A decision's events
-are always in one batch, so that a crash leaves all of them or none.
+Events get their sequences at once. While an append is under way, new events gather in the next
+group, which the journal appends as one batch afterwards. A decision's events are always in one
+batch, so that a crash leaves all of them or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .snapshots import Retention, decode_snapshot, encode_snapshot, plan_retenti
 
 BATCH_BYTES = 8 << 20
 FLUSH_S = 5.0
-"""For the last events to become durable, when a journal is closed."""
+"""How long `close` waits for the last events to become durable."""
 
 
 class _Group:
@@ -33,10 +33,10 @@ class _Group:
 
 
 class Journal:
-    """The appending end of a journal. Everything but the storage's work runs on one event loop.
+    """The appending end of a journal. All but the storage's blocking calls runs on one event loop.
 
-    At most one append is under way. Groups wait in memory; they are as many as their callers
-    let them be, and those wait in `wait_durable`.
+    At most one append is under way. Groups wait in memory, without a limit: the backpressure is
+    that callers await `wait_durable`.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Journal:
         snapshot_executor: Executor | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        """`writer`, of `storage`, is this journal's from now on, and closed by `close`.
+        """Takes ownership of `writer`, which belongs to `storage`; `close` closes it.
 
         `retention` is applied after each snapshot; None keeps everything. `on_failure` is
-        called once, on the loop, when an append has failed. The executors run the storage's
-        blocking calls, one at a time each; by default a thread each, and a simulation brings
-        its own. Batches are begun anew before they grow beyond `batch_bytes`.
+        called once, on the loop, when an append has failed. Each executor runs the storage's
+        blocking calls one at a time. By default each is a thread; a simulation passes its own.
+        A new batch begins before one grows beyond `batch_bytes`.
         """
         self.sequence = writer.last_sequence  # of the last event that was appended
         self.durable_sequence = writer.last_sequence
@@ -72,13 +72,13 @@ class Journal:
         self._own_executors: list[ThreadPoolExecutor] = []
         self._appends = append_executor or self._thread("forebay-append")
         self._snapshots = snapshot_executor or self._thread("forebay-snapshot")
-        self._snapshot_times: dict[int, int] = {}  # by sequence, ms; so that each is read once
+        self._snapshot_times: dict[int, int] = {}  # ms, by sequence: a cache
 
     def append(self, events: Sequence[Event]) -> int:
         """Append the events of one decision; return the sequence of the last one.
 
-        They are durable once `wait_durable` of that sequence returns. Raises what the journal
-        failed with, and Fenced when it is closed.
+        They are durable once `wait_durable` of that sequence returns. Raises the journal's
+        failure if it has failed, and Fenced if it is closed.
         """
         if self.failed is not None or self._closed:
             self._check_usable()
@@ -96,15 +96,15 @@ class Journal:
         self.sequence += len(records)
         group.last = self.sequence
         if not begun and not self._committing:
-            # At the end of this turn of the loop, so that all that it decides is one group.
+            # Commit after this turn of the loop, so that all of its decisions join one group.
             self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._commit)
         return self.sequence
 
     async def wait_durable(self, sequence: int) -> None:
-        """Return when every event up to `sequence` is durable.
+        """Wait until every event up to `sequence` is durable.
 
-        Raises what the journal failed with if they are not, and will not be.
+        Raises the journal's failure if they never will be.
         """
         if sequence <= self.durable_sequence:
             return
@@ -134,8 +134,8 @@ class Journal:
     async def close(self) -> None:
         """Flush, then close the writer. Idempotent.
 
-        A storage that is away is given FLUSH_S; who waits for what is lost with it is told.
-        Never raises for a failed journal: whoever waited for it was told.
+        Waits FLUSH_S at most for an unreachable storage; pending waiters then get the failure.
+        Never raises for a failed journal: the waiters and `on_failure` already got the error.
         """
         if self._closed:
             return
@@ -144,9 +144,9 @@ class Journal:
             try:
                 await asyncio.wait_for(self.wait_durable(self.sequence), FLUSH_S)
             except (StorageError, TimeoutError):
-                pass  # on_failure has it, or will
+                pass  # on_failure gets it
         loop = asyncio.get_running_loop()
-        # Behind a snapshot that is under way; it ends an append that still waits.
+        # Runs after a snapshot that is under way; closing the writer ends a waiting append.
         await loop.run_in_executor(self._snapshots, self._writer.close)
         await loop.run_in_executor(self._appends, int)
         for executor in self._own_executors:
@@ -198,7 +198,7 @@ class Journal:
             raise Fenced("the journal is closed")
 
     def _raise_failure(self) -> None:
-        # A fresh one for each caller: a raised exception gathers tracebacks.
+        # Each caller gets a new exception, because a raised one accumulates tracebacks.
         assert self.failed is not None
         raise type(self.failed)(*self.failed.args) from self.failed
 
@@ -214,12 +214,12 @@ class Journal:
             try:
                 times[kept] = known or self._read_snapshot_time(kept)
             except (Corrupt, Missing):
-                continue  # a damaged one neither counts nor goes: it is for `verify` to report
+                continue  # keep a damaged one, but don't count it: `verify` reports it
         self._snapshot_times = times
         plan = plan_retention(list(times.items()), time_ms, self._retention)
         for old in plan.delete:
             self._writer.delete_snapshot(old)
-        self._writer.trim(plan.trim_before)  # then: what follows a snapshot is there as long as it
+        self._writer.trim(plan.trim_before)  # last, so that each snapshot's records outlive it
 
     def _read_snapshot_time(self, sequence: int) -> int:
         return decode_snapshot(sequence, self._storage.read_snapshot(sequence)).time_ms

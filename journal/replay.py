@@ -1,4 +1,4 @@
-"""From a storage to events: the newest snapshot that can be read, and what came after it."""
+"""Replays a journal: reads the newest readable snapshot, then the events after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Where to begin, and the events from there on."""
+    """The state to begin with, and the events after it."""
 
     state: Any  # as decode_state made it, as of snapshot_sequence; None: begin with nothing
     snapshot_sequence: int  # 0 without a snapshot
@@ -32,10 +32,9 @@ def replay(
 ) -> Replay:
     """Read a journal back, up to the event `at` (default: to its end).
 
-    A snapshot that is damaged, or that `decode_state` raises ValueError for, is passed over,
-    with a log line, if the history behind an earlier one is still there. Raises Corrupt and
-    NewerFormat, while iterating as well, and Missing when the state as of `at` cannot be had
-    any more.
+    Skips a snapshot that is damaged, or for which `decode_state` raises ValueError, and logs
+    it. An earlier snapshot then serves if the log still has the records after it. Raises Corrupt
+    and NewerFormat, also while iterating, and Missing if the state as of `at` was trimmed.
     """
     wanted = [s for s in reversed(storage.snapshots()) if at is None or s <= at]
     unread = ""
@@ -54,9 +53,9 @@ def replay(
 def _events(
     storage: Storage, after: int, at: int | None, damaged: bool, unread: str
 ) -> Iterator[tuple[int, Event]]:
-    """The events above `after`. The first record is looked for at once, not when iterating.
+    """The events above `after`. Reads the first record at once, not when iterating.
 
-    `damaged`: there should be some, as a snapshot is kept; `unread` says which one was no use.
+    `damaged`: a snapshot exists, so the records must, too. `unread` names the unreadable snapshot.
     """
     try:
         records = storage.read(after)

@@ -1,4 +1,4 @@
-"""Snapshots: how they wrap the dispatcher's state, and how long they and the history stay."""
+"""Snapshots of the dispatcher's state: their encoding, and the retention of them and the log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _HOUR_MS = 3_600_000
 
 
 def encode_snapshot(state: bytes, time_ms: int) -> bytes:
-    """What a storage keeps as the snapshot of a state."""
+    """Encode a snapshot of the state, for a storage to keep."""
     return Snapshot(format=FORMAT, time_ms=time_ms, state=state).SerializeToString()
 
 
 def decode_snapshot(sequence: int, data: bytes) -> Snapshot:
-    """The inverse, for the snapshot at `sequence`. Raises NewerFormat, Corrupt."""
+    """Decode the snapshot at `sequence`. Raises NewerFormat, Corrupt."""
     try:
         snapshot = Snapshot.FromString(data)
     except DecodeError as error:
@@ -36,7 +36,7 @@ def decode_snapshot(sequence: int, data: bytes) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long history stays, for audit and rewind; infinity keeps it for ever."""
+    """How long to keep history, for audit and rewind; infinity keeps all of it."""
 
     hours: float
 
@@ -46,7 +46,7 @@ class Retention:
 
 
 class RetentionPlan(NamedTuple):
-    """What may go: these snapshots, and the records before this sequence (1: none)."""
+    """What may be deleted: these snapshots, and the records before this sequence (1: none)."""
 
     delete: list[int]
     trim_before: int
@@ -55,11 +55,11 @@ class RetentionPlan(NamedTuple):
 def plan_retention(
     snapshots: Sequence[tuple[int, int]], now_ms: int, retention: Retention
 ) -> RetentionPlan:
-    """What may go of a journal whose good snapshots are (sequence, time in ms), ascending.
+    """Plan what to delete, given the undamaged snapshots as (sequence, time in ms), ascending.
 
-    The newest two snapshots stay, and all history behind the older of them, so that one of
-    them may turn out to be damaged. Of the others, the first one of each hour stays. The
-    history begins at the newest snapshot that is older than the retention.
+    The newest two snapshots stay, and all history after the older one, in case the newest is
+    damaged. Of the others, the first one of each hour stays. The history begins at the newest
+    snapshot that is older than the retention.
     """
     if len(snapshots) < 2:
         return RetentionPlan([], 1)

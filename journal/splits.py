@@ -1,18 +1,18 @@
-"""Split sources as data: how many splits there are, and which is number n."""
+"""Split sources as data: the number of splits, and the value of split n."""
 
 from __future__ import annotations
 
 from .proto import events_pb2 as ev
 
 ENDLESS = 2**63 - 1
-"""The size of a source without an end."""
+"""The size of an infinite source."""
 
 MAX_REASON = 500
-"""Characters of why a split is skipped."""
+"""The most characters of the reason why a split is skipped."""
 
 
 def source_size(source: ev.SplitSource) -> int:
-    """The number of splits of one pass; ENDLESS if there is no end, 0 if it grows."""
+    """The number of splits of one pass; ENDLESS if it is infinite, 0 if it grows."""
     kind = source.WhichOneof("source")
     if kind == "arithmetic":
         numbers = source.arithmetic
@@ -25,7 +25,7 @@ def source_size(source: ev.SplitSource) -> int:
 
 
 def grows(source: ev.SplitSource) -> bool:
-    """Whether its splits are found while it is read: each iteration has its own (SplitsFound)."""
+    """Whether each iteration finds its splits while it reads (SplitsFound)."""
     return source.HasField("saved_chunks")
 
 

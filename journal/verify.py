@@ -1,4 +1,4 @@
-"""Looking after a journal: check every record, repair what is safe to repair, count."""
+"""Maintains a journal: verifies every record, repairs what is safe to repair, counts events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Begin = Callable[[Storage], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in a journal that is not as it was written."""
+    """Something in a journal that differs from what was written."""
 
     message: str  # names the file and the byte, where the storage has files
     file: str = ""
@@ -35,17 +35,17 @@ class Report:
     last: int = 0
     snapshots: int = 0
     blobs: int = 0
-    torn_bytes: int = 0  # a crash left them; the next dispatcher removes them. No problem
+    torn_bytes: int = 0  # a crash left them; the next dispatcher removes them. Not a problem
     problems: list[Problem] = field(default_factory=list)
-    lost_datasets: list[str] = field(default_factory=list)  # ids, of those without their graphs
-    can_begin: bool = True  # a dispatcher, with what is there
+    lost_datasets: list[str] = field(default_factory=list)  # ids of datasets without their blob
+    can_begin: bool = True  # whether a dispatcher can start on this storage
 
     @property
     def ok(self) -> bool:
         return not self.problems
 
     def add(self, problem: StorageError | str) -> None:
-        """Once, however often it is met."""
+        """Add a problem, unless it was added before."""
         found = Problem(str(problem))
         if isinstance(problem, Corrupt):
             found = Problem(str(problem), problem.file, problem.offset)
@@ -54,7 +54,7 @@ class Report:
 
 
 def holds_anything(storage: Storage) -> bool:
-    """Whether there is a journal in the storage, or what damage has left of one."""
+    """Whether the storage holds a journal, or the remains of a damaged one."""
     try:
         storage.check()
         return bool(storage.extent().last or storage.condemned())
@@ -63,11 +63,11 @@ def holds_anything(storage: Storage) -> bool:
 
 
 def verify(storage: Storage, begin: Begin = lambda storage: _begin(storage)) -> Report:
-    """Check every record, snapshot and blob, and whether a dispatcher could begin. Changes nothing.
+    """Check every record, snapshot and blob, and whether a dispatcher could start. Read-only.
 
-    `begin` does what a dispatcher does with what it reads, and returns by id the digests of the
-    datasets that it has then; by default, only what it reads is looked at. Beside a writer, this
-    checks what was there when it began. Raises NewerFormat, StorageUnusable.
+    `begin` restores a dispatcher's state from the storage and returns the digests of its
+    datasets by id. By default it only checks that the replay can start. While a writer runs,
+    this checks what was there at the call. Raises NewerFormat, StorageUnusable.
     """
     report = Report(first=storage.first_sequence())
     snapshots = storage.snapshots()
@@ -82,7 +82,7 @@ def verify(storage: Storage, begin: Begin = lambda storage: _begin(storage)) -> 
         except Corrupt as error:
             report.add(error)
         except Missing:
-            continue  # the retention of a running dispatcher
+            continue  # a running dispatcher's retention deleted it
         else:
             if sequence + 1 < report.first:
                 report.add(
@@ -124,12 +124,12 @@ def _verify_beginning(
                 report.add(error)
                 report.can_begin = False
                 return
-            # What was to be replayed has been trimmed meanwhile, behind a newer snapshot.
+            # A newer snapshot was written meanwhile, and the records to replay were trimmed.
 
 
 def _verify_log(storage: Storage, report: Report, blobs: dict[str, str]) -> None:
     report.last = report.first - 1
-    term = 0 if report.first == 1 else None  # of the record before; None: that one was trimmed
+    term = 0 if report.first == 1 else None  # of the previous record; None: it was trimmed
     journal_id = ""
     try:
         for record in storage.read(report.first - 1):
@@ -172,12 +172,12 @@ def _verify_leader(report: Report, record: Record, leader: LeaderElected, journa
 def repair(
     storage: Storage, *, truncate_corrupt: bool = False, owner: str = "journal repair"
 ) -> list[str]:
-    """Make a journal usable by a dispatcher again; return what was done, in words.
+    """Make a journal usable by a dispatcher again; return descriptions of what was done.
 
-    A torn tail is removed: nothing in it was ever acknowledged. A corrupt log is cut behind its
-    last whole batch, but only if that is asked for with `truncate_corrupt`, because decisions
-    that were acknowledged are lost with it; what is cut off is moved aside, never deleted.
-    Damage that a dispatcher does not need to read is left as it is; `verify` has it.
+    Removes a torn tail, which was never acknowledged. With `truncate_corrupt`, cuts a corrupt
+    log after its last whole batch, which loses acknowledged decisions. The part that is cut off
+    is moved aside, never deleted. Leaves damage that a dispatcher does not read; `verify`
+    reports it.
 
     Raises Locked while a dispatcher runs, NewerFormat, and Corrupt if it cannot (or, without
     `truncate_corrupt`, may not) be repaired.
@@ -202,7 +202,7 @@ def repair(
 
 
 def _take_over(storage: Storage, owner: str, begin_anew: bool = False) -> None:
-    """Do what a dispatcher does when it starts; `begin_anew` as another journal."""
+    """Open the writer and replay, as a starting dispatcher does; `begin_anew`: as a new journal."""
     writer = _open_writer(storage, owner)
     try:
         for _ in replay(storage).events:
@@ -217,7 +217,7 @@ def _take_over(storage: Storage, owner: str, begin_anew: bool = False) -> None:
 
 
 def _open_writer(storage: Storage, owner: str) -> Writer:
-    """Where nobody can say whether the last writer lives, it has to be silent for its lease."""
+    """Open the writer; if the last one may still live, wait until its lease has expired."""
     begun_s = time.monotonic()
     while True:
         try:
@@ -245,7 +245,7 @@ class Stats:
     first: int
     last: int
     terms: int
-    first_time_ms: int | None  # of the events; None if there are none
+    first_time_ms: int | None  # of the first event; None without events
     last_time_ms: int | None
     events: dict[str, int]  # by kind, the most frequent first
     event_bytes: dict[str, int]  # by kind

@@ -2,9 +2,9 @@
 
     from forebay import service
 
-Each name is imported when it is first used, and TensorFlow with those that need it: `read`,
-the configurations and `DispatchServer` do not. Where it is not installed, `register_dataset` takes
-functions of splits.
+Each name is imported when it is first used, and TensorFlow only with names that need it: `read`,
+the configurations and `DispatchServer` do not. Without TensorFlow, `register_dataset` takes only
+functions of splits and PCollections.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-# gRPC's own preparation for forks waits for ever in one of several hundred, and a fork
-# makes no gRPC calls of Forebay's (connections/relay.py). gRPC looks once, when it is imported.
+# gRPC's own fork support hangs in one of several hundred forks, and Forebay makes no gRPC calls in
+# a fork (connections/relay.py). gRPC reads this variable only once, when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
@@ -90,5 +90,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOME_OF[name]
     if name == "register_dataset" and not import_module(".pipelines", __name__).has_tensorflow():
-        home = ".client.registration"  # for what needs none
+        home = ".client.registration"  # for datasets that need no TensorFlow
     return getattr(import_module(home, __name__), name)

@@ -1,6 +1,4 @@
-"""Which blocks may travel, and what they cost: known to whoever makes them, buffers them, sends
-them or receives them.
-"""
+"""Block limits: which blocks can be sent, and what they cost in credit and buffers."""
 
 from __future__ import annotations
 
@@ -13,11 +11,11 @@ from .blocks import Block, buffers
 
 ALIGNMENT = 64
 MAX_PAYLOAD_BYTES = 4 << 30
-BLOCK_OVERHEAD_BYTES = 512  # what a block of no bytes costs of the credit
+BLOCK_OVERHEAD_BYTES = 512  # the cost of a block without bytes
 MAX_RANK = 32
 MAX_COMPONENTS = 2000
 
-# Which dtypes travel. Not all that NumPy knows: an "object" would be a pointer of the peer's.
+# The dtypes that can be sent. Not all of NumPy's: an "object" would be a pointer of the peer.
 DTYPES: dict[str, np.dtype[Any]] = {np.dtype(c).name: np.dtype(c) for c in "?bhilBHILefdFD"} | {
     name: np.dtype(kind)
     for name, kind in vars(ml_dtypes).items()
@@ -27,22 +25,22 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def padding(size: int) -> int:
-    """The bytes of zeros that follow a buffer of `size` bytes."""
+    """How many zero bytes follow a buffer of `size` bytes."""
     return -size % ALIGNMENT
 
 
 def cost(block: Block) -> int:
-    """What the block costs of a consumer's credit, and of a buffer's bound, in bytes."""
+    """The block's cost in bytes, for a consumer's credit and for a buffer's bound."""
     return block.payload_bytes + BLOCK_OVERHEAD_BYTES
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """Under which name, of `DTYPES`, it travels; None if it does not."""
+    """The dtype's name in `DTYPES`; None if it cannot be sent."""
     return _NAMES.get(dtype if dtype.isnative else dtype.newbyteorder("="))
 
 
 def check_block(block: Block) -> None:
-    """Raises TypeError or ValueError for a block that cannot travel."""
+    """Raise TypeError or ValueError for a block that cannot be sent."""
     if len(block.components) > MAX_COMPONENTS:
         raise ValueError(f"a block of {len(block.components)} components, above {MAX_COMPONENTS}")
     arrays = [array for c in block.components for array in buffers(c)]

@@ -1,16 +1,15 @@
-"""Blocks: how elements travel, and how they look in NumPy.
+"""Blocks: groups of elements as they are sent, as NumPy arrays.
 
-An element is a list of *components*, dense tensors: its nested structure flattened, with
-composite tensors (ragged, sparse) expanded into the dense tensors that they consist of
-(structure.py keeps the nesting). A block holds `count` elements, component by component, so
-that Python handles arrays and never single elements:
+An element is a list of *components*, which are dense tensors: its nested structure is flattened
+(structure.py keeps the nesting), and composite tensors (ragged, sparse) are expanded into dense
+ones. A block stores `count` elements by component, so that Python never handles single elements:
 
 - *stacked*: every element has the same shape; one array [count, *shape];
 - *varying*: shapes differ; the flattened values of all elements one after another, and an
   int64 array [count, rank] of shapes.
 
-A block of one element is always stacked. Numeric types are NumPy's, or ml_dtypes' (bfloat16,
-float8_…). Strings are kept as lengths and one run of bytes until somebody wants objects.
+A block of one element is always stacked. Numeric types are those of NumPy and ml_dtypes (bfloat16,
+float8_…). Strings stay lengths and one run of bytes until somebody asks for objects.
 """
 
 from __future__ import annotations
@@ -20,20 +19,29 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from .shared import Loan
-
 Array = npt.NDArray[Any]
 
 BLOCK_BYTES = 8 << 20
-"""What pipelines put into one block at most, an element that is larger apart. Large enough that
-what Python does for a block is little for each of its images; small enough to wait for."""
+"""The size up to which pipelines fill a block; a larger element has a block of its own. Large
+enough to spread Python's work for a block over many images; small enough to wait for."""
+
+
+class PassableMemory(Protocol):
+    """Another process's memory that may be passed on to a third process (shared.py)."""
+
+    descriptor: int
+
+    def is_spare(self) -> bool: ...
+
+    def pass_on(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +66,13 @@ class Strings:
         return np.fromiter(self._each(), object, self.lengths.size).reshape(shape)
 
     def _each(self) -> Iterator[bytes]:
-        # A file hands out the next so many bytes in C, at a fifth of what slices cost in Python.
+        # BytesIO.read runs in C, at a fifth of the cost of slices in Python.
         return map(io.BytesIO(self.data.data).read, self.lengths.ravel().tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One component of all of a block's elements."""
+    """One component of all elements of a block."""
 
     values: Array | Strings
     shapes: Array | None = None  # int64 [count, rank] if varying
@@ -84,14 +92,14 @@ class Component:
 
 
 class Encodings:
-    """What a block that several are given was encoded to, so that it is done once. Thread-safe."""
+    """A cache of a block's encodings, for blocks with several consumers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[str, bytes | None] | None = {}  # None: no longer kept
 
     def get(self, codec: str, encode: Callable[[], bytes | None]) -> bytes | None:
-        """By this codec; whoever comes meanwhile waits for it."""
+        """The encoding by this codec; concurrent callers wait for the one that encodes."""
         made = self._made
         if made is None:
             return encode()
@@ -101,7 +109,7 @@ class Encodings:
             return made[codec]
 
     def forget(self) -> None:
-        """Keep none from now on: it takes memory. Never waits."""
+        """Keep no encodings from now on, to free their memory. Never waits."""
         self._made = None
 
 
@@ -112,25 +120,34 @@ class Block:
     count: int
     components: tuple[Component, ...]
     bundle: int | None = None
-    """Which bundle its elements are of; None where they may be of several splits' leases."""
+    """The bundle of its elements; None if they may come from several splits' leases."""
     index: int = 0
-    """In the bundle, of its first element."""
+    """Of its first element, in the bundle."""
     skipped: int = 0
-    """Elements before it that its reader does not get, as they had left a cache."""
+    """Elements before it that were evicted from a cache before its reader got them."""
     encodings: Encodings | None = field(default=None, compare=False, repr=False)
-    """Kept for others that are given this block, if there may be any."""
-    loan: Loan | None = field(default=None, compare=False, repr=False)
-    """Another process's memory in which its buffers lie, as they travel, and nothing else; of a
-    block that nobody else is given."""
+    """A cache for other consumers of this block, if there may be any."""
+    loan: PassableMemory | None = field(default=None, compare=False, repr=False)
+    """Another process's memory that holds exactly its buffers, padded as in a frame. Only for
+    blocks with a single consumer."""
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of its buffers, without padding."""
+        """The size of its buffers, without padding."""
         return sum(array.nbytes for c in self.components for array in buffers(c))
+
+    @property
+    def values_bytes(self) -> int:
+        """`payload_bytes` without shapes, so that the sizes of a block's parts add up to its own:
+        a part of one element has no shapes.
+        """
+        return self.payload_bytes - sum(
+            c.shapes.nbytes for c in self.components if c.shapes is not None
+        )
 
 
 def split(block: Block, count: int) -> tuple[Block, Block]:
-    """The first `count` elements, of more than that, and the rest; as views."""
+    """Split into the first `count` elements and the rest, as views; `count` < `block.count`."""
     pairs = [_split(component, count) for component in block.components]
     head, rest = (tuple(pair[i] for pair in pairs) for i in (0, 1))
     return (
@@ -166,10 +183,10 @@ def _varying(values: Array | Strings, shapes: Array) -> Component:
 
 
 def strided(block: Block, first: int, stride: int, count: int) -> Block:
-    """The block's elements `first`, `first + stride`, …, `count` of them: cut by the component.
+    """A block of the elements `first`, `first + stride`, …, `count` of them.
 
-    With a stride of 1 as views; others are copied, so that they do not keep what is between.
-    `index` is that of the first; those of the others are `stride` apart.
+    A stride of 1 gives views. Others are copied, so that they don't keep the elements between in
+    memory. `index` is the first element's; the others' are `stride` apart.
     """
     if stride == 1:
         rest = split(block, first)[1] if first else block
@@ -188,7 +205,7 @@ def _strided(component: Component, chosen: slice) -> Component:
 
 
 def _rows(values: Array | Strings, chosen: slice) -> Array | Strings:
-    """Of each element one row of `values`."""
+    """The chosen elements, each of which is a row of `values`."""
     if not isinstance(values, Strings):
         return values[chosen].copy()
     sizes = values.lengths.reshape(len(values), -1).sum(axis=1)
@@ -197,7 +214,7 @@ def _rows(values: Array | Strings, chosen: slice) -> Array | Strings:
 
 
 def _runs(values: Array | Strings, sizes: Array, chosen: slice) -> Array | Strings:
-    """Of each element `sizes` values."""
+    """The values of the chosen elements, which have `sizes` values each."""
     mask = _mask(sizes, chosen)
     if not isinstance(values, Strings):
         return values[mask]
@@ -205,14 +222,14 @@ def _runs(values: Array | Strings, sizes: Array, chosen: slice) -> Array | Strin
 
 
 def _mask(sizes: Array, chosen: slice) -> npt.NDArray[np.bool_]:
-    """Which values are those of the chosen elements, which have `sizes` values each."""
+    """A mask of the values that belong to the chosen elements."""
     elements = np.zeros(len(sizes), np.bool_)
     elements[chosen] = True
     return np.repeat(elements, sizes)
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """Blocks of the same components and ranks as one block: copied, if they are several."""
+    """Join blocks of the same components and ranks; copies, except for a single block."""
     if len(blocks) == 1:
         return blocks[0]
     columns = zip(*(block.components for block in blocks), strict=True)
@@ -241,7 +258,7 @@ def _joined(parts: Sequence[Component]) -> Component:
 
 
 def buffers(component: Component) -> list[Array]:
-    """The arrays that travel for a component, in the order of transfer.proto."""
+    """The arrays that are sent for a component, in the order of transfer.proto."""
     values = component.values
     arrays = [values.lengths, values.data] if isinstance(values, Strings) else [values]
     return arrays if component.shapes is None else [*arrays, component.shapes]

@@ -1,24 +1,24 @@
-"""Forebay's errors, and the status by which each crosses a connection.
+"""Forebay's errors, and the gRPC status that carries each of them over a connection.
 
 ForebayError
 ├── the caller's fault
-│   ├── InvalidArgument      asks for what can never be
-│   ├── AlreadyExists        asks to make what is there
-│   ├── NotFound             names what the dispatcher does not know
-│   ├── FailedPrecondition   asks for what cannot be now, and will not be by waiting
-│   └── Unimplemented        asks for what this version does not do
-├── Unavailable              not now: ask again, the dispatcher is stopping or away
-│   └── AnotherJournal       it has not the journal that the caller knows
+│   ├── InvalidArgument      the request is invalid in any state
+│   ├── AlreadyExists        the request creates something that exists
+│   ├── NotFound             the request names something that the dispatcher does not know
+│   ├── FailedPrecondition   the state does not allow the request; a retry does not help
+│   └── Unimplemented        this version does not support the request
+├── Unavailable              retry: the dispatcher is stopping or away
+│   └── AnotherJournal       the dispatcher does not have the journal that the caller knows
 ├── the peer's fault
-│   ├── PeerFailed           it answered with an error that is none of the above
-│   └── ProtocolError        it sent what the protocol does not allow
+│   ├── PeerFailed           the peer answered with an error that is none of the above
+│   └── ProtocolError        the peer broke the protocol
 ├── PipelineError            the dataset's own computation raised, with TensorFlow's code
 ├── AddressInUse             the operator's fault: something else listens there
-├── StorageError             storage/errors.py draws these
-└── …                        WorkerRefused, OutputCancelled: within transport/, whose callers know
+├── StorageError             storage/errors.py shows its subclasses
+└── …                        WorkerRefused, OutputCancelled: internal to transport/
 
-A message says what was wrong, with which value, and what to do. An exception that is no
-ForebayError is a bug, and is left to crash whatever it concerns.
+A message says what was wrong, with which value, and what to do. Any other exception is a bug. It is
+not caught, and crashes whatever it concerns.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ __all__ = [
 
 
 class InvalidArgument(ForebayError, ValueError):
-    """The request makes no sense, whatever the state. A ValueError, as in tf.data service."""
+    """The request is invalid in any state. A ValueError, as in tf.data service."""
 
 
 class NotFound(ForebayError):
-    """The request names a dataset, job, iteration, consumer or task that is not known."""
+    """The request names an unknown dataset, job, iteration, consumer or task."""
 
 
 class AlreadyExists(ForebayError):
-    """What the request asks to make is there already."""
+    """The request creates something that exists already."""
 
 
 class FailedPrecondition(ForebayError, RuntimeError):
@@ -65,7 +65,7 @@ class FailedPrecondition(ForebayError, RuntimeError):
 
 
 class Unimplemented(ForebayError):
-    """This version cannot do what was asked; the message says what to use instead."""
+    """This version does not support the request; the message says what to use instead."""
 
 
 class Unavailable(ForebayError):
@@ -75,16 +75,16 @@ class Unavailable(ForebayError):
 class AnotherJournal(Unavailable):
     """The dispatcher's storage holds another journal than the caller knows: emptied, or replaced.
 
-    Until the right storage is back, or the caller is started anew.
+    This lasts until the right storage is back, or the caller is restarted.
     """
 
 
 class PeerFailed(ForebayError):
-    """The other side answered with an error that we cannot mend."""
+    """The peer answered with an error that has no class here."""
 
 
 class ProtocolError(ForebayError):
-    """The other side broke the protocol; its connection is closed."""
+    """The peer broke the protocol; its connection is closed."""
 
 
 class PipelineError(ForebayError):
@@ -100,12 +100,12 @@ class PipelineError(ForebayError):
 
 
 class AddressInUse(ForebayError):
-    """The address to listen on is taken, or is none of this host's."""
+    """The address to listen on is taken, or does not belong to this host."""
 
 
 # Names of gRPC status codes, so that the core need not import gRPC. A failed storage is
-# UNAVAILABLE because a dispatcher that recovers from it can answer: TensorFlow's clients and
-# workers retry that, and give up at almost anything else.
+# UNAVAILABLE, because a dispatcher may recover from it. TensorFlow's clients and workers retry
+# UNAVAILABLE, and give up at almost any other code.
 _STATUS: dict[type[ForebayError], str] = {
     InvalidArgument: "INVALID_ARGUMENT",
     NotFound: "NOT_FOUND",
@@ -129,13 +129,13 @@ _OF_STATUS = {
 
 
 def status_of(error: ForebayError) -> str:
-    """The name of the gRPC status code that says `error`."""
+    """The name of the gRPC status code for `error`."""
     if isinstance(error, PipelineError):
         return error.code
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
 def error_of_status(code: grpc.StatusCode, details: str) -> ForebayError:
-    """The error that a peer's status says: `status_of`, the other way round."""
+    """The error for a peer's status: the inverse of `status_of`."""
     kind = _OF_STATUS.get(code.name)
     return kind(details) if kind is not None else PeerFailed(f"{code.name}: {details}")

@@ -1,6 +1,6 @@
-"""What processes that live long, and handle large tensors, tell the C library's malloc.
+"""Tunes the C library's malloc for long-lived processes with large tensors.
 
-Only glibc has these controls (mallopt(3), malloc_trim(3)); elsewhere nothing happens.
+Only glibc has these controls (mallopt(3), malloc_trim(3)); elsewhere this module does nothing.
 """
 
 from __future__ import annotations
@@ -9,37 +9,36 @@ import ctypes
 import functools
 import os
 
-# What glibc itself arrives at, in time, in a process that frees large buffers; no more is allowed.
+# The maximum that glibc allows, and reaches itself in a process that frees large buffers.
 MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 2 * MMAP_THRESHOLD_BYTES
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-# What glibc reads: mallopt(3), and its tunables.
+# The environment variables that glibc reads: mallopt(3), and its tunables.
 _ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
-"""What TensorFlow reads when it first makes a tensor of 256 KB or more."""
+"""The variable that TensorFlow reads when it first makes a tensor of 256 KB or more."""
 
 _libc = ctypes.CDLL(None)
 
 
 @functools.cache
 def keep_large_buffers() -> None:
-    """`keep_large_buffers_now`, once and for all.
+    """`keep_large_buffers_now`, once per process.
 
-    To be called after the first `from_generator` of a process has been opened: with that one,
-    and no other, TensorFlow (2.21) has malloc take every buffer of 128 KB or more from the system
-    and give it back at once. From then on *any* step of a trainer that makes a large tensor has
-    the kernel zero its pages first.
+    Call it after a process has opened its first `from_generator`: only then, TensorFlow (2.21)
+    makes malloc take every buffer of 128 KB or more from the system and return it at once. From
+    then on the kernel must zero the pages of every large tensor of a trainer.
     """
     keep_large_buffers_now()
 
 
 def keep_large_buffers_now() -> None:
-    """Have malloc use freed buffers of up to MMAP_THRESHOLD_BYTES again, until it is told other.
+    """Make malloc reuse freed buffers of up to MMAP_THRESHOLD_BYTES, until its settings change.
 
-    Where the environment says something of malloc's, that stays.
+    Settings of malloc in the environment take precedence.
     """
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None and not any(name in os.environ for name in _ENVIRONMENT):
@@ -48,24 +47,23 @@ def keep_large_buffers_now() -> None:
 
 
 def manage_large_tensors() -> None:
-    """Have TensorFlow take large tensors from malloc, from which `give_back` gives them back.
+    """Make TensorFlow use malloc for large tensors, so that `give_back` can release them.
 
-    For a process that does nothing but work for the service, before it imports TensorFlow. With
-    oneDNN, TensorFlow (2.21) has an allocator of its own for buffers of 256 KB or more, which keeps
-    for good what was ever in use at a time: a worker that 25 trainers read from at once held 2.1 GB
-    when all of them were gone.
+    For a process that works only for the service, before it imports TensorFlow. With oneDNN,
+    TensorFlow (2.21) has its own allocator for buffers of 256 KB or more, which never shrinks. A
+    worker that 25 trainers read from at once held 2.1 GB after all of them were gone.
 
-    Where the environment says something else, that stays.
+    The environment's own setting takes precedence.
     """
     if os.environ.setdefault(SYSTEM_ALLOCATOR, "1") == "1":
-        keep_large_buffers()  # until a task ends, so that none of its tensors needs new pages
+        keep_large_buffers()  # until a task ends, so that its tensors need no new pages
 
 
 def give_back() -> None:
-    """Give memory that is free back to the system, all threads'.
+    """Return the free memory of all threads to the system.
 
-    Otherwise malloc keeps what a thread has freed for threads that come after it. It takes some
-    milliseconds, more if there is more to give.
+    Otherwise malloc keeps a thread's freed memory for later threads. It takes some milliseconds,
+    more for more memory.
     """
     if (malloc_trim := getattr(_libc, "malloc_trim", None)) is not None:
         malloc_trim(0)

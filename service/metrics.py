@@ -1,8 +1,7 @@
-"""What user code counts while it runs: counters, distributions and gauges, added up.
+"""Metrics of user code: adds up its counters, distributions and gauges.
 
-A metric is known by its namespace, its name and its kind, whichever of a dataset's steps counts it.
-Of more than MAX_METRICS the first in the order of their names are kept, wherever some are added up,
-so that those which are shown are whole.
+A metric's key is its namespace, name and kind, whichever step of a dataset counts it. Every sum
+keeps only the first MAX_METRICS in name order, so that the kept ones are complete everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .proto import metrics_pb2 as pb
 MAX_METRICS = 100
 
 MAX_NAME = 100
-"""Characters of a namespace, and of a name; what is longer is cut, and ends with its digest."""
+"""The most characters of a namespace or a name; longer ones are cut, and end with a digest."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -52,7 +51,7 @@ def _bounded(value: int) -> int:
 
 
 class Totals:
-    """Sums. Thread-safe."""
+    """Sums of metrics. Thread-safe."""
 
     def __init__(self, parts: Iterable[pb.Metrics] = ()) -> None:
         self._lock = threading.Lock()
@@ -79,7 +78,7 @@ class Totals:
                     del self._metrics[key]
 
     def told(self) -> pb.Metrics:
-        """In the order of their names."""
+        """The sums, in name order."""
         with self._lock:
             metrics = [self._metrics[key] for key in sorted(self._metrics)]
             return pb.Metrics(metrics=metrics, more=self._more, splits=self._splits)
@@ -98,7 +97,7 @@ def _add(total: pb.Metric, metric: pb.Metric) -> None:
 
 
 def shown(metrics: pb.Metrics) -> dict[str, Any]:
-    """For JSON."""
+    """The metrics as JSON data."""
     return {
         "splits": metrics.splits,
         "more": metrics.more,

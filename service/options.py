@@ -1,9 +1,9 @@
-"""Options of servers: each is declared once, as a field of a dataclass of the server's.
+"""Options of servers: each is declared once, as a field of the server's dataclass.
 
-The field says its name, its type, its unit (at the name's end) and its default; `Option`, in its
-annotation, the rest. What can be told on the command line, in the environment (FOREBAY_<NAME>)
-and from Python is derived from that, and so is what is said about it. A field without an
-`Option` is none: it is for those who build a server themselves.
+The field gives the name, the type, the unit (at the name's end) and the default. `Option`, in the
+annotation, gives the rest. Command line arguments, environment variables (FOREBAY_<NAME>), Python
+arguments and their help are derived from this. A field without an `Option` is not an option: it is
+for programs that build a server themselves.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from .errors import InvalidArgument
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Stands in a field's annotation: `port: Annotated[int, Option("…", least=0)] = 0`.
+    """Annotates a field as an option: `port: Annotated[int, Option("…", least=0)] = 0`.
 
-    Values are from `least` to `most`, both included; by default, to what makes any sense in that
-    unit. `convert` makes a value of what has been given, the command line's text among it, and
-    raises InvalidArgument if it cannot.
+    Values are from `least` to `most`, inclusive. By default `most` is a sensible maximum for the
+    unit. `off` is one more allowed value, which turns the feature off. `convert` converts a given
+    value, such as the command line's text, and raises InvalidArgument if it cannot.
     """
 
     help: str
     least: float | None = None
     most: float | None = None
+    off: float | None = None
     convert: Callable[[Any], Any] | None = None
 
 
 _YEAR_H = 365 * 24
 MOST = {"ms": _YEAR_H * 3_600_000, "hours": 100 * _YEAR_H, "bytes": 1 << 50}
-"""Of an option, by the unit at its name's end."""
+"""The default maximum of an option, by the unit at its name's end."""
 
 MOST_THINGS = 10**9
-"""Of any other."""
+"""The default maximum of any other option."""
 
 
 class Declared(NamedTuple):
-    """An option, and the field that declares it. Without a default it has to be given."""
+    """An option with the field that declares it. An option without a default is required."""
 
     name: str
     type: type
@@ -59,8 +60,11 @@ class Declared(NamedTuple):
 
     @property
     def range(self) -> str:
-        """In words; "" if there are no bounds."""
-        return "" if self.option.least is None else f"{self.option.least} to {self.most}"
+        """The allowed range in words; "" if there are no bounds."""
+        least, off = self.option.least, self.option.off
+        if least is None:
+            return ""
+        return f"{least} to {self.most}" if off is None else f"{off}, or {least} to {self.most}"
 
     def check(self, value: Any) -> Any:
         """The value to use; None stands for the default. Raises InvalidArgument."""
@@ -72,13 +76,14 @@ class Declared(NamedTuple):
         wanted: Any = (int, float) if self.type is float else self.type
         if not isinstance(value, wanted) or (isinstance(value, bool) and self.type is not bool):
             raise InvalidArgument(f"{self.name}={value!r} must be of type {self.type.__name__}")
-        if option.least is not None and not option.least <= value <= self.most:
+        in_range = option.least is None or option.least <= value <= self.most
+        if not in_range and (option.off is None or value != option.off):
             raise InvalidArgument(f"{self.name}={value!r} is out of range; give {self.range}")
         return value
 
 
 def paths(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Several of them, comma-separated or in a list, made absolute. Raises InvalidArgument."""
+    """Absolute paths, of a comma-separated string or a list. Raises InvalidArgument."""
     listed = (given.split(",") if given else []) if isinstance(given, str) else list(given)
     if not all(isinstance(path, str) and path for path in listed):
         raise InvalidArgument(f"{given!r} has a path that is empty, or none; name files")
@@ -87,9 +92,9 @@ def paths(given: str | Iterable[str]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """What all servers can be told; theirs are dataclasses with this one as a base.
+    """Options of all servers; each server's options are a subclass of this dataclass.
 
-    Raises InvalidArgument for a value that is none of its option's; None is its default.
+    Raises InvalidArgument for a value that its option does not allow. None means the default.
     """
 
     port: Annotated[int, Option("0: any free one.", least=0, most=65535)] = 0
@@ -117,7 +122,7 @@ class ServerOptions:
 
 
 def options_of(options: type[ServerOptions]) -> tuple[Declared, ...]:
-    """What a dataclass declares, in its order."""
+    """The options that a dataclass declares, in order."""
     hints = typing.get_type_hints(options, include_extras=True)
     declared = [(f, typing.get_args(hints[f.name])) for f in dataclasses.fields(options)]
     return tuple(
@@ -129,7 +134,7 @@ def options_of(options: type[ServerOptions]) -> tuple[Declared, ...]:
 
 
 def flags(options: ServerOptions) -> list[str]:
-    """The arguments of a command line that say the same."""
+    """The command line arguments for these options; leaves out defaults."""
     given = []
     for declared in options_of(type(options)):
         value, flag = getattr(options, declared.name), f"--{declared.name.replace('_', '-')}"
@@ -140,7 +145,7 @@ def flags(options: ServerOptions) -> list[str]:
 
 
 def described(options: type[ServerOptions], names: Mapping[str, str] = {}) -> str:
-    """A line for each option, for Python's help; `names` are those that they have there."""
+    """One line per option, for Python's help. `names` maps options to their names there."""
     lines = []
     for declared in options_of(options):
         name, option = names.get(declared.name, declared.name), declared.option

@@ -1,12 +1,12 @@
-"""Cloudpickle's pickles, such that equal values are the same bytes in each process.
+"""Deterministic cloudpickle: equal values give the same bytes in each process.
 
-A dataset's id is that of its bytes, and trainers that share a job each register it. In
-cloudpickle's own, classes have random names, sets are in the order of their hashes, and equal
-strings are one or several, as the interpreter happens to have made them.
+A dataset's id is the digest of its bytes, and each trainer that shares a job registers it. In
+cloudpickle's own pickles, classes have random names, sets are in hash order, and equal strings
+may be one object or several.
 
-What remains: objects that have other contents in each process, such as a text that was made of a
-set; and what is nested too deeply for a pickler in Python, or is in a set that it leads back to,
-which cloudpickle pickles.
+Some pickles still differ: those of objects whose contents differ between processes, such as a text
+made from a set. cloudpickle itself pickles objects that are nested too deeply for a Python pickler,
+or that are in a set that they refer to.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 from cloudpickle import cloudpickle as internals
+
+from . import generators
 
 _PLAIN = {str, bytes, int, float}
 _OF_FOLDERS = {"__path__", "__spec__", "__loader__"}
@@ -31,13 +33,13 @@ _BUILT_IN = {*_PLAIN, bool, type(None), tuple, list, dict}
 
 
 pickling = threading.RLock()
-"""Of what is cloudpickle's, and one for all."""
+"""The process's lock for changes to cloudpickle's internals."""
 
 
 @contextmanager
 def same_names() -> Iterator[None]:
-    """Within, a class is named by its module, its name, and how many of that name came before it.
-    Under `pickling`."""
+    """Within the block, a class's id follows from its module, its name, and how many classes of
+    that name came before it. The caller holds `pickling`."""
     numbers: collections.Counter[str] = collections.Counter()
     names: dict[Any, str] = {}
 
@@ -52,8 +54,9 @@ def same_names() -> Iterator[None]:
         yield
 
 
-def dumps(value: Any) -> bytes:
-    """Raises what pickling does."""
+def dumps(value: Any, *, marks_generators: bool = False) -> bytes:
+    """Pickle a value. With `marks_generators`, `generators.loads` finds its random number
+    generators. Raises what pickling raises."""
     if isinstance(value, list) and (kinds := set(map(type, value))) <= _PLAIN:  # perhaps millions
         if kinds == {str}:
             one: dict[str, str] = {}
@@ -61,15 +64,16 @@ def dumps(value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value))
     file = io.BytesIO()
     try:
-        _Pickler(file).dump(value)
+        _Pickler(file, marks_generators).dump(value)
     except RecursionError:
-        return bytes(cloudpickle.dumps(value))
+        file = io.BytesIO()
+        (_CloudPickler if marks_generators else cloudpickle.Pickler)(file).dump(value)
     return file.getvalue()
 
 
 def loads(*pickled: bytes) -> list[Any]:
-    """As another process would have them: no class in them is one that is here, or that another
-    call has made, whatever their names."""
+    """Unpickle as another process would: no class is shared with this process, or with another
+    call, whatever its name."""
     by_class, by_id = weakref.WeakKeyDictionary[Any, str](), weakref.WeakValueDictionary[str, Any]()
     with pickling, _instead(
         _DYNAMIC_CLASS_TRACKER_BY_CLASS=by_class, _DYNAMIC_CLASS_TRACKER_BY_ID=by_id
@@ -79,7 +83,7 @@ def loads(*pickled: bytes) -> list[Any]:
 
 @contextmanager
 def _instead(**values: Any) -> Iterator[None]:
-    """Of what cloudpickle has for itself."""
+    """Temporarily replace attributes of cloudpickle's module."""
     before = {name: getattr(internals, name) for name in values}
     vars(internals).update(values)
     try:
@@ -89,15 +93,17 @@ def _instead(**values: Any) -> Iterator[None]:
 
 
 class _Pickler(pickle._Pickler):
-    """Cloudpickle's, by the pickler in Python, as C's asks nobody about sets and strings."""
+    """Cloudpickle's pickler on Python's own: C's pickler has no hooks for sets and strings."""
 
+    dispatch: ClassVar[dict[Any, Any]] = dict(pickle._Pickler.dispatch)
     dispatch_table = cloudpickle.Pickler.dispatch_table
     _function_reduce = cloudpickle.Pickler._function_reduce
     _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
     _function_getnewargs = cloudpickle.Pickler._function_getnewargs
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, marks_generators: bool) -> None:
         super().__init__(file, cloudpickle.DEFAULT_PROTOCOL)
+        self._marks_generators = marks_generators
         self.globals_ref: dict[int, Any] = {}  # as cloudpickle's own begins
         self._strings: dict[str, str] = {}
 
@@ -107,22 +113,40 @@ class _Pickler(pickle._Pickler):
             value = self._strings.setdefault(value, value)
         if kind not in _BUILT_IN:
             return super().save(value, save_persistent_id)  # type: ignore[misc]
-        # As the pickler would, which first asks about each whether somebody reduces it.
-        own: Any = self  # of whose methods typeshed has few
+        # Do the same as the pickler, but skip its calls of reducer_override.
+        own: Any = self  # typeshed lacks these methods
         own.framer.commit_frame()
         if (known := own.memo.get(id(value))) is not None:
             return own.write(own.get(known[0]))
         return own.dispatch[kind](own, value)
 
+    def _save_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        """Pickle an array's contents. Python's own method memoizes empty contents under the id of
+        `b""`. That fails if the memo has `b""`, and turns each later `b""` into a bytearray."""
+        with buffer.raw() as contents:
+            self.save(bytes(contents) if contents.readonly else bytearray(contents))
+
+    dispatch[pickle.PickleBuffer] = _save_buffer
+
     def reducer_override(self, value: Any) -> Any:
+        if self._marks_generators and (marked := generators.reduced(value)) is not NotImplemented:
+            return marked
         if type(value) is set or type(value) is frozenset:
             return type(value), (_in_order(value),)
         if isinstance(value, ModuleType) and getattr(value, "__file__", None) is None:
             make, arguments = internals._module_reduce(value)
-            if make is internals.dynamic_subimport:  # a package of folders: they are this process's
+            if make is internals.dynamic_subimport:  # a namespace package: its paths are local
                 name, state = arguments
                 return make, (name, {k: v for k, v in state.items() if k not in _OF_FOLDERS})
         return cloudpickle.Pickler.reducer_override(self, value)
+
+
+class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+    """For values that are nested too deeply."""
+
+    def reducer_override(self, value: Any) -> Any:
+        marked = generators.reduced(value)
+        return super().reducer_override(value) if marked is NotImplemented else marked
 
 
 def _in_order(values: set[Any] | frozenset[Any]) -> Sequence[Any]:

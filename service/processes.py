@@ -1,4 +1,4 @@
-"""Child processes: how they are started, watched and ended, and end with their parent."""
+"""Child processes: starts, watches and ends them, and lets them end with their parent."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .errors import AddressInUse
 
 STOP_TIMEOUT_S = 10.0
 DROPPED = 3
-"""A worker's exit code, if its trainers did not take all that had been begun."""
+"""A worker's exit code if its trainers did not read all started splits."""
 
 EXIT_WITH_PARENT = "--exit-with-parent"
 """The flag of a command that calls `end_with_parent`."""
 
 LOG_LEVEL = "FOREBAY_LOG_LEVEL"
-"""The variable that says how much a server logs; no option of one command."""
+"""The environment variable for a server's log level; for all commands, not an option of one."""
 
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
-# The kernel kills the child with the thread that started it; then it becomes the command. A
-# parent that ended before it was asked to do so is noticed by the child's new parent.
+# Asks the kernel to kill this process with the thread that started it, then becomes the command.
+# If the parent ended before that request, the process has another parent, and exits.
 _LAUNCH = """
 import ctypes, os, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -51,7 +51,7 @@ def forebay(module: str, *arguments: str) -> list[str]:
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command, run so that on Linux it is killed when the thread that starts it ends.
+    """Wrap the command so that Linux kills it when the thread that starts it ends.
 
     Call it in the process that starts it.
     """
@@ -59,16 +59,15 @@ def tied(command: Sequence[str]) -> list[str]:
 
 
 class Child(subprocess.Popen[str]):
-    """A command as a child process, which ends when its parent does, however that ends.
+    """A command as a child process, which ends with its parent, however the parent ends.
 
-    On Linux it is killed when the thread that started it ends: start it in one that lasts. A
-    command that has `--exit-with-parent` ends by itself, in order, whatever thread started it and
-    on every system: say so with `exit_with_parent`.
+    Linux kills it when the thread that started it ends, so start it in a lasting thread. With
+    `exit_with_parent`, the command gets `--exit-with-parent` and ends itself in order, on every
+    system and whatever thread started it.
 
-    It gets this process's environment without FOREBAY_…, which is not meant for it, and with
-    `environment`. What it says is appended to the file `log`, except, if `piped`, its output, of
-    which `line` is the next line. Instead of a file, `log` can be what Popen takes for `stderr`.
-    It inherits these `descriptors`, under the same numbers.
+    It gets this process's environment without FOREBAY_… variables, plus `environment`. Its stdout
+    and stderr are appended to the file `log`; if `piped`, `line` reads stdout instead. `log` can
+    also be a value for Popen's `stderr`. It inherits `descriptors`, under the same numbers.
     """
 
     def __init__(
@@ -88,17 +87,17 @@ class Child(subprocess.Popen[str]):
             )
             super().__init__(
                 [*command, EXIT_WITH_PARENT] if exit_with_parent else tied(command),
-                stdin=subprocess.PIPE,  # of which it may read an end, if we end
+                stdin=subprocess.PIPE,  # its end-of-file tells the child that we ended
                 stdout=subprocess.PIPE if piped else said,
                 stderr=said,
                 text=True,
                 env={**inherited, **_ENVIRONMENT, **environment},
                 pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C is for the parent, who ends its children in order
+                start_new_session=True,  # the parent alone gets Ctrl-C, and ends its children
             )
 
     def line(self, timeout_s: float | None = None) -> str:
-        """The next line of its output; "" if there is none, as it has ended.
+        """The next line of its output; "" if it has ended.
 
         If it takes longer than `timeout_s`, it is killed.
         """
@@ -112,12 +111,12 @@ class Child(subprocess.Popen[str]):
             impatience.cancel()
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it has worked."""
+        """Send SIGKILL, and wait for the end."""
         super().kill()
         self.wait()
 
     def end(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, and SIGKILL if that is not enough; its exit code. Idempotent."""
+        """Send SIGTERM, then SIGKILL after `timeout_s`; return the exit code. Idempotent."""
         self.terminate()
         try:
             self.wait(timeout_s)
@@ -126,7 +125,7 @@ class Child(subprocess.Popen[str]):
         return self.finish()
 
     def finish(self, timeout_s: float | None = None) -> int:
-        """Wait until it has ended, and close its input and output; its exit code. Idempotent.
+        """Wait for its end, close its pipes and return the exit code. Idempotent.
 
         Raises subprocess.TimeoutExpired.
         """
@@ -143,10 +142,10 @@ def _terminate() -> None:
 
 
 def end_with_parent(end: Callable[[], object] = _terminate) -> None:
-    """From now on: SIGTERM for this process, once its parent has ended; or `end` is called then.
+    """Watch the parent from now on; once it has ended, call `end` (default: SIGTERM to ourselves).
 
-    That shows as the end of its standard input, of which its parent holds the other end; on
-    Linux also if somebody else has that, too, such as a process that the parent has forked.
+    The sign is the end of standard input, whose other end the parent holds. On Linux, a pidfd also
+    shows it while another process, such as the parent's fork, holds that end, too.
     """
     ends = [0]
     with contextlib.suppress(AttributeError, OSError):  # another system, or an old kernel
@@ -166,16 +165,16 @@ def tail(log: pathlib.Path, lines: int = 20) -> str:
 
 
 def redis_program() -> str | None:
-    """A Redis server on this machine, or Valkey's, if there is one."""
+    """The path of this machine's Redis or Valkey server; None without one."""
     return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, and that no outgoing connection is given.
+    """A free loopback port, outside of the range for outgoing connections.
 
     So a server that is restarted on it finds it free. Raises AddressInUse.
     """
-    highest = 32_768  # where Linux begins with outgoing connections, unless told otherwise
+    highest = 32_768  # the default start of Linux's range for outgoing connections
     try:
         highest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:

@@ -1,7 +1,7 @@
-"""The chunks of a distributed save as who loads it finds them, while it is being written too.
+"""Finds the chunks of a distributed save, for readers, also while the save is in progress.
 
-They are renamed into the directory `chunks` one by one; DONE or ERROR beside it says that no other
-comes. TensorFlow's loader looks at both, and numbers what it finds, in the same order.
+Writers rename them into the directory `chunks` one by one; DONE or ERROR beside it means that no
+others will come. TensorFlow's loader polls both, and numbers the chunks in the same order.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ _CHUNK = re.compile(r"chunk_(\d+)_(\d+)_(\d+|-1)")  # stream, number in it, elem
 
 
 PAUSE_S, MAX_PAUSE_S = 0.01, 1.0
-"""Between two looks at a directory; each is twice as long as the one before."""
+"""The pause between two polls of a directory; it doubles each time."""
 
 MISSING_S = 60.0
-"""How long a directory may be missing: network file systems show some late, or lose them."""
+"""How long a directory may be missing: network file systems may show it late, or lose it."""
 
 WAITING_S = 60.0
-"""After so long without another chunk it is said who is waited for."""
+"""After this time without a new chunk, a warning names the save that readers wait for."""
 
 _LASTING = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR})
-"""Errors that no waiting mends."""
+"""Permanent errors, for which a retry is useless."""
 
 
 class Found(NamedTuple):
-    """What was found in a save's directory."""
+    """The result of a poll of a save's directory."""
 
-    names: list[str]  # chunks that were not known, as they shall be read
-    complete: bool  # no other will come
-    missing: OSError | None  # why the directory cannot be looked into, which may pass
+    names: list[str]  # new chunks, in reading order
+    complete: bool  # no others will come
+    missing: OSError | None  # the temporary error of reading the directory
 
 
 def chunk_path(path: str, name: str) -> str:
-    """A chunk of the save at `path`, as TensorFlow's dispatcher puts the two together."""
+    """The path of a chunk of the save at `path`, spelled as TensorFlow's dispatcher does."""
     return f"{path.removesuffix('/')}/{CHUNKS}/{name}"
 
 
 def look(path: str, known: Iterable[str]) -> Found:
-    """What is in the directory of a save besides the chunks that are `known`: those that its
-    streams began with first.
+    """Poll a save's directory for chunks that are not `known`, in the order of their numbers within
+    their streams.
 
-    Raises FailedPrecondition if the save failed, or the directory may not be read, or has what is
-    no save's.
+    Raises FailedPrecondition if the save failed, or the directory is not readable, or has other
+    files.
     """
     try:
-        # First: what is committed before DONE is written is found after it was seen.
+        # Check DONE before listing: chunks are committed before DONE, so the list is complete.
         _require_no_error(path)
         complete = os.path.exists(f"{path}/{DONE}")
         try:
@@ -81,16 +81,16 @@ def look(path: str, known: Iterable[str]) -> Found:
 
 
 class Search:
-    """Looks at a save's directory again and again, until something is found. For one thread."""
+    """Polls a save's directory. For one thread."""
 
     def __init__(self, path: str) -> None:
-        self.pause_s = PAUSE_S  # before the next look
+        self.pause_s = PAUSE_S  # before the next poll
         self._path = path
         self._began_s = self._there_s = time.monotonic()
         self._said = False
 
     def look(self, known: Iterable[str]) -> Found:
-        """As `look`; raises FailedPrecondition, too, if the directory has been missing for long."""
+        """Like `look`; also raises FailedPrecondition if the directory has long been missing."""
         self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
         found, now_s = look(self._path, known), time.monotonic()
         if found.missing is None:
@@ -138,5 +138,5 @@ def _place(path: str, name: str) -> tuple[int, int, str]:
 
 
 def _is_hidden(name: str) -> bool:
-    """A file that is not finished, or one of the file system's own."""
+    """Whether it is an unfinished file, or one of the file system's own."""
     return name.endswith(".tmp") or name.startswith(".")

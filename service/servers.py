@@ -1,10 +1,9 @@
 """`DispatchServer` and `WorkerServer`: servers started from a user's own process.
 
 The dispatcher runs in a child process. Some of TensorFlow's Python bindings hold the
-interpreter lock while they wait for the dispatcher, so one that needs that lock to answer
-would never be heard; and a dispatcher should not share a trainer's interpreter anyway. The
-child ends when its parent does, however the parent ends. A worker runs in this process:
-nothing that holds the lock waits for one.
+interpreter lock while they wait for the dispatcher, so a dispatcher that needs that lock would
+deadlock. The child ends with its parent, however the parent ends. A worker runs in this process:
+no holder of the lock waits for a worker.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ Config = TypeVar("Config", "DispatcherConfig", "WorkerConfig")
 Answer = TypeVar("Answer", bound=Message)
 
 LOG_S = 10.0
-"""For a dispatcher's last words, once it has ended."""
+"""How long to wait for the last log lines of a dispatcher that has ended."""
 
 SAYS = "forebay: "
-"""What the line begins with in which a command says why it failed."""
+"""The prefix of the line in which a command says why it failed."""
 
 DISPATCHER_NAMES = {"workers": "worker_addresses"}
 WORKER_NAMES = {
@@ -57,16 +56,16 @@ WORKER_NAMES = {
     "data_address": "data_transfer_address",
     "tags": "worker_tags",
 }
-"""Of options, where the configuration has tf.data service's name for them."""
+"""The options for which the configuration has tf.data service's name."""
 
 TENSORFLOWS = "tensorflow.data.DispatcherService"
-"""TensorFlow's protocol, for what only its tests ask."""
+"""TensorFlow's protocol, for requests that only its tests make."""
 
 MESSAGE_NAMES = {
     "data_transfer_port": "data_port",
     "snapshot_max_chunk_size_bytes": "save_chunk_bytes",
 }
-"""Of what only tf.data service's messages have under another name."""
+"""The fields that have another name in tf.data service's messages only."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class DispatcherConfig:
     load_op_library: Iterable[str] | None = None
 
     def storage_url(self) -> str:
-        """Where the journal lives. Raises InvalidArgument for a contradiction."""
+        """The URL of the journal. Raises InvalidArgument for a contradiction."""
         if self.fault_tolerant_mode and not (self.work_dir or self.storage):
             raise InvalidArgument(
                 "Cannot enable fault tolerant mode without configuring a work dir. Make sure to "
@@ -126,7 +125,7 @@ class DispatcherConfig:
 
 
 class _Server(ABC):
-    """What tf.data service's own servers have in common; a context manager."""
+    """The common interface of tf.data service's own servers; a context manager."""
 
     _stopped = False
 
@@ -169,8 +168,8 @@ class _Server(ABC):
 class DispatchServer(_Server):
     """A dispatcher in a child process. Raises ForebayError with the reason if it cannot start.
 
-    `config` may be tf.data service's own `DispatcherConfig` as well, or the message of that name:
-    then epochs under DYNAMIC that nobody reads stay, unless it says `gc_dynamic_sharding_jobs`. A
+    `config` may also be tf.data service's own `DispatcherConfig`, or the message of that name.
+    Then unread epochs under DYNAMIC are kept, unless it sets `gc_dynamic_sharding_jobs`. A
     context manager; `stop` is idempotent and leaves no process, thread or port behind.
     """
 
@@ -185,7 +184,7 @@ class DispatchServer(_Server):
             self.start()
 
     def start(self) -> None:
-        """Start it, and return once it serves. A server that runs is left alone.
+        """Start it, and return once it serves. No effect on a running server.
 
         Raises FailedPrecondition, a RuntimeError, if it has been stopped.
         """
@@ -205,7 +204,7 @@ class DispatchServer(_Server):
         if not self._target:
             _, errors = process.communicate()
             lines = errors.splitlines() or [f"exit code {process.returncode}"]
-            # Its error is the last that it says, but for what libraries log at their end.
+            # The error is the last line, except for lines that libraries log at exit.
             reason = next((line for line in reversed(lines) if line.startswith(SAYS)), lines[-1])
             raise ForebayError(f"the dispatcher did not start: {reason.removeprefix(SAYS)}")
         self._log = threading.Thread(
@@ -217,22 +216,22 @@ class DispatchServer(_Server):
 
     @property
     def target(self) -> str:
-        """What clients connect to: "grpc://host:port"; "" before it is started on any port."""
+        """The address for clients: "grpc://host:port"; "" before a start on any free port."""
         return self._target
 
     @property
     def address(self) -> str:
-        """The same without the protocol, for workers: "host:port"."""
+        """The address for workers: "host:port"."""
         return self._target.removeprefix("grpc://")
 
     def _num_workers(self) -> int:
-        """How many workers are registered, as tests for tf.data service's own server ask it."""
+        """The number of registered workers. tf.data service's tests call this."""
         answer = self._ask(pb.GetStatusRequest(), pb.GetStatusResponse)
         return len(json.loads(answer.status)["workers"])
 
     def _snapshot_streams(self, path: str) -> Sequence[tf.SnapshotStreamInfo]:
-        """Of each stream of a save `index` and `state`, by TensorFlow's numbers: ASSIGNED, ORPHAN
-        while its worker is lost, or DONE. As tests for tf.data service's own server ask it.
+        """Each stream of a save: its `index`, and its `state` in TensorFlow's numbers: ASSIGNED,
+        ORPHAN while its worker is lost, or DONE. tf.data service's tests call this.
 
         Raises NotFound.
         """
@@ -252,7 +251,7 @@ class DispatchServer(_Server):
             self._process.wait()
 
     def stop(self) -> None:
-        """End it: what it has decided is answered, then the journal is closed. Idempotent."""
+        """End it: it answers what it has decided, then closes the journal. Idempotent."""
         self._stopped = True
         self._end()
 
@@ -260,12 +259,12 @@ class DispatchServer(_Server):
         if self._finalizer is not None:
             self._finalizer()
         if self._log is not None:
-            self._log.join(LOG_S)  # it ends with what the process has written last
+            self._log.join(LOG_S)  # it ends after the process's last line
         self._process = self._log = None
 
 
 def _forward_log(process: Child) -> None:
-    """What the dispatcher logs, to where this process logs; until it has ended."""
+    """Copy the dispatcher's log to this process's stderr, until the dispatcher ends."""
     assert process.stderr is not None
     with process.stderr:
         for line in process.stderr:
@@ -294,6 +293,7 @@ class WorkerConfig:
     drain_timeout_ms: int | None = None
     save_chunk_bytes: int | None = None
     cross_trainer_cache_size_bytes: int | None = None
+    memory_budget: int | None = None
     allow_python: bool | None = None
     processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
@@ -310,7 +310,7 @@ class WorkerConfig:
 
 
 class SnapshotTaskProgress(NamedTuple):
-    """What a worker writes of a save, under the names that tf.data service's own server has."""
+    """A stream of a save that a worker writes, with tf.data service's field names."""
 
     snapshot_task_base_path: bytes
     snapshot_task_stream_index: int
@@ -318,7 +318,7 @@ class SnapshotTaskProgress(NamedTuple):
 
 
 def _config_of(config: Config | Any, kind: type[Config]) -> Config:
-    """What it says, or what one of tf.data service's own messages or configurations says.
+    """Convert tf.data service's own message or configuration; return our own as it is.
 
     Raises InvalidArgument.
     """
@@ -327,7 +327,7 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
     if isinstance(config, Message):
         said = {field.name: value for field, value in config.ListFields()}
     elif type(config).__name__ == kind.__name__ and hasattr(config, "_asdict"):
-        said = {name: value for name, value in config._asdict().items() if value}  # 0: as it likes
+        said = {name: value for name, value in config._asdict().items() if value}  # 0: default
     else:
         raise InvalidArgument(f"`config` must be a {kind.__name__}, not {config!r:.100}")
     known = {field.name for field in dataclasses.fields(kind)}
@@ -336,7 +336,7 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
         said.setdefault("dispatcher_address", "")
     elif said.pop("gc_dynamic_sharding_jobs", False):
         said["dynamic_gc_timeout_ms"] = said.get("job_gc_timeout_ms")
-    else:  # which is tf.data service's default: what is begun under DYNAMIC stays
+    else:  # tf.data service's default: epochs under DYNAMIC are kept
         said |= {"dynamic_gc_timeout_ms": -1, "max_idle_iterations": -1}
     if unknown := said.keys() - known:
         log.warning("%s: %s has no effect here", kind.__name__, ", ".join(sorted(unknown)))
@@ -344,9 +344,9 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
 
 
 def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
-    """As tf.data service's own servers are known, if nothing else is said: at localhost.
+    """By default, advertise localhost, as tf.data service's own servers do.
 
-    Those that listen on one of `hosts` are, too.
+    The same goes for servers that listen on one of `hosts`.
     """
     if options.address or options.host not in (ServerOptions.host, *hosts):
         return options
@@ -354,7 +354,7 @@ def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
 
 
 def _foretold(options: ServerOptions) -> str:
-    """The address of a server that has not been started; "" if it may be at any port."""
+    """The address of a server before its start; "" if it will use any free port."""
     if not options.port:
         return ""
     return told_address(options.address, f"{options.host}:{options.port}")
@@ -365,7 +365,7 @@ def _given(
     options: type[ServerOptions],
     names: Mapping[str, str] = {},
 ) -> dict[str, Any]:
-    """What a configuration says of each option; `names` are those that it has there."""
+    """A configuration's values by option; `names` maps options to the configuration's names."""
     given = {}
     for declared in options_of(options):
         value = getattr(config, names.get(declared.name, declared.name))
@@ -381,13 +381,13 @@ for _config, _options, _names in (
 
 
 class _NotStarted(Unavailable, RuntimeError):
-    """A worker that no dispatcher has taken in time."""
+    """No dispatcher has accepted the worker in time."""
 
 
 class WorkerServer(_Server):
     """A worker in this process. A context manager; `stop` is idempotent.
 
-    `config` may be tf.data service's own `WorkerConfig` as well, or the message of that name.
+    `config` may also be tf.data service's own `WorkerConfig`, or the message of that name.
     """
 
     def __init__(self, config: WorkerConfig | Any, start: bool = True) -> None:
@@ -398,16 +398,16 @@ class WorkerServer(_Server):
         self._worker = Worker(self._options)
         self._started = False
         self._ended = threading.Event()
-        # At the interpreter's exit too: whoever waits for this process must not wait for ever.
+        # Also runs at the interpreter's exit, so that the process can end.
         self._finalizer = weakref.finalize(self, _stop_forgotten, self._worker)
         if start:
             self.start()
 
     def start(self) -> None:
-        """Start it, and return once it is registered. One that runs is left alone.
+        """Start it, and return once it is registered. No effect on a running worker.
 
-        Raises AddressInUse, Unavailable, which is a RuntimeError here, as in TensorFlow, and
-        FailedPrecondition, another one, if it has been stopped.
+        Raises AddressInUse, Unavailable, and, if it has been stopped, FailedPrecondition. The last
+        two are RuntimeErrors here, as in TensorFlow.
         """
         self._require_not_stopped()
         if not self._started:
@@ -419,15 +419,15 @@ class WorkerServer(_Server):
 
     @property
     def address(self) -> str:
-        """Where it is registered: "host:port"; "" before it is started on any port."""
+        """The registered address: "host:port"; "" before a start on any free port."""
         return self._worker.address or _foretold(self._options)
 
     def _num_tasks(self) -> int:
-        """How many tasks it runs, as tests for tf.data service's own server ask it."""
+        """The number of running tasks. tf.data service's tests call this."""
         return self._worker.num_tasks
 
     def _snapshot_task_progresses(self) -> list[SnapshotTaskProgress]:
-        """Of the streams of saves that it writes, as tests for tf.data service's own server ask."""
+        """The streams of saves that it writes. tf.data service's tests call this."""
         return [
             SnapshotTaskProgress(os.fsencode(path), number, completed)
             for number, path, completed in self._worker.streams
@@ -438,8 +438,8 @@ class WorkerServer(_Server):
         self._ended.wait()
 
     def stop(self, *, drain: bool = False) -> None:
-        """End it. With `drain`, begin no further split, hand back what was not begun, and let
-        consumers take the rest first. Idempotent."""
+        """End it. With `drain`, first return unstarted splits, start no others, and let consumers
+        read the rest. Idempotent."""
         self._stopped = True
         self._worker.stop(drain=drain)
         self._finalizer.detach()
@@ -447,9 +447,9 @@ class WorkerServer(_Server):
 
 
 def _stop_forgotten(worker: Worker) -> None:
-    """Garbage is collected at any allocation: in a thread that the worker waits for, or with a lock
-    held that stopping takes. But at its exit, once the main thread counts as ended, the interpreter
-    starts no other."""
+    """Stop a worker that was garbage-collected, in a new thread. The garbage collector may run in a
+    thread that the worker waits for, or hold a lock that stopping takes. At its exit, the
+    interpreter starts no threads, so this one stops the worker itself."""
     if threading.main_thread().is_alive():
         threading.Thread(target=worker.stop, name="forebay-worker-stop", daemon=True).start()
     else:

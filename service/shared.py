@@ -1,21 +1,20 @@
-"""Large payloads between processes of one host: memory that both map, instead of the socket.
+"""Shared memory: large payloads between processes of one host, without the socket.
 
-The worker's `Lender` copies a payload into a *slab*, a memory file (memfd_create(2)) whose
-descriptor travels over the Unix socket once, and the frame says which one. The consumer's
-`Borrower` makes an array of it; when nobody holds that array or a view of it any more, the
-slab's number goes back with the next credit. So a payload is copied once, where the socket
-would copy it twice, and a slab's pages are faulted in once.
+The worker's `Lender` copies a payload into a *slab*, a memory file (memfd_create(2)). It sends the
+slab's descriptor over the Unix socket once; each frame names its slab. The consumer's `Borrower`
+maps the slab as an array. When nothing refers to that array or a view of it any more, the next
+credit returns the slab's number. So a payload is copied once, where the socket would copy it twice,
+and a slab's pages are faulted in once.
 
-Nothing has a name in the file system, so nothing is left behind, whoever is killed. A slab
-cannot shrink (it is sealed), so a worker cannot make its consumer's reads fail. Where no slab is
-free the payload takes the socket, so nobody waits for a consumer that keeps its arrays. A fork of
-the consumer's process refers to its slabs as well, for as long as nobody knows: these are never
-used again.
+Slabs have no name in the file system, so a killed process leaves none behind. They are sealed and
+cannot shrink, so a worker cannot make its consumer's reads fail. If no slab is free, the payload
+goes over the socket, so nobody waits for a consumer that keeps its arrays. A child that the
+consumer's process forked may refer to a slab for an unknown time; such a slab is never reused.
 
-What a worker has borrowed itself, from a process that runs a dataset's function, it may pass on
-to a consumer as it is: a `Loan`. The consumer maps the same memory, under a number of the worker's
-for this once, and the slab goes back the same way. One whose consumer has gone without a word may
-still be mapped there, so it is not used again either.
+A worker itself borrows slabs from processes that run a dataset's functions. It may pass such a
+payload on to a consumer without a copy, as a `Loan`. The consumer maps the same memory, under a
+number that the worker assigns for this one time, and returns it the same way. If the consumer
+vanishes without a goodbye, it may still map the slab, so the slab is never reused either.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_limits import padding
+from .blocks import PassableMemory
 from .errors import ProtocolError
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,20 +42,20 @@ _log = logging.getLogger(__name__)
 
 SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
 MAX_SLABS = 32  # each holds a descriptor, on both sides
-POOL_BYTES = 48 << 20  # of slabs for one consumer; but LEAST_SLABS of them, however large
+POOL_BYTES = 48 << 20  # of slabs for one consumer; LEAST_SLABS are allowed however large
 LEAST_SLABS = 3
 MAX_PASSED = 4
-"""Of what one process has lent. Of the others each payload is copied, so that consumers who keep
-their arrays leave it some to lend."""
+"""How many slabs of one process may be passed on at a time. Further payloads are copied, so that
+the process has slabs left even if consumers keep their arrays."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Lent(NamedTuple):
-    """Where a payload lies."""
+    """The slab of a payload."""
 
     slab: int
-    descriptor: int | None  # to be sent along, and closed, if the consumer does not know the slab
+    descriptor: int | None  # if the slab is new to the consumer: the caller sends and closes it
 
 
 class Lender:
@@ -65,8 +65,8 @@ class Lender:
         self._most = most
         self._lock = threading.Lock()
         self._slabs: dict[int, Bytes] = {}
-        self._free: list[int] = []  # the last one is the one that is best in the caches
-        self._passed: dict[int, Loan] = {}  # by what the consumer calls their slabs
+        self._free: list[int] = []  # the last one is the most likely to be in the caches
+        self._passed: dict[int, PassableMemory] = {}  # by their slab numbers at the consumer
         self._able = True
 
     def lend(self, size: int, buffers: Sequence[memoryview]) -> Lent | None:
@@ -82,7 +82,7 @@ class Lender:
         return lent
 
     def reserve(self, size: int) -> tuple[Lent, Bytes] | None:
-        """A slab for a payload of `size` bytes, and its memory, to be written before it is told."""
+        """Reserve a slab of at least `size` bytes; write its memory before you send its number."""
         with self._lock:
             try:
                 lent = self._choose(size) if self._able else None
@@ -92,9 +92,9 @@ class Lender:
                 return None
             return None if lent is None else (lent, self._slabs[lent.slab])
 
-    def pass_on(self, loan: Loan) -> Lent | None:
-        """Lend the payload that was lent to us, to a consumer that is the only one that gets it;
-        None if it is to be copied."""
+    def pass_on(self, loan: PassableMemory) -> Lent | None:
+        """Lend a payload that we borrowed ourselves; None if it must be copied. No other consumer
+        may get the same payload."""
         with self._lock:
             number = self._number()
             if number is None or not loan.is_spare():
@@ -108,7 +108,7 @@ class Lender:
             return Lent(number, descriptor)
 
     def take_back(self, slabs: Iterable[int], abandoned: Iterable[int] = ()) -> None:
-        """The consumer holds nothing of these any more; of the abandoned, others may.
+        """The consumer has released these slabs; other processes may still map the abandoned ones.
 
         Raises ProtocolError.
         """
@@ -125,8 +125,8 @@ class Lender:
                     del self._slabs[slab]
 
     def close(self) -> None:
-        """The consumer is heard of no more, and may hold whatever was lent. Nothing is lent after
-        that."""
+        """The connection has ended; the consumer may still map all that was lent. Lend nothing
+        afterwards."""
         with self._lock:
             for loan in self._passed.values():
                 loan.abandon()
@@ -134,7 +134,7 @@ class Lender:
             self._slabs.clear()
 
     def _number(self) -> int | None:
-        """For a slab that the consumer does not know."""
+        """A free number for a new slab."""
         numbers = range(self._most)
         return next((n for n in numbers if n not in self._slabs and n not in self._passed), None)
 
@@ -162,22 +162,22 @@ class Borrower:
     """The slabs of one connection to a worker, in the consumer."""
 
     def __init__(self, peer: str, *, passes_on: bool = False) -> None:
-        """With `passes_on` there are loans of large payloads; their slabs take two descriptors."""
+        """`passes_on` allows loans of large payloads; their slabs take two descriptors."""
         self._peer = peer
         self._passes_on = passes_on
-        self._descriptors: dict[int, int] = {}  # of those that may be passed on
-        self._passed: set[int] = set()  # of what is borrowed
+        self._descriptors: dict[int, int] = {}  # of slabs that may be passed on
+        self._passed: set[int] = set()  # slabs that are passed on now
         self._slabs: dict[int, mmap.mmap] = {}
         self._borrowed: dict[int, weakref.ref[Bytes]] = {}
         self._shared_with_children: set[int] = set()
-        # Appended to wherever the last reference to an array happens to die.
+        # Any thread may append: the one that drops the last reference to an array.
         self._released: collections.deque[int] = collections.deque()
         _borrowers.add(self)
 
     def learn(self, slab: int, descriptor: int) -> None:
-        """Map a new slab, in the place of an earlier one of its number.
+        """Map a new slab; it replaces an earlier one of its number.
 
-        `descriptor` remains the caller's. Raises ProtocolError, OSError.
+        The caller keeps `descriptor`. Raises ProtocolError, OSError.
         """
         if slab >= MAX_SLABS:
             raise ProtocolError(f"{self._peer} lends slab {slab}; there are {MAX_SLABS} at most")
@@ -198,7 +198,7 @@ class Borrower:
         self._slabs[slab] = memory
 
     def borrow(self, slab: int, size: int) -> Bytes:
-        """The payload in a slab; theirs who hold the array or a view of it."""
+        """The payload in a slab, lent as long as anything refers to the array or a view of it."""
         known = self._slabs.get(slab)
         if known is None or size > len(known):
             raise ProtocolError(
@@ -206,17 +206,17 @@ class Borrower:
                 f"{'unknown' if known is None else f'one of {len(known)}'}"
             )
         payload: Bytes = np.frombuffer(known, np.uint8, size)
-        released = self._released  # and not the Borrower, which has the reference
+        released = self._released  # not `self`, which holds the weak reference: that is a cycle
         self._borrowed[slab] = weakref.ref(payload, lambda _: released.append(slab))
         return payload
 
     def loan(self, slab: int, payload: Bytes) -> Loan | None:
-        """What was borrowed, as it may be passed on; None if it may not."""
+        """A loan of the borrowed payload; None if it may not be passed on."""
         descriptor = self._descriptors.get(slab)
         return None if descriptor is None else Loan(self, slab, payload, descriptor)
 
     def released(self) -> tuple[list[int], list[int]]:
-        """The slabs that are free again since the last call, and those to be abandoned."""
+        """The slabs released since the last call: those free again, and those to abandon."""
         slabs = {self._released.popleft() for _ in range(len(self._released))}
         abandoned = slabs & self._shared_with_children
         for slab in slabs:
@@ -226,29 +226,29 @@ class Borrower:
         return list(slabs - abandoned), list(abandoned)
 
     def share_with_child(self) -> None:
-        """The process is about to fork."""
+        """Mark all borrowed slabs: the process is about to fork."""
         self._shared_with_children |= self._borrowed.keys()
 
 
 class Loan:
-    """A borrowed payload that may be passed on, and keeps it. Of its methods, one thread at a time
-    calls one, as who passes it on is the only one that has it."""
+    """A borrowed payload that may be passed on; it keeps the payload borrowed. Not thread-safe: a
+    loan has one owner, who passes it on."""
 
     def __init__(self, borrower: Borrower, slab: int, payload: Bytes, descriptor: int) -> None:
-        self.descriptor = descriptor  # of the slab, as long as this is
+        self.descriptor = descriptor  # of the slab; valid as long as the loan exists
         self._borrower = borrower
         self._slab = slab
         self._payload = payload
 
     def is_spare(self) -> bool:
-        """Whether its lender does well without it."""
+        """Whether its lender can spare another slab."""
         return len(self._borrower._passed) < MAX_PASSED
 
     def pass_on(self) -> None:
         self._borrower._passed.add(self._slab)
 
     def abandon(self) -> None:
-        """Others may hold it for as long as nobody knows."""
+        """Never reuse the slab: other processes may map it for an unknown time."""
         self._borrower._shared_with_children.add(self._slab)
 
 

@@ -1,8 +1,8 @@
-"""The nesting of an element, as JSON: so that NumPy readers need no TensorFlow.
+"""Encodes the nesting of elements as JSON, so that NumPy readers need no TensorFlow.
 
-An element travels as a flat list of dense tensors (blocks.py). `encode` writes down what they
-were: dicts, tuples, named tuples, extension types, None, tensors, ragged and sparse tensors.
-`assemble` puts arrays together again. A node of the JSON is one of
+An element travels as a flat list of dense tensors (blocks.py). `encode` describes its nesting:
+dicts, tuples, named tuples, extension types, None, tensors, ragged and sparse tensors.
+`assemble` rebuilds elements from arrays. A node of the JSON is one of
 
     {"tensor": dtype, "shape": [2, null] or null}
     {"ragged": dtype, "shape": …, "ragged_rank": n}     flat values, then n row splits
@@ -11,6 +11,7 @@ were: dicts, tuples, named tuples, extension types, None, tensors, ragged and sp
     {"dict": [[key, node], …]}                          sorted by key, as TensorFlow flattens
     {"tuple": [node, …]}
     {"named": type name, "fields": [[name, node], …]}   named tuples, attrs and extension types
+    {"opaque": type name, "shape": null}                a variant that only TensorFlow can read
     {"constant": value}                                 a field of an extension type; no component
 """
 
@@ -34,7 +35,7 @@ _Build = Callable[[Iterator[Iterable[Array]], int], Iterator[Any]]
 
 
 class UnsupportedElement(InvalidArgument):
-    """The dataset's elements contain something that no block can hold."""
+    """The dataset's elements contain a type that blocks cannot hold."""
 
 
 class Ragged(NamedTuple):
@@ -48,7 +49,7 @@ class Ragged(NamedTuple):
 
 
 class Sparse(NamedTuple):
-    """A sparse tensor: `values[i]` stands at `indices[i]`; shapes [n, rank], [n], [rank]."""
+    """A sparse tensor: `values[i]` is at `indices[i]`; shapes [n, rank], [n], [rank]."""
 
     indices: Array
     values: Array
@@ -63,10 +64,10 @@ def encode(element_spec: Any) -> str:
 def assemble(structure: str) -> Assemble:
     """A function from a block's columns to its elements.
 
-    It is given an iterable for each component, of that component of each element, and the number
-    of elements. Named tuples and extension types come back as named tuples of the same name and
-    fields, ragged and sparse tensors as `Ragged` and `Sparse`; a field that is a shape is a
-    tuple, a dtype its name. Raises ValueError for another number of columns.
+    It takes, for each component, an iterable over the elements, and the number of elements. It
+    returns named tuples and extension types as named tuples of the same name and fields, ragged
+    and sparse tensors as `Ragged` and `Sparse`, shapes as tuples, and dtypes as names. Raises
+    ValueError for another number of columns.
     """
     build = _assembler(json.loads(structure))
 
@@ -88,7 +89,7 @@ def assemble(structure: str) -> Assemble:
 
 
 def leaves(structure: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The nodes of its tensors, of whatever kind, and where they are: `['a'][0].b`."""
+    """The nodes of all kinds of tensors, with their paths, such as `['a'][0].b`."""
     return _leaves(json.loads(structure), "")
 
 
@@ -103,12 +104,12 @@ def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
         case {"named": _, "fields": fields}:
             for key, inner in fields:
                 yield from _leaves(inner, f"{path}.{key}")
-        case {"tensor": _} | {"ragged": _} | {"sparse": _}:
+        case {"tensor": _} | {"ragged": _} | {"sparse": _} | {"opaque": _}:
             yield path, node
 
 
 def describe(structure: str) -> str:
-    """In short, for people: `{image: uint8[224, 224, 3], label: int64[]}`; ? is any length."""
+    """A short text for people: `{image: uint8[224, 224, 3], label: int64[]}`; ? is any length."""
     return _described(json.loads(structure))
 
 
@@ -120,6 +121,8 @@ def _described(node: dict[str, Any]) -> str:
             return "(" + ", ".join(map(_described, items)) + ")"
         case {"named": name, "fields": fields}:
             return f"{name}({', '.join(f'{key}={_described(inner)}' for key, inner in fields)})"
+        case {"opaque": name}:
+            return f"{name}"
         case {"constant": value}:
             return repr(value)
         case {"shape": shape, **kind}:
@@ -131,7 +134,7 @@ def _described(node: dict[str, Any]) -> str:
 
 
 def _encode(spec: Any, path: str, *, constants: bool = False) -> dict[str, Any]:
-    """`constants`: within an extension type, where there may be some."""
+    """`constants`: allow constants, as within an extension type."""
     import tensorflow as tf
     from tensorflow.python.framework.extension_type import ExtensionTypeSpec
 
@@ -146,6 +149,8 @@ def _encode(spec: Any, path: str, *, constants: bool = False) -> dict[str, Any]:
             return {"ragged": spec.dtype.name, "shape": _shape(spec), **rank}
         case tf.SparseTensorSpec():
             return {"sparse": spec.dtype.name, "shape": _shape(spec)}
+        case _ if isinstance(spec, opaque_specs()):
+            return {"opaque": type(spec).__name__.removesuffix("Spec"), "shape": None}
         case Mapping():
             if odd := [key for key in spec if not isinstance(key, str)]:
                 raise UnsupportedElement(
@@ -176,8 +181,15 @@ def _encode(spec: Any, path: str, *, constants: bool = False) -> dict[str, Any]:
     )
 
 
+def opaque_specs() -> Any:
+    """The specs whose values tf.data keeps as one variant that TensorFlow can serialize."""
+    import tensorflow as tf
+
+    return tf.TensorArraySpec, tf.OptionalSpec
+
+
 def _fields(spec: Any, path: str) -> dict[str, Any]:
-    """The fields of an extension type, in the order in which TensorFlow lays them out."""
+    """The fields of an extension type, in TensorFlow's order."""
     from tensorflow.python.framework import type_spec_registry
 
     name = spec.value_type.__name__
@@ -210,12 +222,17 @@ def _shape(spec: Any) -> list[int | None] | None:
 
 
 def _assembler(node: dict[str, Any]) -> _Build:
-    """Takes its own columns; what it returns is assembled without Python for each element."""
+    """A function that takes the node's columns; it runs no Python code for each plain tensor."""
     match node:
         case {"tensor": _}:
             return lambda columns, count: iter(next(columns))
         case {"ragged": _, "ragged_rank": rank}:
             return lambda columns, count: map(_ragged, *[next(columns) for _ in range(1 + rank)])
+        case {"opaque": name}:
+            raise UnsupportedElement(
+                f"the elements hold a {name}, which only TensorFlow reads: use from_dataset_id, or "
+                "map the dataset to tensors before it is registered"
+            )
         case {"sparse": _}:
             return lambda columns, count: map(Sparse, *[next(columns) for _ in range(3)])
         case {"none": _}:
@@ -236,7 +253,7 @@ def _assembler(node: dict[str, Any]) -> _Build:
 
 
 def _joined(items: list[dict[str, Any]], make: Callable[[tuple[Any, ...]], Any] | None) -> _Build:
-    """Tuples of the members' elements, made into something else, or left as they are."""
+    """Zip the members' elements into tuples, and apply `make` if it is given."""
     members = [_assembler(item) for item in items]
 
     def build(columns: Iterator[Iterable[Array]], count: int) -> Iterator[Any]:
@@ -249,7 +266,7 @@ def _joined(items: list[dict[str, Any]], make: Callable[[tuple[Any, ...]], Any] 
 
 @functools.cache
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """A type that can be pickled, although no module has it."""
+    """A named tuple type that can be pickled, although no module has it."""
     base: Any = namedtuple(name, fields, rename=True)  # type: ignore[misc]
 
     def reduce(self: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Pluggable places for a journal: a fenced log, snapshots and blobs under one URL."""
+"""Pluggable storages for a journal: each has a fenced log, snapshots and blobs under one URL."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A batch as it is kept: one TFRecord frame, on files and in Redis alike.
+"""Encodes a batch of records as one TFRecord frame, for files and Redis alike.
 
-So its bytes carry their own checksum, their format, their term and their place in the log.
+A batch's bytes thus carry their checksum, format, term and place in the log.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ BATCH_FORMAT = 1
 
 
 class UnfitBatch(Exception):
-    """Bytes that are no batch, or not the one that must follow. The message says which."""
+    """The bytes are not a batch, or not the next one. The message says which."""
 
 
 def encode_batch(term: int, first_sequence: int, records: Sequence[bytes]) -> bytes:
-    """The records, one at least, as a frame."""
+    """Encode one or more records as a frame."""
     batch = Batch(format=BATCH_FORMAT, term=term, first_sequence=first_sequence, records=records)
     return frame(batch.SerializeToString())
 
 
 def decode_batch(data: bytes, where: str) -> Batch:
-    """The batch in `data`, a frame's content.
+    """Decode the batch in `data`, a frame's content.
 
     `where` begins the message of a NewerFormat. Raises UnfitBatch, NewerFormat.
     """
@@ -46,7 +46,7 @@ def decode_batch(data: bytes, where: str) -> Batch:
 
 
 def check_follows(batch: Batch, sequence: int, term: int) -> None:
-    """Whether the batch begins with the record `sequence`, and its term is not before `term`.
+    """Check that the batch begins with record `sequence`, and that its term is at least `term`.
 
     Raises UnfitBatch.
     """
@@ -59,7 +59,7 @@ def check_follows(batch: Batch, sequence: int, term: int) -> None:
 
 
 def records_above(batch: Batch, after: int) -> Iterator[Record]:
-    """The batch's records with a sequence above `after`, as they are read back."""
+    """The batch's records with a sequence above `after`."""
     passed = max(0, after + 1 - batch.first_sequence)
     sequences = itertools.count(batch.first_sequence + passed)
     return map(Record, sequences, itertools.repeat(batch.term), batch.records[passed:])

@@ -1,9 +1,9 @@
-"""Root of Forebay's errors, and those of the storage.
+"""The root of Forebay's errors, and the storage's errors.
 
 ForebayError
 ├── StorageError         the storage cannot do what was asked
 │   ├── StorageUnusable    wrong URL, not writable, not a storage   (the operator's fault)
-│   │   ├── Away             not reachable, loading, full: may be usable again, with nothing changed
+│   │   ├── Away             unreachable, loading, full: may become usable again by itself
 │   │   └── Volatile         its settings can lose acknowledged records
 │   ├── Locked             another writer holds it
 │   ├── Fenced             a later term exists: this writer must stop
@@ -33,18 +33,18 @@ class StorageUnusable(StorageError):
 
 
 class Away(StorageUnusable):
-    """The storage cannot be used now. It may be later: whoever can wait should try again."""
+    """The storage cannot be used now, but perhaps later. A caller that can wait should retry."""
 
 
 class Volatile(StorageUnusable):
-    """The storage is set up so that acknowledged records can be lost. Says which, and how."""
+    """The storage's settings can lose acknowledged records. The message names the setting."""
 
 
 class Locked(StorageError):
     """Another process is the writer of this storage.
 
-    `silence_ms`, if it is not 0: nobody can say whether that process lives, and it has no claim
-    once it has been silent for so long.
+    If `silence_ms` is not 0, the process may have ended. Its claim lapses once it has been
+    silent for that long.
     """
 
     def __init__(self, message: str, silence_ms: int = 0) -> None:
@@ -69,11 +69,11 @@ class NewerFormat(StorageError):
 
 
 class Missing(StorageError):
-    """There is no blob or snapshot of that name, or the records were trimmed."""
+    """The blob or snapshot does not exist, or the records were trimmed."""
 
 
 class Corrupt(StorageError):
-    """Stored data is damaged in a way that no crash explains.
+    """Stored data is damaged in a way that a crash cannot explain.
 
     `file` and `offset` (bytes) say where, for a storage that has files.
     """

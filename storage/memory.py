@@ -1,4 +1,4 @@
-"""A storage that lasts as long as its object: for tests, trials and `memory:` dispatchers."""
+"""An in-memory storage, for tests, trials and `memory:` dispatchers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import Corrupt, Fenced, Locked, Missing, OutOfSequence
 
 
 class MemoryStorage(Storage):
-    """Keeps everything in the object. `read` sees what was there when it was called."""
+    """Keeps everything in the object. `read` yields what was there at the call."""
 
     lasting = False
 
@@ -97,7 +97,7 @@ class MemoryStorage(Storage):
 
 
 class MemoryWriter(Writer):
-    """The writer of a MemoryStorage. Durable means: in the object."""
+    """The writer of a MemoryStorage. Data is durable once it is in the object."""
 
     def __init__(
         self, storage: MemoryStorage, term: int, last_sequence: int, lease_ms: int
@@ -108,7 +108,7 @@ class MemoryWriter(Writer):
         self._storage = storage
 
     def renew(self) -> None:
-        self._check_place()  # its process is this one, so it lives
+        self._check_place()  # no lease: the writer lives in this process
 
     def append(self, records: Sequence[bytes]) -> int:
         storage = self._storage

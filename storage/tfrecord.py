@@ -1,15 +1,14 @@
-"""TFRecord framing, and what a crash can do to the last frame of a file.
+"""TFRecord framing, and the detection of a frame that a crash has torn.
 
 A frame is the data's length (u64), the masked CRC-32C of those 8 bytes (u32), the data, and the
 data's masked CRC-32C (u32), all little-endian: the format that `tf.data.TFRecordDataset` and
 Beam's `ReadFromTFRecord` read (https://www.tensorflow.org/tutorials/load_data/tfrecord).
 
-A frame is written by one append, and the next one begins only when it is on disk. So only the
-last frame of a file can be *torn*. A crash leaves of it a beginning (the file's size was not
-moved all the way), or zeros where a disk sector was never written (the size was moved, not all
-of the data). Those are the signs that `is_torn` goes by; everything else is corruption. It
-errs on the side of corruption, which an operator looks at, because to drop a torn frame is
-right, and to drop one that was acknowledged and has rotted is not.
+One append writes a frame, and the next one begins only when that is on disk. So only the last
+frame of a file can be *torn*. A crash leaves its beginning (the file's size grew only in part),
+or zeros where a disk sector was never written (the size grew, but not all data was written).
+`is_torn` looks for those signs; everything else is corruption. In doubt it says corruption, which
+an operator looks at: it must never drop an acknowledged frame that has rotted.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ FRAME_BYTES = 16  # header and footer: what framing adds to the data
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-_SECTOR_BYTES = 512  # disks write no less at once
+_SECTOR_BYTES = 512  # the least that a disk writes at once
 _CHUNK_BYTES = 1 << 20
 
 
 class BrokenFrame(Exception):
-    """The frame at `offset` is not whole. `tail` is what the file holds from there on."""
+    """The frame at `offset` is not whole. `tail` is the rest of the file from there."""
 
     def __init__(self, offset: int, tail: bytes) -> None:
         super().__init__(f"no whole frame at byte {offset}")
@@ -39,13 +38,13 @@ class BrokenFrame(Exception):
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC-32C of `data`, rotated and shifted, so that a CRC over CRCs stays a good one."""
+    """The CRC-32C of `data`, rotated and shifted, so that a CRC over CRCs stays a good check."""
     crc: int = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(data: bytes) -> bytes:
-    """`data` as one frame."""
+    """Frame `data`."""
     length = len(data).to_bytes(8, "little")
     return b"".join(
         (length, _FOOTER.pack(masked_crc(length)), data, _FOOTER.pack(masked_crc(data)))
@@ -53,7 +52,7 @@ def frame(data: bytes) -> bytes:
 
 
 def unframe(data: bytes) -> bytes | None:
-    """The inverse of `frame`; None if `data` is anything but one whole frame."""
+    """The inverse of `frame`; None unless `data` is exactly one whole frame."""
     length = _header(data)
     if length is None or len(data) != length + FRAME_BYTES:
         return None
@@ -61,13 +60,13 @@ def unframe(data: bytes) -> bytes | None:
 
 
 def read_frames(fd: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield each frame of the file from `offset` on: where it begins, and its data.
+    """Yield each frame of the file from `offset` on, as (its offset, its data).
 
     Ends at the end of the file. Raises BrokenFrame at the first frame that is not whole.
     """
     buffer, at = b"", 0  # buffer[0] is the file's byte `offset`
     needed = FRAME_BYTES
-    judged = -1  # a frame that looked broken, and was read again with all that is behind it
+    judged = -1  # the offset of a frame that looked broken, and was read again to the file's end
     while True:
         while len(buffer) - at >= needed:
             length, crc = _HEADER.unpack_from(buffer, at)
@@ -85,7 +84,7 @@ def read_frames(fd: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
             needed = FRAME_BYTES
         offset, buffer, at = offset + at, buffer[at:], 0
         if len(buffer) < needed:
-            # Never ask for more than there is: `needed` is what a header says.
+            # Never ask for more than the file has: `needed` comes from a header.
             left = os.fstat(fd).st_size - offset - len(buffer)
             more = os.pread(fd, min(max(needed, _CHUNK_BYTES), max(left, 0)), offset + len(buffer))
             if more:
@@ -93,7 +92,7 @@ def read_frames(fd: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
                 continue
             if not buffer:
                 return
-        # A writer at work may have replaced what was read at first: look once more, at all.
+        # A writer may have replaced what was read first: read once more, to the file's end.
         if judged == offset:
             raise BrokenFrame(offset, buffer)
         judged = offset
@@ -101,7 +100,7 @@ def read_frames(fd: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def is_torn(tail: bytes, offset: int) -> bool:
-    """Whether a crash while one frame was written at `offset` explains `tail`.
+    """Whether a crash during the write of one frame at `offset` explains `tail`.
 
     `tail` is everything from `offset` to the end of the file, and does not begin with a whole
     frame.
@@ -123,7 +122,7 @@ def is_torn(tail: bytes, offset: int) -> bool:
 
 
 def _header(data: bytes, at: int = 0) -> int | None:
-    """The data's length, if there is a whole header."""
+    """The data's length; None without a whole header."""
     if len(data) - at < HEADER_BYTES:
         return None
     length, crc = _HEADER.unpack_from(data, at)
@@ -131,7 +130,7 @@ def _header(data: bytes, at: int = 0) -> int | None:
 
 
 def _payload(data: bytes, length: int, at: int = 0) -> bytes | None:
-    """The data of the frame at `at`, if it is whole."""
+    """The data of the frame at `at`; None if the frame is not whole."""
     stop = at + HEADER_BYTES + length
     if stop + 4 > len(data):
         return None
@@ -142,7 +141,7 @@ def _payload(data: bytes, length: int, at: int = 0) -> bytes | None:
 def _lacks_a_sector(data: bytes, offset: int) -> bool:
     """Whether a sector's part of `data` (the file's bytes from `offset`) was never written.
 
-    A part of less than 4 bytes proves nothing: a length may end in zeros.
+    Ignores parts of less than 4 bytes: a length may end in zeros.
     """
     for start in range(-(offset % _SECTOR_BYTES), len(data), _SECTOR_BYTES):
         part = data[max(start, 0) : start + _SECTOR_BYTES]

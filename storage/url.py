@@ -1,4 +1,4 @@
-"""From a URL to a storage."""
+"""Opens the storage at a URL."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _OFFER = (
 def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
     """The storage at `url`.
 
-    That is `memory:`, `file:///directory`, a plain path, or a Redis: redis/address.py has the
-    forms of its URLs. Each `memory:` storage is a new one. Opening changes nothing; what is not
-    there yet is made by `open_writer`. That refuses a Redis whose settings can lose
-    acknowledged records, unless `allow_volatile`. Raises StorageUnusable.
+    `url` is `memory:`, `file:///directory`, a plain path, or a Redis URL (redis/address.py). Each
+    `memory:` storage is a new one. Opening changes nothing; `open_writer` creates what is
+    missing. Without `allow_volatile`, it refuses a Redis whose settings can lose acknowledged
+    records. Raises StorageUnusable.
     """
     scheme = _SCHEME.match(url)
     if scheme is None:

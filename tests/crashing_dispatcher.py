@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.decider import Decider
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.server import serve
 from forebay.storage.local.file_writer import FileWriter
@@ -29,7 +29,7 @@ def main(point: str, n: str, storage: str, port: str) -> None:
         if reached >= int(n):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    append, durable = FileWriter.append, Dispatcher.durable
+    append, durable = FileWriter.append, Decider.durable
 
     def crashing_append(self: FileWriter, records: Sequence[bytes]) -> int:
         reach("before-append")
@@ -37,12 +37,12 @@ def main(point: str, n: str, storage: str, port: str) -> None:
         reach("after-append")
         return last
 
-    async def crashing_durable(self: Dispatcher) -> None:
+    async def crashing_durable(self: Decider) -> None:
         await durable(self)
         reach("before-reply")
 
     FileWriter.append = crashing_append  # type: ignore[method-assign]
-    Dispatcher.durable = crashing_durable  # type: ignore[method-assign]
+    Decider.durable = crashing_durable  # type: ignore[method-assign]
     options = DispatcherOptions(storage=storage, port=int(port))
     asyncio.run(serve(options, lambda address: print(f"grpc://{address}", flush=True)))
 

@@ -11,7 +11,7 @@ import itertools
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
@@ -45,6 +45,17 @@ config = service_config_pb2.WorkerConfig.FromString(bytes.fromhex(sys.argv[1]))
 workers = [service.WorkerServer(config) for _ in range(int(sys.argv[2]))]
 print(workers[0]._address, flush=True)
 sys.stdin.read()  # until the parent closes it, or is gone
+"""
+
+OWN_DISPATCHER = """
+import sys
+from tensorflow.core.protobuf import service_config_pb2
+from tensorflow.data.experimental import service
+
+config = service_config_pb2.DispatcherConfig(protocol="grpc", worker_addresses=sys.argv[1:])
+dispatcher = service.DispatchServer(config)
+print(dispatcher.target, flush=True)
+sys.stdin.read()
 """
 
 
@@ -144,6 +155,15 @@ class DispatcherProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class OwnDispatcher(ServerProcess):
+    """TensorFlow's dispatcher, without a journal; with `workers` for static sharding."""
+
+    def __init__(self, workers: Sequence[str] = ()) -> None:
+        super().__init__(Fork(["-c", OWN_DISPATCHER, *workers]))
+        self.target = self.first_line()
+        self.address = self.target.removeprefix("grpc://")
 
 
 class StockWorkers(ServerProcess):

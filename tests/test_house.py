@@ -104,7 +104,7 @@ PURE = {
 # What modules that the simulation runs may import, however: it neither waits, nor asks a clock, nor
 # draws lots; or the simulation replaces what of it does (asyncio's loop, LIBRARIES in patches.py).
 HARMLESS = PURE | {
-    *("array", "asyncio", "atexit", "contextlib", "ctypes", "errno", "importlib"),
+    *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "errno", "importlib"),
     *("inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "urllib", "weakref"),
     *("google_crc32c", "grpc_health", "lz4", "ml_dtypes", "numpy", "tenacity", "zstandard"),
 }
@@ -115,7 +115,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
         for what in ("grpc", "os", "signal", "socket", "threading")
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
-    ("service.dispatcher.dispatcher", "datetime"): "writes down a time that it is given",
+    ("service.dispatcher.history", "datetime"): "writes down a time that it is given",
     ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
     ("service.blocks", "io"): "a file in memory",
     ("service.dispatcher.server", "signal"): "numbers only: the loop takes the handlers",
@@ -143,7 +143,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.pipelines.definitions": HEAVY | PICKLES,
     "service.delivery": HEAVY | {"grpc"},
     "service.trainers.context": HEAVY | {"grpc"},
-    "service.trainers.in_step": HEAVY | {"torch"},
+    "service.trainers.jax_lockstep": HEAVY | {"torch"},
     "service.trainers.jax_arrays": HEAVY | {"torch"},
     **{
         f"service.trainers.{name}": HEAVY | {"torch", "jax"}
@@ -326,7 +326,7 @@ ONE_DOOR: dict[str, set[str]] = {
     "asyncio.start_server": {"service.chaos.proxy"},
     "Popen": {"service.processes"},
     "subprocess.run": {"service.pipelines.definitions"},  # of what is `tied`; for its bytes
-    "os.fork": {"service.pipelines.python.nursery"},
+    "os.fork": {"service.pipelines.python.fork_server"},
     **{
         call: set[str]()
         for call in ("os.system", "os.popen", "os.posix_spawn", "check_call", "check_output")
@@ -354,25 +354,12 @@ def test_connections_and_processes_are_begun_in_one_place() -> None:
     assert doors == {(call, name) for call, name, _ in found}, "a door is no more"
 
 
-def for_annotations(tree: ast.Module) -> set[int]:
-    """The places of imports for annotations alone, by line."""
-    return {
-        below.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for below in ast.walk(node)
-        if isinstance(below, ast.ImportFrom)
-    }
-
-
 def test_the_topics_of_a_package_make_no_circle() -> None:
     """Of a package of packages the modules right in it, and each package below it."""
     needs: dict[str, set[str]] = {name: set() for name in HANDWRITTEN}
-    unread = {name: for_annotations(read(path)) for name, path in HANDWRITTEN.items()}
     for i in IMPORTS:
         imported = i.imported if i.imported in MODULES else f"{i.imported}.__init__"
-        line = int(i.where.rpartition(":")[2])
-        if i.ours and imported in needs and line not in unread[i.importer]:
+        if i.ours and imported in needs:
             needs[i.importer].add(imported)
     wrong = []
     for package in {name.rpartition(".")[0] for name in HANDWRITTEN}:
@@ -597,3 +584,88 @@ def test_no_address_and_no_path_of_one_machine() -> None:
             if PRIVATE.search(line)
         ]
     )
+
+
+README_WORDS = 1_000  # a page that people adopt a project by
+PROSE_CHARACTERS = 400  # of a line; tables and code are as long as they are
+OLD_PROSE = {"docs/architecture.md", "docs/decisions.md"}  # longer, for now; docs/decisions/, too
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def pages() -> list[pathlib.Path]:
+    """What users read: README, and the pages of docs/ and deploy/."""
+    found = [path for folder in ("docs", "deploy") for path in (ROOT / folder).rglob("*.md")]
+    return [ROOT / "README.md", *sorted(found)]
+
+
+def without_code(page: pathlib.Path) -> list[str]:
+    """Its lines, those of code blocks empty, so that each line is at its place."""
+    lines, code = [], False
+    for line in page.read_text().splitlines():
+        fence = line.lstrip().startswith("```")
+        lines.append("" if code or fence else line)
+        code ^= fence
+    return lines
+
+
+@functools.cache
+def anchors(page: pathlib.Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    found: collections.Counter[str] = collections.Counter()
+    names = set()
+    for line in without_code(page):
+        if heading := re.match(r"#+ (.*)", line):
+            words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
+            name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+            names.add(f"{name}-{found[name]}" if found[name] else name)
+            found[name] += 1
+    return names
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= README_WORDS
+
+
+def test_prose_has_short_lines() -> None:
+    report(
+        [
+            f"{name}:{number}: {len(line)} characters: make bullets of it"
+            for page in pages()
+            if (name := str(page.relative_to(ROOT))) not in OLD_PROSE
+            and not name.startswith("docs/decisions/")
+            for number, line in enumerate(without_code(page), 1)
+            if len(line) > PROSE_CHARACTERS and not line.lstrip().startswith("|")
+        ]
+    )
+
+
+def test_links_lead_somewhere() -> None:
+    wrong = []
+    for page in pages():
+        for number, line in enumerate(without_code(page), 1):
+            for link in LINK.findall(re.sub(r"`[^`]*`", "", line)):
+                if re.match(r"[a-z]+:", link):
+                    continue
+                path, _, anchor = link.partition("#")
+                linked = (page.parent / path).resolve() if path else page
+                where = f"{page.relative_to(ROOT)}:{number}: {link}"
+                if not linked.exists():
+                    wrong.append(f"{where}: there is no such file")
+                elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
+                    wrong.append(f"{where}: there is no such heading")
+    report(wrong)
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    docs = ROOT / "docs"
+    listed = {
+        (docs / link.partition("#")[0]).resolve()
+        for line in without_code(docs / "README.md")
+        for link in LINK.findall(line)
+    }
+    ours = {
+        page
+        for page in docs.rglob("*.md")
+        if page.parent.name != "decisions" and page.name not in {"README.md", "decisions.md"}
+    }
+    report([f"docs/README.md does not list {page.name}" for page in sorted(ours - listed)])

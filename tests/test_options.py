@@ -135,14 +135,18 @@ def test_a_number_that_makes_no_sense_is_answered_with_the_range(
 ) -> None:
     required = [f"--{name}={value}" for name, value in REQUIRED[command].items()]
     flag = f"--{declared.name.replace('_', '-')}"
-    for wrong in ("99999999999999999999", "-2"):
+    wrongs = ["99999999999999999999", "-2", "-0.5" if declared.type is float else "-3"]
+    if declared.option.least != 0:
+        wrongs.append("0")
+    for wrong in wrongs:
         shown = CliRunner().invoke(app, [command, *required, f"{flag}={wrong}"])
         assert shown.exit_code == 2 and not served
         told = " ".join(shown.output.replace("│", " ").split())
         assert flag in told
         assert f"is out of range; give {declared.range}" in told
-    least, most = declared.range.split(" to ")
-    for right in (least, most):
+    least, most = declared.range.removeprefix("-1, or ").split(" to ")
+    off = ["-1"] if declared.option.off is not None else []
+    for right in (*off, least, most):
         value = declared.type(right)
         assert declared.check(value) == value
 
@@ -159,7 +163,10 @@ def test_values_that_make_no_sense() -> None:
         ({"port": 65536}, "port=65536 is out of range; give 0 to 65535"),
         ({"port": "5050"}, "port='5050' must be of type int"),
         ({"port": True}, "port=True must be of type int"),
-        ({"leader_lease_ms": 99}, "leader_lease_ms=99 is out of range; give 100 to 31536000000"),
+        ({"leader_lease_ms": 99}, "leader_lease_ms=99 is out of range; give 100 to 3600000"),
+        ({"client_timeout_ms": 0}, "client_timeout_ms=0 is out of range; give -1, or 50 to 3"),
+        ({"worker_timeout_ms": 49}, "worker_timeout_ms=49 is out of range; give -1, or 50 to 3"),
+        ({"unused_retention_hours": -0.5}, "unused_retention_hours=-0.5 is out of range"),
         ({"retention_hours": float("nan")}, "retention_hours=nan is out of range"),
         ({"standby": 1}, "standby=1 must be of type bool"),
         ({"worker_addresses": ["a:1", ""]}, "no address at place 1"),
@@ -179,16 +186,18 @@ def test_values_that_make_no_sense() -> None:
         WorkerConfig("").options()
     with pytest.raises(InvalidArgument, match="drain_timeout_ms=-1 is out of range"):
         WorkerConfig("h:1", drain_timeout_ms=-1).options()
+    with pytest.raises(InvalidArgument, match="processes=100000 is out of range; give 0 to 1000"):
+        WorkerConfig("h:1", processes=100_000).options()
     with pytest.raises(InvalidArgument, match=r"\['a.so', ''\] has a path that is empty"):
         WorkerConfig("h:1", load_op_library=["a.so", ""]).options()
 
 
 def test_positions_and_zeros_are_the_peers() -> None:
-    config = DispatcherConfig(5050, "grpc", "/dir", True, None, 0, 0, 7, 1)
+    config = DispatcherConfig(5050, "grpc", "/dir", True, None, 0, 0, 70, 1)
     options = config.options()
     assert (options.port, options.storage) == (5050, "file:///dir")
     assert (options.job_gc_check_interval_ms, options.job_gc_timeout_ms) == (1, 0)
-    assert options.worker_timeout_ms == 7
+    assert options.worker_timeout_ms == 70
     told = WorkerConfig("h:1", "me:2", 3, "grpc", 0, 0, "grpc", "me:4").options()
     assert (told.dispatcher, told.address, told.port) == ("h:1", "me:2", 3)
     assert (told.heartbeat_interval_ms, told.dispatcher_timeout_ms) == (1, 1)

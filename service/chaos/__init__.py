@@ -1,9 +1,9 @@
-"""Chaos: a cluster on this machine under random faults, and the proof that it kept its promises.
+"""Chaos: runs a cluster on this machine under random faults, and checks its promises.
 
     plan ─► cluster (members, proxy) ─► trainers' records ┐
                                         the journal ───────┴► ledger ─► report, plot
 
-plan.py says which fault hits whom when; it follows from the seed. cluster.py runs the processes
-and does it to them. Trainers write down every element that they get (records.py). ledger.py,
-which is pure, holds that against the journal.
+plan.py derives the plan of faults from the seed. cluster.py runs the processes and injects the
+faults. Trainers record every element that they get (records.py). ledger.py, which is pure, checks
+those records against the journal.
 """

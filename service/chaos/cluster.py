@@ -1,19 +1,19 @@
-"""The cluster: real processes of each role, what they are told, and what is done to them.
+"""The cluster: starts real processes of each role, and injects faults.
 
-Everybody reaches a dispatcher through its proxy, and it is the proxy's address that a dispatcher
-announces; so do dispatchers reach Redis. Workers with an even number come back on the port that
-they had, as on a machine of their own, and offer every way to get blocks; the others on any, as in
-a new container, and offer TCP.
+Everybody reaches a dispatcher through its proxy, and a dispatcher announces its proxy's address.
+Dispatchers reach Redis through a proxy, too. Workers with an even number restart on the same port,
+as on a machine of their own, and offer every transfer protocol. The others restart on any port, as
+in a new container, and offer only TCP.
 
-    kill        SIGKILL; it is started again, as after any other end
+    kill        SIGKILL; the cluster restarts it, as after any other end
     terminate   SIGTERM: a worker drains, a trainer is preempted
     pause       SIGSTOP, and SIGCONT a while later
-    cut         its connections are reset; of a trainer, those to workers as well
+    cut         its connections are reset; a trainer's include those to workers
     start       a crowd comes: many readers, for a short while (crowd.py)
-    leave       trainers leave the epoch that they read, all at once, and go on with the next
-    stall       its connections stay, and nothing passes for a while
-    mute        questions reach it, and answers are lost; a while later, all are reset
-    silence     its network is cut for a while: packets to it vanish, and nobody is told
+    leave       all trainers leave their epoch at once, and continue with the next
+    stall       its connections stay, but pass nothing for a while
+    mute        requests reach it, but answers are lost; a while later, all connections are reset
+    silence     its network is silently cut for a while: packets to it vanish
     empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
                 had not been mounted; then the storage is back
 """
@@ -42,37 +42,38 @@ from .saves import Saved
 from .trainer import CREDIT_BYTES, TrainerTask
 
 ELEMENT_S = 0.004
-"""How long a worker takes to make an element."""
+"""How long a worker takes to compute an element."""
 
 SLOW = 1.3
-"""By how much trainers that take their time are slower than the workers."""
+"""How many times slower than the workers the slow trainers are."""
 
 LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)
 """Elements of one worker that a consumer can hold unrecorded: its credit, and one block."""
 
 TICK_S = 0.02
 KNOWN_S = 20.0
-"""For all members to know the journal, before it may go away: who begins then begins on another."""
+"""How long to wait until all members know the journal, before it may go away: a member that joins
+meanwhile would join another journal."""
 START_S = 180.0
 SETTLE_S = 120.0
-"""For the epoch that is being read when the faults end, and for workers to stop."""
+"""How long the last epoch may take after the faults, and workers to stop."""
 
 LEADS = "leads journal"
-"""A dispatcher's log says so."""
+"""A line of a leader's log."""
 
 _ADDRESS = re.compile(r"^[\d.]+:\d+$", re.MULTILINE)
-"""A worker says it once it is registered."""
+"""A worker's output once it is registered."""
 
 DISPATCHER_OPTIONS = [
     "--snapshot-events=200",  # so that recovery uses snapshots
-    # More than any pause, and little enough that a lost worker does not hold up an epoch.
+    # Longer than any pause, but short enough that a lost worker does not delay an epoch long.
     "--worker-timeout-ms=10000",
     "--client-timeout-ms=10000",
 ]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """A run. Times are in seconds."""
+    """The options of a run. Times are in seconds."""
 
     seed: int
     duration_s: float
@@ -86,7 +87,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def members(self) -> dict[str, int]:
-        """How many there are of each role."""
+        """The number of members of each role."""
         counts = {
             "dispatcher": self.dispatchers,
             "worker": self.workers,
@@ -98,13 +99,13 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class DoneFault(msgspec.Struct, frozen=True):
-    """A fault that was due. `name` is the process that it hit; None: there was none to hit."""
+    """A fault that was due. `name` is the process that it hit; None: it hit none."""
 
     fault: Fault
     at_s: float  # CLOCK_MONOTONIC
     at_ms: int  # Unix epoch
     name: str | None
-    until_s: float  # when it was over, not what it has led to; `at_s`, if it took no time
+    until_s: float  # the fault's own end, not its consequences'; `at_s` if it took no time
 
 
 def find_redis_server() -> str:
@@ -119,7 +120,7 @@ def find_redis_server() -> str:
 
 
 class Cluster:
-    """Starts it, keeps it running, and hits it. Use from the main thread; close it."""
+    """Starts the members, restarts them, and injects faults. Use from the main thread; close it."""
 
     def __init__(self, options: Options, directory: pathlib.Path) -> None:
         self._options = options
@@ -137,7 +138,7 @@ class Cluster:
             for n, port in enumerate(self._ports)
         ]
         self.service = ",".join(self.addresses)
-        # Of those that have no port of their own any has any place of theirs.
+        # Workers without a fixed port share the places with "%port%".
         self._worker_ports = [0 if n % 2 else free_port() for n in range(options.workers)]
         self._add("dispatcher", options.dispatchers, self._dispatcher)
         self._add("worker", options.workers, self._worker)
@@ -164,7 +165,7 @@ class Cluster:
 
     @property
     def lives(self) -> dict[str, Life]:
-        """Every process that there was, by name."""
+        """All processes so far, by name."""
         return {life.name: life for member in self._all() for life in member.lives}
 
     def _make_storage(self) -> str:
@@ -195,7 +196,7 @@ class Cluster:
 
     def _worker(self, number: int) -> Callable[[str], list[str]]:
         options = [f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"]
-        # By its tag the journal knows which process it was.
+        # The tag identifies the process in the journal.
         if number % 2:
             options.append("--data-transfer-protocol=tcp")
         return lambda name: forebay("cli", "worker", *options, f"--tags={name}")
@@ -222,7 +223,7 @@ class Cluster:
         return self._directory / f"trainer{number}.records"
 
     def records(self) -> list[list[Record]]:
-        """What each trainer has written down so far."""
+        """Each trainer's records so far."""
         return [list(read_records(self._records(n))) for n in range(self._options.trainers)]
 
     def _crowd(
@@ -237,7 +238,7 @@ class Cluster:
         return command
 
     def crowds(self) -> dict[str, dict[str, list[list[Record]]]]:
-        """What the readers of each crowd have written down, by process and job."""
+        """The records of each crowd's readers, by process and job."""
         found: dict[str, dict[str, list[list[Record]]]] = {}
         for life in self.members["crowd"][0].lives:
             jobs = found[life.name] = {}
@@ -248,7 +249,7 @@ class Cluster:
         return found
 
     def modes(self) -> dict[str, dict[str, list[list[Record]]]]:
-        """The same of those that read in other ways, by process and mode."""
+        """The records of each crowd's readers in other modes, by process and mode."""
         return {
             life.name: {
                 mode: [
@@ -261,7 +262,7 @@ class Cluster:
         }
 
     def saved(self) -> dict[str, Saved]:
-        """What each crowd has saved, by process. Raises ValueError if it cannot be read."""
+        """Each crowd's save, by process. Raises ValueError if it cannot be read."""
         names = [life.name for life in self.members["crowd"][0].lives]
         paths = {name: saves.path_in(self._directory / name) for name in names}
         return saves.saved(paths, self._directory)
@@ -269,7 +270,7 @@ class Cluster:
     # -- its life ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything, and return once every trainer has got something.
+        """Start all members, and return once every trainer has received elements.
 
         Raises ForebayError, with the end of its log, if a process ends.
         """
@@ -292,7 +293,7 @@ class Cluster:
         del self.members["dataset"]
         self._add("trainer", self._options.trainers, lambda n: self._trainer(n, dataset_id))
         self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
-        self.members["crowd"][0].retired = True  # it comes when it is its turn
+        self.members["crowd"][0].retired = True  # only a "start" fault starts it
         for member in self.members["trainer"]:
             member.start()
         self.wait(self._everybody_reads, START_S, starting=True)
@@ -307,10 +308,9 @@ class Cluster:
     def wait(
         self, condition: Callable[[], bool], timeout_s: float, *, starting: bool = False
     ) -> bool:
-        """Keep everything running until the condition holds; whether it did in time.
+        """Keep all members running until the condition holds; return whether it did in time.
 
-        `starting` is for the time before the faults, when nobody may end. Raises ForebayError
-        if somebody does, or if the time runs out.
+        With `starting`, before the faults, raises ForebayError if a member ends, or on a timeout.
         """
         give_up_s = time.monotonic() + timeout_s
         while not condition():
@@ -332,7 +332,7 @@ class Cluster:
         return True
 
     def hit(self, fault: Fault) -> None:
-        """Do it, if there is somebody to do it to."""
+        """Inject the fault, if its member is in a state for it."""
         if fault.role == "storage":
             hits = self._may_empty_storage()
             at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -361,7 +361,7 @@ class Cluster:
             case "trainer", "cut":
                 able = self._signal(member, signal.SIGUSR1)
             case "trainer", "leave":
-                # All of them: what one leaves, the others read to its end.
+                # All of them, because the others would finish an epoch that one leaves.
                 reached = [self._signal(m, signal.SIGUSR2) for m in self.members["trainer"]]
                 able = any(reached)
             case _, "cut":
@@ -378,7 +378,7 @@ class Cluster:
         self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
     def _may_empty_storage(self) -> bool:
-        """Everybody has to know the journal that goes away."""
+        """Wait until everybody knows the journal that will go away; whether they do."""
         members = [*self.members["worker"], *self.members["trainer"]]
         [readers] = self.members["crowd"]
 
@@ -408,7 +408,7 @@ class Cluster:
             member.held = False
 
     def _knows_the_journal(self, member: Member) -> bool:
-        """It has had an answer of a dispatcher, and nobody has told it to end."""
+        """Whether it has had a dispatcher's answer, and nobody has told it to end."""
         if not member.undisturbed:
             return False
         if member.role == "worker":
@@ -422,14 +422,14 @@ class Cluster:
         return joined == member.life.name
 
     def _signal(self, trainer: Member, number: signal.Signals) -> bool:
-        # One that has not set its handlers yet would die of it.
+        # The signal would kill a trainer that has not set its handlers yet.
         ready = f'"{trainer.life.name}"'.encode() in _content(self._records(trainer.number))
         if ready:
             trainer.send(number)
         return ready
 
     def settle(self) -> bool:
-        """End the faults, and let all who read finish what they read; whether they did."""
+        """End the faults, and let all readers finish; return whether they did."""
         self._stop.touch()
         for member in self._all():
             member.resume()
@@ -444,7 +444,7 @@ class Cluster:
         return self.wait(ended, SETTLE_S)
 
     def stop(self, role: str) -> None:
-        """SIGTERM to all of a role, and wait until they have ended."""
+        """Send SIGTERM to all members of a role, and wait for their end."""
         members = self.members.get(role, [])
         for member in members:
             member.retired = True

@@ -1,11 +1,10 @@
 """A crowd of chaos: many readers in one process, all at once, of a small dataset.
 
-Every other one shares a job with its like, sharded dynamically; the others read everything, each
-in a job of its own. Beside them, some share a job of a Python dataset, whose processes are killed
-(function.py): as what failed is run again, that costs no element. Each writes down what it gets, as
-a trainer does. And something is saved (saves.py). The process ends with the last of them. Nobody
-hits it: what happens to it is that workers are busy with all of its tasks at once, and what happens
-to them and to the dispatchers.
+Half of the readers share a dynamically sharded job; the others read everything, each in its own
+job. Some more share a job of a Python dataset, whose processes are killed (function.py): retries
+make up for that, so no element is lost. Each reader records its elements, as a trainer does. The
+crowd also saves a dataset (saves.py). The process ends with its last reader. No fault hits it; it
+makes workers busy with many tasks at once, and suffers from faults of workers and dispatchers.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from .trainer import read_epoch
 
 READERS = 50
 PYTHON_READERS = 2
-"""They are numbered behind the others."""
+"""Their numbers follow the others'."""
 
 ELEMENTS = 50
 
 
 class CrowdTask(msgspec.Struct, frozen=True):
-    """What a crowd's process is told."""
+    """The arguments of a crowd's process."""
 
     name: str  # of the process
     service: str
     dataset_id: str
-    endless_id: str  # of one without an end
+    endless_id: str  # of an infinite dataset
     python_id: str  # of a Python dataset
     records: str  # the path of a directory, for each reader's file
 

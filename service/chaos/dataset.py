@@ -1,10 +1,9 @@
-"""The datasets of chaos, and the process that registers them: the only one here with TensorFlow.
+"""The datasets of chaos, and the process that registers them, with TensorFlow.
 
-Element i is its own split, of which there is one in each of the pipeline's PASSES passes; a crowd's
-dataset has one pass, as has what it saves, another one of crowds no end, and one of crowds is a
-Python dataset, whose splits have several elements. It holds its id, and a payload of nothing but
-its id, so that a damaged one shows. Making it takes a worker `seconds`, asleep: processors are
-scarce where a whole cluster runs on one machine.
+In the trainers' dataset, element i is one split in each of PASSES passes. Crowds read a dataset
+with one pass, an infinite one, and a Python dataset whose splits have several elements; they save
+one with one pass. An element holds its id, and a payload that repeats the id, to reveal damage. A
+worker sleeps `seconds` for each: processors are scarce with a whole cluster on one machine.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from . import crowd, saves
 from .function import PAYLOAD_LENGTH
 
 PASSES = 4
-"""So that what is handed back near a pass's end is leased again in the next one."""
+"""Several, so that splits returned near a pass's end are leased again in the next one."""
 
 ELEMENT_BYTES = 8 * (1 + PAYLOAD_LENGTH)
 
 
 def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> None:
-    """Register the trainers' and the crowds', and write their ids to the file `answer`, and how to
-    ask for a save to another one."""
+    """Register the trainers' and the crowds' datasets; write their ids to the file `answer`, and a
+    save's request to another file."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
@@ -38,7 +37,7 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
         made = {"id": number, "payload": tf.fill([PAYLOAD_LENGTH], number)}
         return tf.data.Dataset.from_tensors(made).apply(sleep).take(1)
 
-    # Not asleep on top of the source, which keeps a lock, that cancelling needs, while it waits.
+    # Sleep within flat_map: directly after the source, a sleep holds a lock that cancelling needs.
     of_trainers = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
     of_crowds = tf.data.Dataset.range(crowd.ELEMENTS).flat_map(element)
     endless = tf.data.Dataset.counter().flat_map(element)
@@ -51,7 +50,7 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
         "id": tf.TensorSpec([], tf.int64),
         "payload": tf.TensorSpec([PAYLOAD_LENGTH], tf.int64),
     }
-    python = register_dataset(  # it is not called here, where it would kill us
+    python = register_dataset(  # does not call the function, which would kill this process
         service, elements_of, splits=range(crowd.ELEMENTS // SPLIT_ELEMENTS),
         element_spec=spec, on_error="retry", limit=RETRIES,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Python dataset of crowds: a function whose process is killed now and then, wherever it is."""
+"""The Python dataset of crowds: a function that kills its process now and then, at any point."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from collections.abc import Iterator
 import numpy as np
 
 PAYLOAD_LENGTH = 2048
-"""Of every dataset of chaos."""
+"""Numbers in the payload, for every dataset of chaos."""
 
 KILLED = 0.2
-"""Of its calls."""
+"""The fraction of calls that kill the process."""
 
 ELEMENT_S = 0.004
 SPLIT_ELEMENTS = 5
-"""So that a process is killed in the midst of a split as well, and the next one goes on there."""
+"""Several, so that a process is also killed within a split, and the next one continues there."""
 
 RETRIES = 1_000
 
 
 def elements(split: int) -> Iterator[dict[str, object]]:
-    """Of the numbers that are the split's, as of all datasets of chaos."""
+    """Yield the split's elements, like those of all datasets of chaos."""
     if random.random() < KILLED:
-        # Perhaps in the next split, or behind the last.
+        # The kill may come in the next split, or after the last one.
         within_s = random.uniform(0, 2 * SPLIT_ELEMENTS * ELEMENT_S)
         threading.Timer(within_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
     for number in range(SPLIT_ELEMENTS * split, SPLIT_ELEMENTS * (split + 1)):

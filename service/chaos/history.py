@@ -1,4 +1,4 @@
-"""What the journal says happened, epoch by epoch, and whether it contradicts itself."""
+"""Folds the journal into a history of each epoch, and checks it for contradictions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...journal.proto import events_pb2 as ev
 
 @dataclass
 class Lease:
-    """The splits of a lease that were not handed back belong to a task."""
+    """A lease of splits to a task; the task owns those that it did not return."""
 
     task_id: int
-    in_pass: int  # of how often the pipeline repeats its source, counted from 0
+    in_pass: int  # the pass over the source, from 0
     first: int
     count: int
     at_ms: int
@@ -24,8 +24,8 @@ class Lease:
 class Epoch:
     """An iteration of a job.
 
-    `lease_of` is by (pass, split), without those that were handed back. `paused_ms` says of a task
-    when the dispatcher stopped it, since nobody read the epoch.
+    `lease_of` is by (pass, split), without returned splits. `paused_ms` is, by task, when the
+    dispatcher stopped it because nobody read the epoch.
     """
 
     number: int
@@ -39,15 +39,15 @@ class Epoch:
 
 @dataclass
 class Worker:
-    """A worker's process, as the dispatchers knew it."""
+    """A worker's process, as in the journal."""
 
     name: str
-    given_up_ms: int | None = None  # when, if that was for its silence
+    given_up_ms: int | None = None  # when the failure detector removed it for its silence
 
 
 @dataclass
 class History:
-    """`broken` says where the journal is not what a journal can be."""
+    """The folded journal. `broken` lists its contradictions."""
 
     events: int = 0
     terms: int = 0
@@ -56,21 +56,21 @@ class History:
     jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and number
     workers: dict[int, Worker] = field(default_factory=dict)  # by id
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
-    places: list[str] = field(default_factory=list)  # that datasets are divided among
+    places: list[str] = field(default_factory=list)  # of static sharding
     no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
 
     def leader_at(self, time_ms: int) -> str:
-        """Whose term it was then; "" before the first."""
+        """The leader's address at that time; "" before the first leader."""
         return next((who for since_ms, who in reversed(self.leaders) if since_ms <= time_ms), "")
 
 
 def read_history(records: Iterable[tuple[int, int, ev.Event]]) -> History:
-    """Fold a whole journal: its (sequence, term, event), from the first one on."""
+    """Fold a whole journal, given as (sequence, term, event) from the first event on."""
     return _Fold().fold(records)
 
 
 class _Fold:
-    """Of the events so far."""
+    """The fold's state after the events so far."""
 
     def __init__(self) -> None:
         self._history = History()
@@ -180,6 +180,6 @@ class _Fold:
 
 
 def listed(numbers: list[int]) -> str:
-    """Numbers for people: the first few, and how many there are."""
+    """Numbers as text for people: the count, and the first few."""
     few = ", ".join(map(str, numbers[:5]))
     return f"{len(numbers)} elements ({few}{', …' if len(numbers) > 5 else ''})"

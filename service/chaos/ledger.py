@@ -1,10 +1,10 @@
-"""The ledger: what trainers got, held against the journal and against what was done to whom.
+"""The ledger: checks the trainers' records against the journal and the injected faults.
 
-Delivery is at most once. So nothing may come twice, nothing may come that was not leased, and
-of what does not come each element needs an excuse:
+Delivery is at most once. So no element may come twice, none may come that was not leased, and each
+missing element needs an excuse:
 
 - the worker that it was leased to was killed before the epoch had been read;
-- that worker was given up, after it had been paused;
+- that worker was removed for its silence, after it had been paused;
 - a trainer was killed in the midst of the epoch, or left it and the worker did not hear what it
   hands back, and the element may have been in its buffers: that is, it was leased before, and there
   are no more of them than that trainer's credit with that worker allows;
@@ -15,15 +15,14 @@ of what does not come each element needs an excuse:
 - the dispatcher stopped its task, while nobody read the epoch;
 - every trainer left the epoch for good, so that nobody asked for the rest.
 
-Of a crowd nobody is hit, so only what befell workers excuses what its readers miss. Those that
-share a job are held against its leases, as trainers are. Without sharding each worker's process
-gives a reader each element once; that is held against the tasks that completed.
+No fault hits a crowd, so only its workers' faults excuse elements that its readers miss. Readers
+that share a job are checked against its leases, like trainers. Without sharding, each worker's
+process gives a reader each element once; that is checked against the completed tasks.
 
 Anything else is a broken promise. A pipeline passes several times over its source, so an epoch has
-each id several times: once for each lease that was not handed back, from the task that it was
-leased to. A split may have several elements, of which each is owed by itself: a function's process
-that is killed in the midst of them costs none, and none comes twice. This is pure: it knows no
-process, no storage and no clock.
+each id several times: once for each lease that was not returned, from the task with the lease. A
+split may have several elements, and each counts: even if a function's process is killed within a
+split, every element comes exactly once. This module is pure: it uses no process, storage or clock.
 """
 
 from __future__ import annotations
@@ -49,34 +48,34 @@ EPOCH_LEFT = "of an epoch that every trainer left"
 HANDED_BACK_TO_NOBODY = "handed back when all others had come to the end"
 
 HANDING_BACK_S = 1.0
-"""From when a trainer leaves until the workers have heard of it, at most."""
+"""The longest time from a trainer's leaving until the workers know of it."""
 
 SILENT_S = 20.0
-"""How long before it was given up a worker may have been paused for that to be why."""
+"""How long after a pause the removal of a worker still counts as the pause's effect."""
 
 
 class Verdict(msgspec.Struct):
-    """What the ledger finds. No promise was broken if `broken` is empty."""
+    """The ledger's findings. No promise was broken if `broken` is empty."""
 
     broken: list[str]
     epochs: int = 0
     delivered: int = 0
     twice: int = 0
     damaged: int = 0
-    lost: dict[str, int] = {}  # and allowed to be; by excuse
+    lost: dict[str, int] = {}  # elements with an excuse, by excuse
     lost_unexplained: int = 0
 
 
 @dataclass
 class Visit:
-    """What one consumer did: from joining an epoch to its end, or its process's."""
+    """One consumer's visit: from joining an epoch to the epoch's end, or to its process's."""
 
     name: str
     joined_s: float
-    ended_s: float | None = None  # it has everything
-    gone_s: float = math.inf  # it has not, and has left
+    ended_s: float | None = None  # when it had everything
+    gone_s: float = math.inf  # when it left before that
     left_for_good: bool = False
-    unheard: Collection[int] | None = None  # if it handed back: tasks whose workers did not hear
+    unheard: Collection[int] | None = None  # tasks whose workers did not hear of its return
 
     @property
     def until_s(self) -> float:
@@ -96,9 +95,9 @@ def check(
 ) -> Verdict:
     """Find every broken promise.
 
-    `trainers` are the records of each that read the `job`, `lives` all processes by name. Ids of
-    elements are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer`
-    bounds what one consumer can hold from one worker, in elements. `wall_s` is the Unix time at
+    `trainers` are the records of each reader of `job`, `lives` all processes by name. Ids of
+    elements are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer` is
+    the most elements that one consumer can hold from one worker. `wall_s` is the Unix time at
     which CLOCK_MONOTONIC was 0.
     """
     verdict = Verdict(list(history.broken))
@@ -121,11 +120,11 @@ def check_crowd(
     of_a_split: Mapping[str, int] = {},
     wall_s: float = 0.0,
 ) -> Verdict:
-    """Find every promise that was broken to a crowd.
+    """Find every broken promise to a crowd.
 
-    `readers` are the records of each, by their job: a job's readers share its elements, and one
-    that is alone in its job reads all of them, unsharded. `of_a_split` says of a job how many
-    elements a split has, one if it says nothing. For the rest, see `check`.
+    `readers` are the records of each reader, by job: a job's readers share its elements, and a
+    job's only reader reads all of them, unsharded. `of_a_split` is the number of elements of a
+    split, by job; the default is one. For the other arguments, see `check`.
     """
     verdict = Verdict([])
     for job, of_job in readers.items():
@@ -143,7 +142,7 @@ def check_crowd(
 
 
 class _Ledger:
-    """Of one job's readers. `prefix` is what its messages begin with."""
+    """The ledger of one job's readers. `prefix` begins its messages."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class _Ledger:
         self.verdict = verdict
 
     def take(self, records: Iterable[Record]) -> None:
-        """Enter what one trainer has written down."""
+        """Enter one trainer's records."""
         name, visit = "", None
         for record in records:
             match record:
@@ -194,7 +193,7 @@ class _Ledger:
                     visit.unheard = record.unheard
 
     def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
-        """The job's, as the journal has them."""
+        """The job's epochs in the journal."""
         epochs = sorted(self._history.jobs.get(job, {}).items())
         self.verdict.epochs += len(epochs)
         return epochs
@@ -202,7 +201,7 @@ class _Ledger:
     def check_epoch(
         self, number: int, epoch: Epoch, elements: int, passes: int, of_a_split: int = 1
     ) -> None:
-        """A split has this many elements, from `of_a_split` times its number on."""
+        """Check an epoch whose split n has `of_a_split` elements, from n × `of_a_split` on."""
         got = self._got.pop(number, Counter())
         lease_of = {
             (in_pass, i): lease
@@ -225,7 +224,7 @@ class _Ledger:
         outside = [i for in_pass, i in lease_of if in_pass >= passes or i >= elements]
         if outside:
             self._broken(f"epoch {number}: {listed(outside)} leased that it does not have")
-        # Of several leases of an id to one task, nobody knows which one's element is missing.
+        # If a task had several leases of an id, nobody knows which one's element is missing.
         missing = [
             (i, lease)
             for (task, i), held in leases.items()
@@ -256,7 +255,7 @@ class _Ledger:
             self._excuse(number, worker_id, rest)
 
     def check_unsharded(self, number: int, epoch: Epoch, elements: int) -> None:
-        """Its one reader has each element once from each worker's process."""
+        """Check that the only reader got each element once from each worker's process."""
         got = self._got.pop(number, Counter())
         if stray := sorted({i for task, i in got if task not in epoch.tasks or i >= elements}):
             self._broken(f"epoch {number}: {listed(stray)} delivered that it does not have")
@@ -282,18 +281,18 @@ class _Ledger:
         return self._history.workers[worker_id].name if worker_id else ""
 
     def check_end(self, number: int, records: Iterable[Record]) -> None:
-        """The reader came to the end."""
+        """Check that the reader came to the end."""
         if not any(isinstance(record, Ended) for record in records):
             self._broken(f"reader {number} did not come to the end")
 
     def check_strays(self) -> None:
-        """Nothing came from an epoch that is not in the journal."""
+        """Check that no element came from an epoch that is not in the journal."""
         for number, got in self._got.items():
             ids = sorted({i for _, i in got})
             self._broken(f"epoch {number}: {listed(ids)} delivered, and it is not in the journal")
 
     def check_lives(self) -> None:
-        """What no fault excuses in processes."""
+        """Check for process failures that no fault excuses."""
         for life in self._lives.values():
             if life.role in ("worker", "trainer", "crowd") and life.ended_by_itself:
                 self._broken(f"{life.name} ended by itself, with {life.code}")
@@ -302,15 +301,15 @@ class _Ledger:
                 self._broken(f"{life.name} was told to stop, and {how}")
 
     def _last_visits(self, number: int) -> list[Visit]:
-        """The last one of each trainer."""
+        """The last visit of each trainer."""
         return list({self._lives[v.name].number: v for v in self._visits[number]}.values())
 
     def _was_left(self, number: int) -> bool:
-        """Did every trainer that read it leave it for good?"""
+        """Whether every trainer that read it left it for good."""
         return all(visit.left_for_good for visit in self._last_visits(number))
 
     def _last_leavers(self, number: int) -> list[Visit]:
-        """Who left it for good, if all others had come to its end by then."""
+        """The visits that left it for good, if all others had come to its end by then."""
         last = self._last_visits(number)
         leavers = [visit for visit in last if visit.left_for_good]
         left_s = max((visit.gone_s for visit in leavers), default=0.0)
@@ -326,7 +325,7 @@ class _Ledger:
         return not any(v.joined_s <= at_s < v.until_s for v in self._visits[number])
 
     def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
-        """Find out why elements of one worker are missing."""
+        """Find excuses for the missing elements of one worker."""
         visits = self._visits[number]
         worker = self._history.workers[worker_id]
         life = self._lives.get(worker.name)
@@ -357,7 +356,7 @@ class _Ledger:
     def _excuse_held(
         self, excuse: str, visits: list[Visit], lost: list[tuple[int, Lease]]
     ) -> list[tuple[int, Lease]]:
-        """Excuse what these trainers may have had as they went, of one worker; the rest of it."""
+        """Excuse elements that these trainers may have held when they left; return the rest."""
         gone_ms = max((1000 * (visit.gone_s + self._wall_s) for visit in visits), default=0.0)
         most = len(visits) * self._lost_with_a_trainer
         rest, held = [], 0
@@ -388,7 +387,7 @@ class _Ledger:
 
 
 def _unattended(life: Life, visits: list[Visit], read_until_s: float) -> bool:
-    """Was the worker told to stop while the epoch was not read to its end, and nobody read it?"""
+    """Whether the worker was stopping at a time when nobody read the unfinished epoch."""
     if life.terminated_s is None or life.terminated_s > read_until_s:
         return False
     reached_s, stop_s = life.terminated_s, min(life.ended_s or math.inf, read_until_s)

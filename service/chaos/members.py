@@ -1,4 +1,4 @@
-"""Members of the cluster: a process each, started again whenever it has ended, as systemd would."""
+"""Members of the cluster: each is a process that is restarted after its end, as by systemd."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 from ..processes import DROPPED, Child, tail
 
 RESTART_S = 0.3
-"""Between the end of a process and the start of the next one, as RestartSec= of a unit."""
+"""The delay before the restart of a process, like RestartSec= of a unit."""
 
 STOP_S = 40.0
-"""For a process that was told to stop. A worker drains for 20 s at the longest."""
+"""How long a process may take to stop. A worker drains for 20 s at most."""
 
 
 class Life(msgspec.Struct):
@@ -31,25 +31,25 @@ class Life(msgspec.Struct):
     stuck: bool = False  # killed because it did not stop when it was told to
     ended_s: float | None = None
     code: int | None = None
-    last_words: str = ""  # of its log, if it ended by itself
+    last_words: str = ""  # the end of its log, if it ended by itself
 
     @property
     def ended_by_itself(self) -> bool:
-        """Nobody told it to, and it had not done what it was started for."""
+        """Whether it failed although nobody told it to end."""
         told = self.killed_s is not None or self.terminated_s is not None
         return self.code not in (None, 0) and not told
 
     @property
     def stopped_badly(self) -> bool:
-        """It was told to stop, and did not, or said that this failed."""
-        # What a worker dropped, and whether it may have, the ledger finds by the elements.
+        """Whether it was told to stop, and did not stop or failed."""
+        # DROPPED is no failure here: the ledger checks the dropped elements.
         well = {None, 0, -signal.SIGTERM} | ({DROPPED} if self.role == "worker" else set())
         badly = self.code not in well
         return self.stuck or (badly and self.terminated_s is not None and self.killed_s is None)
 
 
 class Member:
-    """A process that is kept running. `command` gives the command for a process of that name."""
+    """Keeps a process running. `command` returns the command for a process name."""
 
     def __init__(
         self, role: str, number: int, command: Callable[[str], list[str]], directory: pathlib.Path
@@ -58,8 +58,8 @@ class Member:
         self.number = number
         self.lives: list[Life] = []
         self.log = directory / f"{role}{number}.log"
-        self.retired = False  # it is not started again
-        self.held = False  # for now
+        self.retired = False  # never restarted again
+        self.held = False  # not restarted for now
         self._command = command
         self._process: Child | None = None
         self._resume_at_s = 0.0
@@ -73,7 +73,7 @@ class Member:
 
     @property
     def life(self) -> Life:
-        """Of the present process, or of the last one."""
+        """The life of the present process, or of the last one."""
         return self.lives[-1]
 
     @property
@@ -82,7 +82,7 @@ class Member:
 
     @property
     def undisturbed(self) -> bool:
-        """It runs, and nobody has told it to stop, or to wait."""
+        """Whether it runs, is not paused, and nobody has told it to stop."""
         return self.running and self.life.terminated_s is None and not self._resume_at_s
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Member:
         self._process = Child(self._command(name), self.log)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it has worked."""
+        """Send SIGKILL, and wait for the end."""
         if self._process is not None:
             self.life.killed_s = time.monotonic()
             self._process.kill()
@@ -123,7 +123,7 @@ class Member:
             self._process.send_signal(number)
 
     def attend(self) -> None:
-        """Do what is due: resume it, note its end, start it again. Call it often, once started."""
+        """Do what is due: resume it, note its end, restart it. Poll this often after `start`."""
         now = time.monotonic()
         if self._resume_at_s and now >= self._resume_at_s:
             self.resume()

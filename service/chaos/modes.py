@@ -1,11 +1,11 @@
-"""Readers of a crowd that read in other ways, all small, and each beside others of its kind.
+"""Small readers of a crowd that read in other modes, several in each mode.
 
-- *rounds*: the consumers of a coordinated read. If one of them is told that they are out of step,
-  all leave, and begin again together, as a launcher would have them do.
+- *rounds*: the consumers of a coordinated read. If one of them learns that they are out of
+  lockstep, all leave and restart together, as a launcher would make them.
 - *cached*: trainers that read through one cross-trainer cache.
-- *static*: readers that share a job that is divided among the list of workers.
+- *static*: readers that share a job with static sharding.
 
-The first two read a dataset without an end, whose elements are numbered from 0 by each worker.
+The first two read an infinite dataset, whose elements each worker numbers from 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from ..client.consumer import Consumer
-from ..client.options import AS_EVER, CrossTrainerCache, ReadOptions
+from ..client.options import DEFAULT_READ_OPTIONS, CrossTrainerCache, ReadOptions
 from ..client.rounds import RoundsConsumer
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, NotFound, PipelineError
@@ -27,10 +27,10 @@ from .trainer import CREDIT_BYTES, NOTHING, unpack
 
 MODES = ("rounds", "cached", "static")
 EACH = 2
-"""Readers of each."""
+"""Readers in each mode."""
 
 STEPS = 100
-"""Elements that a reader takes where there is no end."""
+"""Elements that a reader takes of an infinite dataset."""
 
 
 def job_of(name: str, mode: str) -> str:
@@ -44,7 +44,7 @@ def records_of(directory: pathlib.Path, mode: str, reader: int) -> pathlib.Path:
 
 
 class Readers:
-    """All of one mode."""
+    """All readers of one mode."""
 
     def __init__(
         self, mode: str, name: str, service: str, dataset_id: str, directory: pathlib.Path
@@ -64,7 +64,7 @@ class Readers:
         self._out_of_step = False
 
     def read(self) -> None:
-        """Until each has had enough."""
+        """Read until each reader has enough."""
         while len(self._have_enough) < EACH:
             self._have_enough.clear()
             self._out_of_step = False
@@ -77,7 +77,7 @@ class Readers:
                 return ReadOptions(consumer_index=reader, num_consumers=EACH)
             case "cached":
                 return ReadOptions(cache=CrossTrainerCache(f"trainer {reader}"))
-        return AS_EVER
+        return DEFAULT_READ_OPTIONS
 
     def _read(self, reader: int) -> None:
         try:
@@ -128,7 +128,7 @@ class Readers:
             self._tell(partial(setattr, self, "_out_of_step", True))
         if not self._out_of_step:
             self._tell(partial(self._have_enough.add, reader))
-        with self._changed:  # who leaves is one less to agree with
+        with self._changed:  # stay until all have enough: a consumer that leaves changes the set
             self._changed.wait_for(lambda: self._out_of_step or len(self._have_enough) == EACH)
         now_s = time.monotonic()
         recorder.add(Left(1, now_s, [], True) if self._out_of_step else Ended(1, now_s))

@@ -1,15 +1,15 @@
-"""What readers of a crowd that read in other ways got, held against what is promised of each.
+"""Checks the elements of a crowd's readers in other modes against the promises of each mode.
 
-- Coordinated reads: in each step all consumers get the elements of one round of one worker, each
-  its own, and no worker's round is left out; if they begin again, a worker or a consumer was lost.
-- A cache: each trainer gets what a worker makes in order, from its first element, each once, and
-  without a gap, as the window is larger than all that is made; but behind a worker that was given
-  up, and is back, with what was on its way lost.
-- Static sharding: each element comes, whatever happens to workers, of the task that has its shard,
-  and once from each task; a shard that was begun is only begun anew when its worker is gone.
-- What is saved has each element once, whatever happens to anybody.
+- Coordinated reads: in each step, each consumer gets its own element of one round of one worker,
+  and no worker's round is skipped; they restart only if a worker or a consumer was lost.
+- A cache: each trainer gets each of a worker's elements once, in order, from the first one,
+  without a gap, since the window is larger than all elements. Elements in flight may be lost if a
+  worker was removed for its silence and is back.
+- Static sharding: each element comes despite all faults, from the task with its shard, once from
+  each task; a started shard is restarted only when its worker is gone.
+- A save has each element once, despite all faults.
 
-That workers make the same elements leaves open whose a round is. This is pure, as the ledger is.
+Workers make the same elements, so a round's worker is unknown. This is pure, as the ledger is.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .saves import ELEMENTS, Saved
 Readers = Sequence[Iterable[Record]]
 
 LINGERS_S = 15.0
-"""After so long the dispatcher has given up a consumer that could not say that it leaves."""
+"""After this time the dispatcher has removed a consumer that left without a message."""
 
 
 @dataclass
 class ReaderVisit:
-    """Of a reader: what it got since it joined, as (task, id)."""
+    """A reader's visit; `got` has its elements since it joined, as (task, id)."""
 
     joined_s: float
     got: list[tuple[int, int]] = field(default_factory=list)
@@ -45,10 +45,10 @@ def check_modes(
     history: History, name: str, modes: Mapping[str, Readers], lives: Mapping[str, Life],
     *, elements: int,
 ) -> Verdict:  # fmt: skip
-    """Find every promise that was broken to the crowd `name`.
+    """Find every broken promise to the crowd `name`.
 
-    `modes` are the records of each reader, by its mode, `lives` all processes by name. What is
-    divided statically has the elements 0 … `elements` − 1.
+    `modes` are the records of each reader, by its mode, `lives` all processes by name. The static
+    mode's dataset has the elements 0 … `elements` − 1.
     """
     verdict = Verdict([])
     visits = {mode: [_visits(records, verdict) for records in modes[mode]] for mode in modes}
@@ -66,7 +66,7 @@ def check_modes(
 
 
 def check_saved(name: str, saved: Saved | None) -> Verdict:
-    """Find every promise that was broken to what the crowd `name` saved; None: it is not done."""
+    """Find every broken promise to the save of the crowd `name`; None: it did not finish."""
     if saved is None:
         return Verdict([f"{name} save: it did not come to its end"])
     verdict = Verdict([], delivered=len(saved.ids), damaged=len(saved.damaged))
@@ -129,7 +129,7 @@ def _check_rounds(readers: list[list[ReaderVisit]], lives: Mapping[str, Life]) -
 
 
 def _was_hit(lives: Mapping[str, Life], since_s: float, until_s: float) -> bool:
-    """Whether something happened to a process then, or within what led to it."""
+    """Whether a fault hit a process, other than a trainer's, in that time."""
     moments = [
         at_s
         for life in lives.values()

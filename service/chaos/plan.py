@@ -1,6 +1,6 @@
-"""Which fault hits whom when: a function of the seed and the cluster's size, and nothing else.
+"""The plan of faults: a pure function of the seed and the cluster's size.
 
-The interleaving of real processes is not reproducible, so neither is a run. The plan is.
+The plan is reproducible; a run is not, because real processes interleave differently.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WEIGHTS: dict[str, dict[str, int]] = {
     "storage": {"empty": 1},
     "crowd": {"start": 2},
 }
-"""How often each action is chosen, by role. Of what each means, cluster.py has the table."""
+"""The relative frequency of each action, by role. cluster.py explains the actions."""
 
 LASTING = {"pause", "stall", "mute", "silence", "empty"}
-LASTS_S = (0.3, 3.0)  # less than any timeout after which somebody is given up
+LASTS_S = (0.3, 3.0)  # less than any failure detector's timeout
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something that is done to one member of the cluster, or to its storage; or a crowd comes."""
+    """A fault of one member of the cluster, or of its storage; or the start of a crowd."""
 
     at_s: float  # after the faults' beginning
     role: str
@@ -57,8 +57,8 @@ def make_plan(
 ) -> list[Fault]:
     """Faults at random instants, `every_s` apart on average, for `duration_s`.
 
-    `members` is how many there are of each role, `only` the kinds to choose from, such as "kill
-    worker" (none: all). Raises InvalidArgument for a kind that there is not, in this cluster.
+    `members` is the number of members of each role, `only` the kinds to choose from, such as "kill
+    worker" (none: all). Raises InvalidArgument for a kind that this cluster does not have.
     """
     chance = random.Random(seed)
     kinds = [(role, action) for role in WEIGHTS if members.get(role) for action in WEIGHTS[role]]

@@ -1,4 +1,4 @@
-"""TCP proxies that misbehave on demand: between a dispatcher and all who call it, and Redis."""
+"""TCP proxies that inject network faults: in front of dispatchers and of Redis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import contextlib
 import ctypes
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 CALL_TIMEOUT_S = 10.0
@@ -25,18 +27,46 @@ class _Socket(Protocol):
 
 
 def drop_packets(connection: _Socket) -> None:
-    """What comes for this socket vanishes, unacknowledged, as if the network were cut.
+    """Drop all packets to this socket, unacknowledged, as if the network were cut.
 
-    On a listening socket, so does what would make a connection. Raises OSError if this system
-    cannot.
+    On a listening socket, this drops connection requests, too. Raises OSError if the system cannot
+    do it.
     """
     program = struct.pack("HL", 1, ctypes.addressof(_DROP))
     connection.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def keep_packets(connection: _Socket) -> None:
-    """The network is whole again; what vanished is sent again by its sender, in time."""
+    """End `drop_packets`. The senders retransmit the dropped packets after a while."""
     connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """How many bytes of answers a proxy passes on each connection, and what it does then."""
+
+    answer_bytes: int
+    silent: bool  # then swallow everything; otherwise, reset the connection
+    connections: int = sys.maxsize  # how many connections it limits, from the first one on
+
+
+class _Connection:
+    """Applies a limit to one connection through a proxy."""
+
+    def __init__(self, limit: Limit | None) -> None:
+        self._limit = limit
+        self._left = sys.maxsize if limit is None else limit.answer_bytes
+
+    def passing(self, chunk: bytes, *, answers: bool) -> bytes:
+        if answers:
+            chunk = chunk[: self._left]
+            self._left -= len(chunk)
+            return chunk
+        return chunk if self._left else b""
+
+    @property
+    def over(self) -> bool:
+        return not self._left and self._limit is not None and not self._limit.silent
 
 
 class _Proxy:
@@ -51,6 +81,8 @@ class _Proxy:
         self._mute: asyncio.TimerHandle | None = None
         self._silenced: list[_Socket] = []
         self._whole: asyncio.TimerHandle | None = None
+        self._limit: Limit | None = None
+        self._limited = 0  # connections
 
     async def listen(self) -> int:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -61,15 +93,19 @@ class _Proxy:
         """Reset every connection. New ones are accepted at once."""
         self._reset_all()
 
+    async def limit(self, limit: Limit | None) -> None:
+        """Limit each new connection from now on."""
+        self._limit, self._limited = limit, 0
+
     async def mute(self, seconds: float) -> None:
-        """Pass questions on and lose the answers, for so long; then reset every connection."""
+        """Pass requests on and drop the answers, for `seconds`; then reset every connection."""
         if self._mute is not None:
             self._mute.cancel()
         self._mute = asyncio.get_running_loop().call_later(seconds, self._unmute)
 
     def _unmute(self) -> None:
         self._mute = None
-        self._reset_all()  # what follows would make no sense without what was lost
+        self._reset_all()  # the streams are useless after the lost bytes
 
     def _reset_all(self) -> None:
         for ends in list(self._connections):
@@ -77,17 +113,17 @@ class _Proxy:
                 _reset(end)
 
     async def stall(self, seconds: float) -> None:
-        """Keep the connections, accept new ones, and pass nothing on for so long."""
+        """Keep the connections, accept new ones, and pass nothing on for `seconds`."""
         self._flows.clear()
         if self._resume is not None:
             self._resume.cancel()
         self._resume = asyncio.get_running_loop().call_later(seconds, self._flows.set)
 
     async def silence(self, seconds: float) -> None:
-        """Lose every packet to the proxy, for so long: nobody is told, and nobody can connect."""
+        """Silently drop every packet to the proxy for `seconds`: nobody can connect."""
         silenced: list[_Socket] = [self._server.sockets[0]]
         silenced += [end.get_extra_info("socket") for ends in self._connections for end in ends]
-        self._flows.clear()  # what is in the proxy's own hands, and lost for as long
+        self._flows.clear()  # also hold back the bytes that the proxy has already received
         for connection in silenced:
             drop_packets(connection)
         self._silenced += silenced
@@ -115,9 +151,13 @@ class _Proxy:
             return
         ends = (writer, target[1])
         self._connections.add(ends)
+        limited = self._limit is not None and self._limited < self._limit.connections
+        self._limited += limited
+        connection = _Connection(self._limit if limited else None)
         try:
             await asyncio.gather(
-                self._pass(reader, target[1]), self._pass(target[0], writer, answers=True)
+                self._pass(reader, target[1], connection),
+                self._pass(target[0], writer, connection, answers=True),
             )
         except OSError:  # cut, by us or by an end
             pass
@@ -127,14 +167,21 @@ class _Proxy:
                 _reset(end)
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connection: _Connection,
+        *,
+        answers: bool = False,
     ) -> None:
         while chunk := await reader.read(CHUNK_BYTES):
             await self._flows.wait()
             if answers and self._mute is not None:
                 continue
-            writer.write(chunk)
+            writer.write(connection.passing(chunk, answers=answers))
             await writer.drain()
+            if connection.over:
+                raise ConnectionResetError
         writer.write_eof()
 
 
@@ -146,7 +193,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Proxies:
-    """Proxies by name, in a thread of their own. Listens on loopback only. Close it."""
+    """Proxies by name, in their own thread. They listen on loopback only. Close it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -157,7 +204,7 @@ class Proxies:
         self._thread.start()
 
     def add(self, name: str, target_port: int) -> int:
-        """A proxy to a port of this machine, where somebody need not listen yet; its port."""
+        """Add a proxy to a port of this machine; return the proxy's port. Connects only on use."""
         proxy = self._proxies[name] = _Proxy(target_port)
         port: int = self._call(proxy.listen())
         return port
@@ -166,16 +213,20 @@ class Proxies:
         """Reset every connection through the proxy."""
         self._call(self._proxies[name].cut())
 
+    def limit(self, name: str, limit: Limit | None) -> None:
+        """Limit each new connection through the proxy from now on."""
+        self._call(self._proxies[name].limit(limit))
+
     def mute(self, name: str, seconds: float) -> None:
-        """Lose what comes back through the proxy, for so long; then reset every connection."""
+        """Drop the answers through the proxy for `seconds`; then reset every connection."""
         self._call(self._proxies[name].mute(seconds))
 
     def stall(self, name: str, seconds: float) -> None:
-        """Hold back everything that passes through the proxy, for so long from now on."""
+        """Hold back everything that passes through the proxy, for `seconds` from now on."""
         self._call(self._proxies[name].stall(seconds))
 
     def silence(self, name: str, seconds: float) -> None:
-        """Cut the network of the proxy for so long, silently: packets to it vanish."""
+        """Silently cut the network of the proxy for `seconds`: packets to it vanish."""
         self._call(self._proxies[name].silence(seconds))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a trainer of chaos writes down: one JSON line a record, appended by one write.
+"""The records of a trainer of chaos: one JSON line per record, appended by one write.
 
-A killed process loses nothing of what it has written, as the page cache is the kernel's. An
-element counts as delivered once its record is written, which is before the next block is asked
-for. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+A killed process loses no written record, since the kernel keeps the page cache. An element counts
+as delivered once its record is written; the trainer writes it before it requests the next block.
+Times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """A trainer process; all that follows is its, until the next one has started."""
+    """A trainer process has started; the following records are its, until the next start."""
 
     name: str
     at_s: float
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """It is a consumer of an epoch from now on, and has asked for nothing yet."""
+    """It has become a consumer of an epoch, and has requested nothing yet."""
 
     epoch: int
     consumer_id: int
@@ -31,7 +31,7 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Got(msgspec.Struct, frozen=True, tag="got"):
-    """A block of a task's elements. `damaged` are those whose content is not what their id says."""
+    """It got a block of a task's elements. `damaged`: their content contradicts their id."""
 
     epoch: int
     at_s: float
@@ -41,21 +41,21 @@ class Got(msgspec.Struct, frozen=True, tag="got"):
 
 
 class Worked(msgspec.Struct, frozen=True, tag="worked"):
-    """It has worked on its block until now, and asks for the next one."""
+    """It has finished its work on a block, and requests the next one."""
 
     at_s: float
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """It was told that the epoch has ended, and has all of its elements."""
+    """The epoch has ended, and it has received all of its own elements."""
 
     epoch: int
     at_s: float
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """It leaves the epoch before its end, and hands back what it has not used; `for_good`, if the
-    next one is its next. The workers of the `unheard` tasks did not hear of it.
+    """It leaves the epoch early, and returns unused elements. `for_good`: it continues with the
+    next epoch. The workers of the `unheard` tasks did not hear of the return.
     """
 
     epoch: int
@@ -75,7 +75,7 @@ class Recorder:
     def __init__(self, path: pathlib.Path) -> None:
         torn = path.exists() and not path.read_bytes().endswith(b"\n")
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        if torn:  # the process before was killed while it wrote
+        if torn:  # the previous process was killed during a write
             os.write(self._file, b"\n")
 
     def add(self, record: Any) -> None:
@@ -86,7 +86,7 @@ class Recorder:
 
 
 def read_records(path: pathlib.Path) -> Iterator[Record]:
-    """The records of a file. One that was not written whole does not count."""
+    """Yield the records of a file; skip torn ones."""
     if not path.exists():
         return
     for line in path.read_bytes().splitlines():

@@ -1,14 +1,13 @@
-"""How long trainers waited after a fault, and how fast they got elements in between.
+"""Measures how long trainers waited after each fault, and their throughput.
 
-A trainer waits from when it asks for a block, which is when it has worked on the one before, until
-it has it. The *wait* after a fault is the longest of all trainers that the fault did not hit: of
-those that begin before WINDOW_S after the fault and end after it, counted from the fault at the
-earliest. So it includes the turn of an epoch, and where faults overlap a trainer's wait counts for
-each. It is an upper bound of what the fault has cost.
+A trainer waits from its request for a block, which follows its work on the last block, until it has
+the block. The *wait* after a fault is the longest wait of the trainers that the fault did not hit.
+Waits count that begin before WINDOW_S after the fault and end after it, and they count from the
+fault on. A wait may include the change of epochs, and counts for each of overlapping faults. So it
+is an upper bound of the fault's cost.
 
-Two kinds of waits are counted apart, since they say little of the fault: those during which no
-worker was left, which last as long as the next process takes to start, and those during which
-another fault lasted, which cannot be over before that is.
+Two kinds of waits are counted separately, since they say little about the fault. Some had no worker
+left, and last until a new process has started. Others last as long as another, overlapping fault.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from .records import Got, Record, Started, Worked
 
 WINDOW_S = 3.0
 NONE_LEFT, DURING_ANOTHER = ", no worker left", ", during another"
-"""Behind the kind of faults."""
+"""Suffixes of a fault's kind."""
 
 
 class Delivery(NamedTuple):
     """A block that a trainer's process got. Times are CLOCK_MONOTONIC."""
 
-    asked_s: float  # since when the trainer had waited for it; of its first block, `got_s`
+    asked_s: float  # when the trainer requested it; `got_s` for its first block
     got_s: float
     elements: int
 
@@ -66,7 +65,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 def deliveries(trainers: Sequence[Iterable[Record]]) -> Deliveries:
-    """What each trainer process got, and when."""
+    """The blocks that each trainer process got, with their times."""
     found: defaultdict[str, list[Delivery]] = defaultdict(list)
     for records in trainers:
         name, asked_s = "", math.nan
@@ -84,7 +83,7 @@ def deliveries(trainers: Sequence[Iterable[Record]]) -> Deliveries:
 
 
 def wait_after(done: DoneFault, got: Deliveries) -> Wait | None:
-    """The wait after a fault; None if no other trainer got anything before it and after it."""
+    """The wait after a fault; None if no other trainer got blocks both before and after it."""
     waits = []
     for name, blocks in got.items():
         first = bisect_right(blocks, done.at_s, key=lambda block: block.got_s)
@@ -102,9 +101,9 @@ def waits_by_kind(
     got: Deliveries,
     no_worker_s: Sequence[tuple[float, float]] = (),
 ) -> dict[str, Waits]:
-    """The waits after all faults that hit somebody, by the kinds given with them.
+    """The waits after all faults that hit a process, by the given kinds.
 
-    `no_worker_s` is from when until when there was none.
+    `no_worker_s` are the periods (from, until) without workers.
     """
     hits = [(kind, done) for kind, done in kinds if done.name is not None]
     lasting = [done for kind, done in hits if _stops_others(kind, done)]
@@ -125,15 +124,15 @@ def waits_by_kind(
 
 
 def _stops_others(kind: str, done: DoneFault) -> bool:
-    """While it lasts, trainers that it does not hit may have to wait: it is not one of theirs, nor
-    of a dispatcher that only stands by."""
+    """Whether trainers that it does not hit may have to wait while it lasts: it hits neither a
+    trainer nor a standby dispatcher."""
     return (
         done.until_s > done.at_s and done.fault.role != "trainer" and not kind.endswith(" standby")
     )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that `percent` of them do not exceed."""
+    """The smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 

@@ -1,4 +1,4 @@
-"""The report of a run: all that was found, for programs (JSON) and for people (a table)."""
+"""The report of a run, for programs (JSON) and for people (a table)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .trainer import JOB
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """A fault as it happened, for the plot and for reading the logs."""
+    """A fault that hit a process, for the plot and for reading the logs."""
 
     at_s: float  # after the faults' beginning
     kind: str
@@ -33,18 +33,18 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class ChaosReport(msgspec.Struct):
-    """What a run of chaos found."""
+    """The result of a chaos run."""
 
     options: Options
     faults_s: float  # how long there were faults
     hits: list[Hit]
     faults: dict[str, int]  # by kind
-    missed: int  # faults that found nobody
+    missed: int  # faults that hit no process
     ended_by_themselves: list[str]  # processes, with the end of their logs
-    verdict: Verdict  # of the trainers, and all that was broken
+    verdict: Verdict  # of the trainers, and all broken promises
     crowds: dict[str, Verdict]  # by process
-    modes: dict[str, Verdict]  # the same, of those that read in other ways
-    saves: dict[str, Verdict]  # the same, of what they saved
+    modes: dict[str, Verdict]  # of the crowds' readers in other modes, by process
+    saves: dict[str, Verdict]  # of the crowds' saves, by process
     waits: dict[str, Waits]  # by kind of fault
     throughput: list[int]  # elements, in each second since the faults began
     journal_events: int
@@ -53,12 +53,12 @@ class ChaosReport(msgspec.Struct):
 
     @property
     def kept(self) -> bool:
-        """Whether every promise was."""
+        """Whether every promise was kept."""
         return not self.verdict.broken
 
 
 def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> ChaosReport:
-    """Check everything, once no dispatcher runs any more. Storage must be readable."""
+    """Check everything, after all dispatchers have ended. The storage must be readable."""
     elsewhere = [kind for path in cluster.emptied for kind in decided(path)]
     storage = open_storage(cluster.storage)
     try:
@@ -134,7 +134,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
 
 
 def decided(journal: pathlib.Path) -> list[str]:
-    """The kinds of events in it, but for its dispatcher's election."""
+    """The kinds of events in a journal, except its dispatcher's election."""
     storage = open_storage(str(journal))
     try:
         events = [decode(record.sequence, record.data) for record in storage.read()]
@@ -155,7 +155,7 @@ def _crowds(crowds: dict[str, Verdict]) -> str:
 
 
 def _kind(done: DoneFault, cluster: Cluster, history: History) -> str:
-    """The fault's kind; of several dispatchers it matters which one led."""
+    """The fault's kind; with several dispatchers, it names the leader or a standby."""
     fault = done.fault
     if fault.role != "dispatcher" or len(cluster.addresses) == 1:
         return fault.kind
@@ -164,7 +164,7 @@ def _kind(done: DoneFault, cluster: Cluster, history: History) -> str:
 
 
 def render(report: ChaosReport) -> Any:
-    """The report as something that rich prints."""
+    """The report as tables for rich."""
     from rich.console import Group
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""A run: start the cluster, hit it, let it settle, and judge."""
+"""A chaos run: starts the cluster, injects faults, lets it settle, and judges."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .plan import Fault, make_plan
 from .report import ChaosReport, judge
 
 Tell = Callable[[str], None]
-"""Called with what happens, in words, as it happens."""
+"""Called with a progress message for each step."""
 
 
 def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) -> ChaosReport:
-    """Run it, with everything that it writes in `directory`. Use the main thread.
+    """Run chaos, with all its files in `directory`. Use the main thread.
 
-    When it returns or raises, no process of it is left. Raises ForebayError if the cluster
-    cannot be started, and StorageError if its journal cannot be read at the end.
+    Leaves no process behind. Raises ForebayError if the cluster cannot be started, and
+    StorageError if its journal cannot be read at the end.
     """
     _require_empty(options.storage)
     plan = make_plan(

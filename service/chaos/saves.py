@@ -1,6 +1,6 @@
-"""What a crowd saves, beside its readers: a dataset of ELEMENTS elements, until that is done.
+"""A crowd's save: saves a dataset of ELEMENTS elements while the crowd reads.
 
-Once the run is over another process, with TensorFlow, reads it back: `saved` starts that.
+After the run, `saved` starts another process with TensorFlow, which reads it back.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ LOOK_S = 0.2
 
 
 def request_in(directory: pathlib.Path) -> pathlib.Path:
-    """The file with a StartSaveRequest that lacks its path."""
+    """The file with the StartSaveRequest, which has no save path yet."""
     return directory / "save.request"
 
 
 def path_in(records: pathlib.Path) -> pathlib.Path:
-    """Where the crowd with these records saves."""
+    """The directory of the save of the crowd with these records."""
     return records / "saved"
 
 
 def save(service: str, records: pathlib.Path) -> None:
-    """Have it saved. Raises ValueError with what the save says of its failure."""
+    """Save the dataset, and wait for the end. Raises ValueError with the save's own error."""
     path = path_in(records).absolute()
     request = pb.StartSaveRequest.FromString(request_in(records.parent).read_bytes())
     request.path = str(path)
@@ -48,14 +48,14 @@ def save(service: str, records: pathlib.Path) -> None:
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What was read back. `damaged` are those whose content is not what their id says."""
+    """The elements that were read back. `damaged` are those whose content contradicts their id."""
 
     ids: list[int]
     damaged: list[int]
 
 
 def saved(paths: Mapping[str, pathlib.Path], directory: pathlib.Path) -> dict[str, Saved]:
-    """Of the saves that are done, by the same names. Raises ValueError if one cannot be read."""
+    """Read the completed saves, by the same names. Raises ValueError if one cannot be read."""
     done = {name: str(path) for name, path in paths.items() if (path / DONE).exists()}
     if not done:
         return {}
@@ -67,7 +67,7 @@ def saved(paths: Mapping[str, pathlib.Path], directory: pathlib.Path) -> dict[st
 
 
 def main(paths: Mapping[str, str], answer: pathlib.Path) -> None:
-    """Read all, and write it to the file `answer`."""
+    """Read all saves, and write the results to the file `answer`."""
     import tensorflow as tf
 
     found = {}

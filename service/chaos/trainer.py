@@ -1,11 +1,10 @@
-"""A trainer of chaos: reads a shared job, epoch after epoch, and writes down what it gets.
+"""A trainer of chaos: reads a shared job, epoch after epoch, and records its elements.
 
-It is what `forebay.service.read` does, with less credit, so that little can be in its buffers
-when it is killed. It goes on with the epoch that its last process was in. SIGTERM makes it hand
-back what it has not used, in the middle of a block if one comes, and end; SIGUSR1 cuts every
-connection that it has, to workers and dispatchers; SIGUSR2 makes it leave the epoch in the same
-way, and go on with the next. Every other epoch it takes its time, so that workers run ahead of it,
-and faults find full buffers.
+It reads like `forebay.service.read`, with less credit, so that its buffers hold little when it is
+killed. It continues with its last process's epoch. SIGTERM makes it return unused elements, even
+within a block, and end. SIGUSR1 cuts all its connections, to workers and dispatchers. SIGUSR2 makes
+it leave the epoch like SIGTERM, and continue with the next. In every other epoch it reads slowly,
+so that workers run ahead of it, and faults find full buffers.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ NOTHING = Block(0, ())
 READING = ReadOptions(dynamic=True, hands_back=True)
 
 _told: set[int] = set()
-"""Signals to leave. No event: a handler cannot set one that its thread clears."""
+"""Received signals to leave. Not an event: its lock could deadlock with the signal handler."""
 
 _reading = False
-"""Whether there is something to hand back; if not, SIGTERM ends the process at once."""
+"""Whether it may have elements to return; if not, SIGTERM ends the process at once."""
 
 
 class TrainerTask(msgspec.Struct, frozen=True):
-    """What a trainer process is told."""
+    """The arguments of a trainer process."""
 
     name: str  # of the process
     service: str
     dataset_id: str
     records: str  # the path of its file
     stop: str  # once this path exists, the present epoch is the last
-    pace_s: float  # for an element, in epochs of taking its time
+    pace_s: float  # per element, in slow epochs
 
 
 def main(task: TrainerTask) -> None:
@@ -63,7 +62,7 @@ def main(task: TrainerTask) -> None:
             pb.GetOrCreateJobRequest(dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"),
             pb.GetOrCreateJobResponse,
         )
-        # An epoch that was begun is ended, even if it is time to stop.
+        # Finish a started epoch, even if it is time to stop.
         while (epoch.begun or not os.path.exists(task.stop)) and signal.SIGTERM not in _told:
             pace_s = task.pace_s if epoch.number % 2 == 0 else 0.0
             read_epoch(dispatcher, job.job_id, epoch.number, recorder, pace_s)
@@ -79,7 +78,7 @@ class NextEpoch(msgspec.Struct, frozen=True):
 
 
 def next_epoch(records: list[Record]) -> NextEpoch:
-    """Where a trainer goes on: with what it has joined, and not ended or left for good."""
+    """The epoch to continue with: the last one, unless it ended or the trainer left it for good."""
     for record in reversed(records):
         if isinstance(record, Joined) or (isinstance(record, Left) and not record.for_good):
             return NextEpoch(record.epoch, begun=True)
@@ -96,7 +95,7 @@ def read_epoch(
     pace_s: float,
     reading: ReadOptions = READING,
 ) -> None:
-    """Read an epoch, and record what comes."""
+    """Read an epoch, and record its elements."""
     global _reading
     request = pb.JoinIterationRequest(job_id=job_id, epoch=epoch)
     joined = dispatcher.call_numbered(request, pb.JoinIterationResponse)
@@ -128,7 +127,7 @@ def read_epoch(
 
 
 def unpack(block: Block) -> tuple[list[int], list[int]]:
-    """The ids of a block's elements, and those among them whose payload is another one's."""
+    """The ids of a block's elements, and the ids of those whose payload is wrong."""
     ids, payload = (component.values for component in block.components)
     assert isinstance(ids, np.ndarray) and isinstance(payload, np.ndarray)
     whole = (payload == ids[:, None]).all(axis=1)
@@ -144,13 +143,13 @@ def _leave(number: int, _: Any) -> None:
 
 
 def _ignore_others() -> None:
-    """Python takes its handlers away before it ends, and they would kill it then."""
+    """Ignore these signals: Python removes its handlers at exit, and then they would kill it."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _cut_connections(*_: Any) -> None:
-    """As if the network had done it: both ends find the connection closed."""
+    """Close all connections as a network failure would: both ends see them closed."""
     for name in os.listdir("/proc/self/fd"):
         try:
             with socket.socket(fileno=os.dup(int(name))) as connection:

@@ -18,6 +18,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"forebay {version('forebay')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: bool = typer.Option(
+        False, "--version", help="Say which version this is.", is_eager=True, callback=_version
+    ),
+) -> None: ...
+
+
 app.command("dispatcher")(servers.dispatcher)
 app.command("worker")(servers.worker)
 app.command("status")(status.status)
@@ -45,7 +63,7 @@ def demo(
 
 def main() -> NoReturn:
     """Run the command line of this process, and exit."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says, we say in one line
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report its errors in one line
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         code = app(standalone_mode=False)

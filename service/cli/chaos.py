@@ -1,4 +1,4 @@
-"""`forebay chaos`: a cluster on this machine under random faults, and what it promised."""
+"""`forebay chaos`: runs a cluster on this machine under random faults, and checks its promises."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chaos(
     ),
     storage: str = typer.Option(
         "files", help='"files", "redis" (a server of its own), or the URL of an empty storage.',
-        envvar="FOREBAY_CHAOS_STORAGE",  # not that of a dispatcher
+        envvar="FOREBAY_CHAOS_STORAGE",  # FOREBAY_STORAGE is a dispatcher's
     ),
     dispatchers: int = typer.Option(
         2, min=1, help="One leads, the others stand by.", envvar="FOREBAY_DISPATCHERS"
@@ -70,7 +70,7 @@ def chaos(
     from ..chaos.run import run_chaos
 
     for option, file in (("--json", json_file), ("--plot", plot)):
-        if file and not pathlib.Path(file).parent.is_dir():  # before there is something to lose
+        if file and not pathlib.Path(file).parent.is_dir():  # check before the run
             raise ForebayError(f"{option} {file} cannot be written: its directory does not exist")
     options = Options(
         seed=random.randrange(1 << 32) if seed is None else seed,

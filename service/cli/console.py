@@ -1,4 +1,4 @@
-"""Where tables and lines go that have names of jobs, datasets and files in them."""
+"""The console for output that contains names of jobs, datasets and files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def plain_console(**options: Any) -> Console:
-    """A console that shows text as it is: what rich would take for markup ([/x]), or for the name
-    of an emoji (:tiger:), is a part of somebody's name.
+    """A console that shows text unchanged: rich's markup ([/x]) and emoji names (:tiger:) may be
+    parts of users' names.
     """
     from rich.console import Console
 

@@ -1,8 +1,9 @@
-"""`forebay dataset …`: what is registered, and its removal."""
+"""`forebay dataset …`: lists and removes registered datasets."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ app = typer.Typer(help="List the datasets that are registered, remove them.", no
 SERVICE = typer.Argument(
     ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
 )
+DATASET_ID = typer.Argument("", help="As `forebay dataset list` shows it.", show_default=False)
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -38,8 +40,8 @@ def list_(
 
 @app.command()
 def remove(
-    dataset_id: str = typer.Argument(..., help="As `forebay dataset list` shows it."),
     service: str = SERVICE,
+    dataset_id: str = DATASET_ID,
     force: bool = typer.Option(
         False, help="Also if it is being read: its readers get an error.", envvar="FOREBAY_FORCE"
     ),
@@ -50,13 +52,28 @@ def remove(
     """
     from ..client.datasets import remove_dataset
 
+    service, dataset_id = service_and_dataset(service, dataset_id)
     jobs = remove_dataset(service, dataset_id, force=force, timeout_s=PATIENCE_S)
     with_jobs = f", and its jobs {', '.join(jobs)}" if jobs else ""
     print(f"dataset {dataset_id} is removed{with_jobs}")
 
 
+def service_and_dataset(service: str, dataset_id: str) -> tuple[str, str]:
+    """Parse the arguments SERVICE DATASET_ID. A single argument is the dataset's id if the
+    environment gives the service. Raises typer.BadParameter."""
+    known = os.environ.get("FOREBAY_SERVICE", "")
+    if not dataset_id and known and service != known:
+        service, dataset_id = known, service
+    if not dataset_id:
+        raise typer.BadParameter(
+            f"the id of a dataset is missing behind the service {service!r}; `forebay dataset list "
+            f"{service}` shows them"
+        )
+    return service, dataset_id
+
+
 def render(found: Any, now_s: float) -> Any:
-    """The datasets as something that a plain console prints."""
+    """The datasets as a table for a plain console."""
     from rich.table import Table
 
     columns = ("dataset", "elements", "graph", "registered", "last use", "jobs")
@@ -78,7 +95,7 @@ def render(found: Any, now_s: float) -> Any:
 
 
 def _ago(time_ms: int | None, now_s: float) -> str:
-    """How long it is ago, in words."""
+    """The age, in words."""
     if time_ms is None:
         return "–"
     seconds = now_s - time_ms / 1000

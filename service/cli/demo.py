@@ -1,10 +1,10 @@
 """`forebay demo`: the main job, end to end, on scikit-learn's handwritten digits.
 
-1,797 real images go into 16 TFRecord files and are registered once. Two trainer processes
-share one job over them, read through two workers under dynamic sharding, and each teaches a
-small Keras model what it gets. Halfway through an epoch the dispatcher is killed (SIGKILL), and
-another one replays its journal; nobody else is told. Every fifth image is read like the others
-but not learned from: on those the accuracy is measured.
+It writes 1,797 real images to 16 TFRecord files and registers them once. Two trainer processes
+share one job over them through two workers, under dynamic sharding, and each trains a small Keras
+model. Halfway through an epoch, the demo kills the dispatcher (SIGKILL), and another one replays
+its journal; nobody else is told. The models do not learn from every fifth image: those measure
+the accuracy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ForebayError
@@ -35,7 +36,7 @@ HELD_OUT = 5  # every fifth image
 
 @dataclass
 class Tally:
-    """What the trainers have reported."""
+    """The sums of the trainers' reports."""
 
     visits: dict[int, Counter[int]] = field(default_factory=dict)  # by epoch
     waited_s: dict[int, float] = field(default_factory=dict)  # by trainer
@@ -59,20 +60,18 @@ class Tally:
 
     @property
     def twice(self) -> int:
-        """Visits beyond an image's first in its epoch."""
+        """The number of visits after an image's first one in an epoch."""
         return sum(n - 1 for counter in self.visits.values() for n in counter.values())
 
 
 def run_demo(*, epochs: int, keep: bool) -> bool:
-    """Run it and print what it shows; whether every image was visited once an epoch."""
-    try:
-        import sklearn  # noqa: F401
-        import tensorflow  # noqa: F401
-    except ImportError as error:
+    """Run the demo and print its results; return whether each epoch visited every image once."""
+    missing = [name for name in ("sklearn", "tensorflow") if find_spec(name) is None]
+    if missing:
         raise ForebayError(
-            f"the demo needs {error.name}; install it with: pip install 'forebay[tensorflow]' "
+            f"the demo needs {missing[0]}; install it with: pip install 'forebay[tensorflow]' "
             "scikit-learn"
-        ) from None
+        )
     directory = pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-"))
     processes: list[Child] = []
     try:
@@ -88,8 +87,6 @@ def run_demo(*, epochs: int, keep: bool) -> bool:
 
 def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
     from rich.console import Console
-
-    from .demo_data import register, write_digits
 
     console = Console()
     port = free_port()
@@ -108,12 +105,16 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
             raise ForebayError("the dispatcher did not start:\n" + tail(log))
         return process
 
-    files, images = write_digits(directory / "digits", FILES)
-    console.print(f"{images} handwritten digits in {len(files)} TFRecord files")
     dispatcher = start_dispatcher()
     for number in range(WORKERS):
         run(directory / f"worker{number}.log", "cli", "worker", f"--dispatcher={service}")
-    dataset_id = register(service, files)
+    log = directory / "data.log"
+    written = run(log, "cli.demo_data", str(directory / "digits"), str(FILES), service).line()
+    if not written:
+        raise ForebayError("the digits could not be registered:\n" + tail(log))
+    registered = json.loads(written)
+    dataset_id, images = registered["dataset_id"], registered["images"]
+    console.print(f"{images} handwritten digits in {FILES} TFRecord files")
     console.print(f"a dispatcher at {service}, {WORKERS} workers, {TRAINERS} trainers, one job")
     reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
     for number in range(TRAINERS):

@@ -1,8 +1,14 @@
-"""The demo's data: scikit-learn's digits as TFRecord files, and the pipeline over them."""
+"""The demo's data: scikit-learn's digits as TFRecord files, and the pipeline over them.
+
+A separate process writes and registers them, to keep TensorFlow's startup messages out of the
+demo's terminal.
+"""
 
 from __future__ import annotations
 
+import json
 import pathlib
+import sys
 from typing import Any
 
 PIXELS = 64
@@ -31,7 +37,7 @@ def write_digits(directory: pathlib.Path, files: int) -> tuple[list[str], int]:
 
 
 def register(service: str, files: list[str]) -> str:
-    """Register the digits, augmented, and shuffled within what a worker has at hand."""
+    """Register the digits, augmented, and shuffled in a worker's buffer."""
     import tensorflow as tf
 
     from .. import register_dataset
@@ -44,7 +50,7 @@ def register(service: str, files: list[str]) -> str:
 
     def parse(record: Any) -> dict[str, Any]:
         digit: dict[str, Any] = tf.io.parse_single_example(record, spec)
-        # As real augmentation does, this takes the worker a while.
+        # Like real augmentation, this takes the worker some time.
         image = tf.image.resize(tf.reshape(digit["pixels"], [8, 8, 1]), [128, 128])
         image = tf.image.random_brightness(tf.image.random_contrast(image, 0.8, 1.2), 0.1)
         digit["pixels"] = tf.reshape(tf.image.resize(image, [8, 8], antialias=True), [PIXELS])
@@ -53,3 +59,9 @@ def register(service: str, files: list[str]) -> str:
     dataset = tf.data.Dataset.from_tensor_slices(files)
     dataset = dataset.flat_map(tf.data.TFRecordDataset).map(parse).shuffle(100)
     return register_dataset(service, dataset)
+
+
+if __name__ == "__main__":
+    written, number_of_images = write_digits(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+    registered = register(sys.argv[3], written)
+    print(json.dumps({"dataset_id": registered, "images": number_of_images}), flush=True)

@@ -1,4 +1,4 @@
-"""One trainer of the demo: reads the shared job, teaches a small model, reports in JSON lines."""
+"""A trainer of the demo: reads the shared job, trains a small model, reports in JSON lines."""
 
 from __future__ import annotations
 

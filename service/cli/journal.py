@@ -52,7 +52,7 @@ def show(
 ) -> None:
     """The last events in words; with --at, the dispatcher's state as of that event."""
     from ..core.status import status
-    from ..dispatcher.dispatcher import recover
+    from ..dispatcher.recovery import recover
     from .status import render
 
     with _opened(storage) as opened:
@@ -173,8 +173,8 @@ def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
 
 
 def _datasets(storage: Any) -> dict[str, str]:
-    from ..dispatcher.dispatcher import recover
     from ..dispatcher.graphs import needed_blobs
+    from ..dispatcher.recovery import recover
 
     return needed_blobs(recover(storage)[0])
 

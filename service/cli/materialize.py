@@ -1,16 +1,18 @@
-"""`forebay materialize`: a dataset's elements into files."""
+"""`forebay materialize`: writes a dataset's elements to files."""
 
 from __future__ import annotations
 
+import difflib
+
 import typer
 
-from .dataset import SERVICE
+from .dataset import DATASET_ID, SERVICE, service_and_dataset
 
 
 def materialize(
     context: typer.Context,
     service: str = SERVICE,
-    dataset_id: str = typer.Argument(..., help="As `forebay dataset list` shows it."),
+    dataset_id: str = DATASET_ID,
     output: str = typer.Option(
         ..., help="A directory that the runner's workers see by this name.", envvar="FOREBAY_OUTPUT"
     ),
@@ -40,6 +42,8 @@ def materialize(
 
     Further options are the runner's: --direct_num_workers=4. Run again, it does what is missing.
     """
+    service, dataset_id = service_and_dataset(service, dataset_id)
+    _require_no_misspelt_option(context)
     from .. import pipelines
     from ..materialized.run import materialize as run
 
@@ -55,3 +59,14 @@ def materialize(
         f"{done.directory}: {done.elements:,} elements, {done.bytes:,} bytes in {done.shards} "
         f"shards, {done.written} of them written now"
     )
+
+
+def _require_no_misspelt_option(context: typer.Context) -> None:
+    """Refuse unknown options that resemble this command's own. Raises typer.BadParameter."""
+    own = [name for parameter in context.command.params for name in parameter.opts]
+    names = [option for option in own if option.startswith("--")]
+    for given in context.args:
+        name = given.partition("=")[0]
+        close = difflib.get_close_matches(name, names, 1, cutoff=0.75)
+        if name.startswith("--") and "_" not in name and close:
+            raise typer.BadParameter(f"there is no option {name}: did you mean {close[0]}?")

@@ -1,4 +1,4 @@
-"""A command's parameters, from what its options declare."""
+"""Derives a command's parameters from its options class."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T", bound=ServerOptions)
 
 
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function of these options, and of further parameters as typer has them.
+    """Make a command of a function that takes these options and typer's own parameters.
 
-    What the command raises for a value that is out of range names the flag, or the variable.
+    The error for a value out of range names the flag or the environment variable.
     """
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:

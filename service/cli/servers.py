@@ -1,4 +1,4 @@
-"""`forebay dispatcher` and `forebay worker`: servers that run until they are told to stop."""
+"""`forebay dispatcher` and `forebay worker`: servers that run until a signal stops them."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def worker(options: WorkerOptions) -> None:
     _log_to_stderr()
     running = Worker(options, pipelines=Pipelines(warm=True))
     running.start()
-    # A handler in Python runs in this thread alone, once that is back in the interpreter: with a
-    # lock that it has, an event could not be set; and if the kernel gives the signal to another
-    # thread, or just before this one waits, nothing ends the wait. C's own handler writes at once.
+    # A Python signal handler runs only in this thread, once that is back in the interpreter. So
+    # it cannot set an event whose lock this thread holds. If another thread gets the signal, or
+    # it comes just before this one waits, nothing ends the wait. The C handler writes at once.
     interrupted, interrupt = os.pipe()
     os.set_blocking(interrupt, False)
     signal.set_wakeup_fd(interrupt, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):  # before this there is nothing to drain
+    for number in (signal.SIGTERM, signal.SIGINT):  # earlier, there was nothing to drain
         signal.signal(number, lambda *_: None)
     print(running.address, flush=True)
     os.read(interrupted, 1)

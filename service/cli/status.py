@@ -1,4 +1,4 @@
-"""`forebay status`: what the dispatcher knows."""
+"""`forebay status`: shows the dispatcher's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from .console import plain_console
 
 PATIENCE_S = 5.0
-NAME_WIDTH = 24  # of a job's name, before it takes a second line
+NAME_WIDTH = 24  # a job's longer name takes a second line
 
 WAIT_WORKERS = typer.Option(
     0, min=0, help="First wait until so many workers are registered.",
@@ -63,7 +63,7 @@ def status(
 
 
 def render(summary: dict[str, Any]) -> Any:
-    """The status as something that a plain console prints."""
+    """The status as tables for a plain console."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
@@ -90,7 +90,7 @@ def render(summary: dict[str, Any]) -> Any:
         cached = ", cached" if job.get("cross_trainer_cache") else ""
         of_job = (_name(job), job["dataset_id"], job["sharding"] + cached)
         over = [it for it in job["iterations"] if it["finished"]]
-        # An earlier dispatcher summarizes nothing.
+        # Earlier versions do not report "summarized".
         if runs := [*job.get("summarized", []), *([it["epoch"]] * 2 for it in over)]:
             lost = sum(source["lost"] for it in over for source in it["sources"])
             lost += job.get("lost_splits", 0)
@@ -156,13 +156,13 @@ def render(summary: dict[str, Any]) -> Any:
 
 
 def _name(job: dict[str, Any]) -> str:
-    """The user's own name of a job: tf.data service's clients put the dataset before it."""
+    """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
     name: str = job["name"] or str(job["job_id"])
     return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
 
 
 def _runs(ranges: list[list[int]]) -> str:
-    """Ascending ranges [first, last], those that follow each other as one: 1–9, 11."""
+    """Format ascending ranges [first, last], and join adjacent ones: 1–9, 11."""
     runs: list[list[int]] = []
     for first, last in ranges:
         if runs and first == runs[-1][1] + 1:
@@ -190,6 +190,6 @@ def _counted(metric: dict[str, Any]) -> str:
 def _progress(source: dict[str, Any]) -> str:
     size = "∞" if source["splits"] is None else source["splits"]
     lost = f", {source['lost']} lost" if source["lost"] else ""
-    # An earlier dispatcher says nothing of it.
+    # Earlier versions do not report it.
     waits = ", waits for its save" if source.get("waits_for") else ""
     return f"{source['begun']} of {size}, {source['leased']} out{lost}{waits}"

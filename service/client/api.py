@@ -1,7 +1,7 @@
-"""`register_dataset`, `from_dataset_id` and `distribute`: tf.data service's own calls.
+"""`register_dataset`, `from_dataset_id` and `distribute`, as in tf.data service.
 
-Names, argument order, defaults and errors are those of `tf.data.experimental.service` in
-TensorFlow 2.21 (its API documentation), so that changing the import is the whole migration.
+Names, argument order, defaults and errors follow `tf.data.experimental.service` of TensorFlow 2.21
+(its API documentation). To migrate, a program changes only the import.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ..pipelines.tf_data.split_sources import contents_of, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from . import (
-    collective,  # noqa: F401 - it says who the others are
-    each_for_itself,
+    collective,  # noqa: F401 - adds its finder to lockstep
     functions,
+    lockstep,
     parameter_servers,
     registration,
-    same_end,
+    sharing_warnings,
 )
 from .functions import PythonDataset
 from .options import (
@@ -54,6 +54,7 @@ from .options import (
 )
 from .reader import Reader, name_of_job
 from .registration import COMPRESSIONS, Send, Service, check_compression, registered
+from .running_out import explain_running_out
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
 from .tf_errors import raising_tensorflows
 
@@ -72,38 +73,40 @@ def register_dataset(
     verify: bool = False,
     **python: Any,
 ) -> str:
-    """Register a dataset with the service; return its id, to be given to `from_dataset_id`.
+    """Register a dataset with the service and return its id, which `from_dataset_id` takes.
 
     Args:
       service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
         addresses, comma-separated.
-      dataset: a `tf.data.Dataset`. Its graph is what is registered: Python functions in it
-        (`py_function`, `from_generator`) do not work on workers. Or a Python dataset: a function
-        that `splits` are given for, or one that `python_dataset` decorates; or a function without
-        arguments that returns a `tf.data.Dataset`, which each worker builds for itself, the same
-        one everywhere, and in which Python functions do work. Or a PCollection of a Beam pipeline
-        that was built and not run: bounded reads, and ParDos behind them, whose `setup` is called
-        once in each process of a worker, and for which each split is a bundle. Or the directory
-        that `materialize` or `materialize_pcollection` wrote, as all workers see it.
-      compression: "AUTO" compresses blocks of elements between hosts where that makes them
-        arrive sooner, None never does; "ZSTD" and "LZ4" do it on every connection over TCP or
-        gRPC. "SNAPPY" compresses each element, which is for tf.data service's own clients.
-      splits: of a function; with it, and with a PCollection, comes by keyword what `python_dataset`
-        takes. With a PCollection of bounded sources, or files of a ReadAllFrom…, also
-        `split_bytes`: of about how many bytes their splits should be, where their format can be
-        divided (TFRecord and compressed files cannot); by default Beam chooses it.
-      verify: of a directory, read all of it, and compute its checksums first.
-      dataset_id: an id to register it under. One that is registered is left as it is, if the
-        datasets have the same structure. By default, equal datasets have the same id. Functions are
-        equal if their pickles are; give an id to those that hold something that differs by process.
+      dataset: one of these.
+        - A `tf.data.Dataset`. Its graph is registered. Python functions in it (`py_function`,
+          `from_generator`) do not work on workers.
+        - A Python dataset: a function with `splits`, or one that `python_dataset` decorates.
+        - A function without arguments that returns a `tf.data.Dataset`. Each worker builds it, the
+          same one everywhere. Python functions in it work.
+        - A PCollection of a Beam pipeline that was built and not run: bounded reads with ParDos
+          behind them. Each process of a worker calls `setup` once. Each split is a bundle.
+        - The directory, as workers see it, that `materialize` or `materialize_pcollection` wrote.
+      compression: "AUTO" compresses blocks between hosts where they arrive sooner that way. None
+        never compresses. "ZSTD" and "LZ4" compress on every connection over TCP or gRPC. "SNAPPY"
+        compresses each element, for tf.data service's own clients.
+      splits: of a function. A function with splits, and a PCollection, also take the keyword
+        arguments of `python_dataset`. A PCollection of bounded sources, or of files for a
+        ReadAllFrom…, also takes `split_bytes`, the approximate size of a split. TFRecord and
+        compressed files cannot be divided. By default Beam chooses the size.
+      verify: read a whole directory and check its checksums before registering it.
+      dataset_id: the id to register under. An id that exists keeps its dataset if both have the
+        same structure. If they differ otherwise, a warning says how, and that the old dataset is
+        read. By default, equal datasets get the same id. Functions are equal if their pickles are
+        equal. Give an id to functions that hold anything that differs by process.
 
-    Within a `tf.function`, or a function of a dataset, it is registered each time that this is
-    run, and the id is a scalar string tensor; the addresses may be tensors then, too.
+    Within a `tf.function`, or a function of a dataset, each run registers the dataset. The id is a
+    scalar string tensor then, and the addresses may be tensors.
 
-    Raises ValueError (other structure under the same id, element types that cannot travel,
-    arguments that make no sense), Unavailable; of a directory NotFound, FailedPrecondition if it is
-    not complete, and Corrupt naming the shard that is missing or damaged. All of them are the
-    errors of `tf.errors` as well.
+    Raises ValueError (another structure under the same id, element types that cannot be sent,
+    invalid arguments) and Unavailable. A directory also raises NotFound, FailedPrecondition if it
+    is incomplete, and Corrupt, which names the missing or damaged shard. All of them are errors of
+    `tf.errors` too.
     """
     return register(service, dataset, compression, dataset_id, splits, verify, python, registered)
 
@@ -118,13 +121,17 @@ def register(
     python: dict[str, Any],
     send: Send,
 ) -> str:
-    """`register_dataset`, whose request is `send`'s to send; it returns the dataset's id."""
+    """`register_dataset`, but `send` sends the request and returns the dataset's id."""
     check_compression(compression)
     given = [*python] if splits is None else ["splits", *python]
     if isinstance(dataset, str | os.PathLike):
         if given:
             raise InvalidArgument(
                 f"{sorted(given)} are for functions; of a directory's dataset all is known"
+            )
+        if isinstance(service, tf.data.Dataset):
+            raise InvalidArgument(
+                f"`service` is {service!r:.100}: the dispatcher's address comes before the dataset"
             )
         found = opened(dataset, verify=verify)
         if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
@@ -152,7 +159,7 @@ def _register_graph(
     send: Send,
     materialized: MaterializedDataset | None = None,
 ) -> str:
-    """`materialized`, if it was, says what the graph does not."""
+    """`materialized` has the spec, structure and cardinality of a materialized dataset."""
     if not (dataset_id is None or isinstance(dataset_id, str)):
         raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
     if not tf.executing_eagerly() and parameter_servers.are_there():
@@ -163,7 +170,7 @@ def _register_graph(
     kinds = data_service_pb2.DataServiceMetadata
     kind = kinds.COMPRESSION_OFF
     cardinality = dataset.cardinality()
-    # In a graph TensorFlow only knows, and warns that it only knows, what this dataset itself has.
+    # `options()` in a graph warns that it only knows the options of this dataset itself.
     options = dataset.options() if tf.executing_eagerly() else dataset._options_attr
     policy = options.experimental_external_state_policy
     policy = policy or tf.data.experimental.ExternalStatePolicy.WARN
@@ -200,14 +207,14 @@ def _register_graph(
         return call(graph, int(cardinality), at).encode()
 
     graph = dataset._as_serialized_graph(external_state_policy=policy)
-    found: str = tf.ensure_shape(  # as far as its users need care
+    found: str = tf.ensure_shape(  # callers may treat the tensor as a string
         tf.numpy_function(run, [graph, cardinality, protocol, address], tf.string), []
     )
     return found
 
 
 def fingerprint(request: pb.RegisterDatasetRequest) -> str:
-    """What equal datasets have in common, whatever names were generated for their graphs."""
+    """A hash that equal datasets share; names that TensorFlow generated do not affect it."""
     if request.python:
         return hashlib.sha256(request.python).hexdigest()
     return graphs.fingerprint(request.graph)
@@ -236,7 +243,7 @@ def _register_python(
                 graph = graph_of(built, policy)
                 if sources := _sources(graph, request):
                     functions.add_sources(request, sources, contents_of(graph))
-            except graphs.InvalidGraph as error:  # of what is not in it, and in its process may be
+            except graphs.InvalidGraph as error:  # the worker's process may have what is missing
                 request.unsplittable = str(error)
         spec, cardinality = built.element_spec, int(built.cardinality().numpy())
         if has_extension_types(spec):
@@ -258,7 +265,7 @@ def _register_python(
 
 
 def _sources(graph: bytes, request: pb.RegisterDatasetRequest) -> list[ev.SplitSource]:
-    """None if the dataset cannot be split, and the request says why. Raises InvalidGraph."""
+    """Returns [] and sets `unsplittable` if the dataset cannot be split. Raises InvalidGraph."""
     try:
         return [source.splits for source in split_sources(graph, evaluate)]
     except NotSplittable as error:
@@ -289,57 +296,58 @@ def from_dataset_id(
       processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF: each worker produces the
         whole dataset) or "distributed_epoch" (DYNAMIC: each split goes to one worker). FILE, DATA,
         FILE_OR_DATA and HINT divide the dataset among the dispatcher's fixed list of workers
-        (`DispatcherConfig.worker_addresses`): each shard is read to its end at least once, and one
-        whose worker is restarted is read anew. Each worker draws its own order before it takes its
-        share of it, as in tf.data service: where the order comes from chance, elements come twice
-        or never. So seed what is before the place where it is divided (`shuffle`, `list_files`,
-        `sample_from_datasets`), and let nothing there have `deterministic=False`.
+        (`DispatcherConfig.worker_addresses`). Each shard is read to its end at least once. A
+        restarted worker produces its shard from the start again. As in tf.data service, each
+        worker orders the elements before it takes its share. If the order is random, elements
+        arrive twice or never. So seed `shuffle`, `list_files` and `sample_from_datasets` before
+        the point of division, and leave `deterministic=False` out there.
       service: as in `register_dataset`.
-      dataset_id: what `register_dataset` returned. A tensor of a `tf.function` will do, if
-        `element_spec` is given; the dataset's cardinality is unknown then.
-      element_spec: of the registered dataset; by default it is asked for. Nesting and dtypes
-        must be those of the dataset, shapes may say less, or more if that is true.
-      job_name: trainers that give the same name share one job: each element goes to one of
+      dataset_id: what `register_dataset` returned. It may be a tensor of a `tf.function` if
+        `element_spec` is given. The dataset's cardinality is unknown then.
+      element_spec: of the registered dataset; by default the dispatcher is asked. Nesting and
+        dtypes must equal the dataset's. Shapes may be less specific, or more specific if true.
+      job_name: trainers that give the same name share one job. Each element goes to one of
         them. Each iteration over the returned dataset is the job's next epoch. Without a
-        name each iteration is a job of its own. The dataset of a named job has
-        `AutoShardPolicy.OFF`, so that `tf.distribute` leaves its elements alone.
-      consumer_index, num_consumers: a coordinated read, of an endless dataset, with a job_name.
-        In step k each of the `num_consumers` consumers, numbered from 0, gets an element of the
-        same round of the same worker's: of `num_consumers` that followed one another there, such
-        as batches of one bucket. Give both, or neither.
-      max_outstanding_requests: at most so many elements are on their way to this reader or
-        buffered here, over all workers, and at least one a worker. By default, only their bytes
-        are bounded.
+        name, each iteration is a job of its own. The dataset of a named job has
+        `AutoShardPolicy.OFF`, so that `tf.distribute` does not shard it again.
+      consumer_index, num_consumers: a coordinated read of an infinite dataset, with a job_name.
+        In each step, all `num_consumers` consumers, numbered from 0, read the same round of the
+        same worker. A round is `num_consumers` consecutive elements, such as batches of one
+        bucket. Give both arguments or neither.
+      max_outstanding_requests: the maximum number of elements on their way to this reader or
+        buffered in it, over all workers, and at least one per worker. By default, and with
+        `tf.data.AUTOTUNE`, only their bytes are bounded.
       data_transfer_protocol: "local" (a worker in this process), "unix" (on this host), "tcp"
-        or "grpc" (where only HTTP/2 passes); "AUTO" and None take the best one that reaches
+        or "grpc" (where only HTTP/2 passes). "AUTO" and None take the best one that reaches
         each worker.
-      cross_trainer_cache: a `CrossTrainerCache` with this trainer's id (tf.data service's own will
-        do): every trainer of the job, which needs a name, reads all of it, and it is produced
-        once. The dataset must be infinite, and can be iterated over once.
-      target_workers: "ANY", or "LOCAL": read from workers in this process only, or "AUTO": from
-        all but those that are tagged COLOCATED and in another process, and static shards like
-        "LOCAL" if the dispatcher's deployment_mode is COLOCATED. Under DYNAMIC a worker that
-        nobody reads takes no splits; of static shards each needs a reader. Who shares a job must
-        give the same.
-      initial_epoch: how many epochs of a named job are over, for trainers that begin again from a
-        checkpoint. The first iteration is the next one, or what is left of it. Not with a cache,
-        and of little use to a coordinated read: what has no end has but one epoch.
+      cross_trainer_cache: a `CrossTrainerCache` with this trainer's id, or tf.data service's own.
+        Every trainer of the job reads all elements, and workers produce them once. The job needs a
+        name. The dataset must be infinite, and can be iterated over once.
+      target_workers: "ANY"; "LOCAL", workers in this process only; or "AUTO", all workers except
+        those that are tagged COLOCATED and in another process. If the dispatcher's deployment_mode
+        is COLOCATED, "AUTO" reads static shards like "LOCAL". Under DYNAMIC, a worker without
+        readers takes no splits. Each static shard needs a reader. All readers of a job must give
+        the same value.
+      initial_epoch: how many epochs of a named job are over, for trainers that resume from a
+        checkpoint. The first iteration is the next epoch, or the rest of it. If that epoch is over,
+        the iteration is empty, as in tf.data service, and a warning says so. Not allowed with a
+        cache, and of little use to a coordinated read: an infinite dataset has only one epoch.
 
-    Its cardinality is infinite or zero where the registered dataset's is, else unknown: others
-    may share the job, and several workers may each produce the whole dataset.
+    Its cardinality is infinite or zero if the registered dataset's is. Otherwise it is unknown:
+    others may share the job, and several workers may each produce the whole dataset.
 
-    Where a `ParameterServerStrategy` has connected this process to parameter servers, TensorFlow's
-    own operations read, which its workers can run: by one address, with a protocol of their own.
+    In a process that a `ParameterServerStrategy` connected to parameter servers, TensorFlow's own
+    operations read, because its workers can run them. They take one address and their own protocol.
 
-    Iterating rides out restarts of the dispatcher, and new and dead workers. A pipeline that
-    fails on a worker raises TensorFlow's error of the same code, and one whose static sharding
-    finds no list of workers at the dispatcher NotFoundError: in an eager loop over this very
-    dataset. With further transformations behind it, or in a graph, only INVALID_ARGUMENT,
-    UNIMPLEMENTED and RESOURCE_EXHAUSTED keep their class, and others are UnknownError, which has
-    the code in its message. Raises ValueError for arguments
-    that make no sense, such as another dataset's element_spec, NotFound for an unknown dataset,
-    Unimplemented with the reason for one that cannot be split among workers as processing_mode
-    asks; each is the error of `tf.errors` as well.
+    Iterating survives restarts of the dispatcher, and new and dead workers. If the pipeline fails
+    on a worker, an eager loop over this very dataset raises TensorFlow's error of the same code.
+    For static sharding without a list of workers at the dispatcher, it raises NotFoundError. With
+    further transformations, or in a graph, only INVALID_ARGUMENT, UNIMPLEMENTED and
+    RESOURCE_EXHAUSTED keep their class. Other errors are UnknownError with the code in the message.
+
+    Raises ValueError for invalid arguments, such as another dataset's element_spec, and NotFound
+    for an unknown dataset. Raises Unimplemented, with the reason, for a dataset that
+    processing_mode cannot split among workers. Each is an error of `tf.errors` too.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
@@ -353,19 +361,15 @@ def from_dataset_id(
         target_workers=target_workers,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
-    each_for_itself.warn_if_unshared(job_name)
+    sharing_warnings.warn_if_unshared(job_name)
 
     def reader(dataset_id: str) -> Reader:
         name = name_of_job(dataset_id, job_name)
         return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
 
     if parameter_servers.are_there():
-        if initial_epoch:
-            raise InvalidArgument(
-                f"initial_epoch={initial_epoch}: beside parameter servers TensorFlow's own "
-                "operations read, which begin with epoch 0; give each start a job_name of its own"
-            )
-        if element_spec is None and isinstance(dataset_id, str):  # theirs do not ask in a graph
+        _require_no_epochs(initial_epoch)
+        if element_spec is None and isinstance(dataset_id, str):  # TensorFlow's op needs it
             definition = reader(dataset_id).definition()
             element_spec = decode_metadata(definition).element_spec
         return parameter_servers.from_dataset_id(
@@ -382,10 +386,11 @@ def _read_as_dataset(
     *,
     shared: bool,
 ) -> Dataset:
+    explain_running_out()
     options = tf.data.Options()
-    if shared:  # as tf.data service does: what is shared must not be sharded again
+    if shared:  # as in tf.data service: a shared job must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        each_for_itself.explain_sharding()
+        sharing_warnings.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
         return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
@@ -419,10 +424,10 @@ def _read_what_is_named(
     *,
     shared: bool,
 ) -> Dataset:
-    """The dataset whose id a function has when it is run."""
+    """The dataset whose id is a tensor, known only when the function runs."""
     if element_spec is None:
         raise InvalidArgument("`element_spec` must be given where `dataset_id` is a function's")
-    numbers: dict[str, int] = {}  # of shared jobs, which dispatchers remember as well
+    numbers: dict[str, int] = {}  # of block sources of shared jobs, by dataset id
 
     def opener(reader: Reader) -> Callable[[], Any]:
         def open_blocks() -> Any:
@@ -443,7 +448,7 @@ def _read_what_is_named(
         if not shared:
             return np.int64(number_of(opener(reader_of(name)), kept=False))
         with _naming:
-            if name not in numbers:  # and each iteration over it is its next epoch
+            if name not in numbers:  # kept: each iteration is the shared job's next epoch
                 numbers[name] = number_of(opener(reader_of(name)), kept=True)
             return np.int64(numbers[name])
 
@@ -456,10 +461,10 @@ _naming = threading.Lock()
 
 
 def _blocks_of(reader: Reader) -> Any:
-    """Of its next epoch."""
-    if reader.how.num_consumers is not None or same_end.find() is None:
+    """The blocks of the reader's next epoch, in lockstep if a group reads them."""
+    if reader.how.num_consumers is not None or lockstep.find() is None:
         return reader.iterate(NOTHING)
-    return same_end.blocks_of(partial(reader.iterate, NOTHING), reader.name)
+    return lockstep.blocks_of(partial(reader.iterate, NOTHING), reader.name)
 
 
 @plain
@@ -475,14 +480,15 @@ def distribute(
     compression: str | None = "AUTO",
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
+    *,
+    initial_epoch: int = 0,
 ) -> Callable[[Dataset], Dataset]:
     """For `dataset.apply`: register the dataset, and read it through the service.
 
-    The arguments are those of `register_dataset` and `from_dataset_id`, except that the job's
-    name is all that tells which job it is: who gives the same shares it, whatever their
-    datasets, and the elements are those of the dataset that came first. Iterating raises
-    ValueError if its elements have another element_spec. Applying it raises what
-    `register_dataset` and `from_dataset_id` do.
+    The arguments are those of `register_dataset` and `from_dataset_id`, but `job_name` alone
+    identifies the job. Readers that give the same name share it, whatever their datasets, and read
+    the dataset that came first. Iterating raises ValueError if that one has another element_spec.
+    Applying the result raises what `register_dataset` and `from_dataset_id` raise.
     """
     policy = sharding_policy(processing_mode)
     check_job_name(job_name)
@@ -495,19 +501,22 @@ def distribute(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
-
-    each_for_itself.warn_if_unshared(job_name)
+    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
+    sharing_warnings.warn_if_unshared(job_name)
 
     @plain
     @raising_tensorflows()
     def apply(dataset: Dataset) -> Dataset:
         if parameter_servers.are_there():
+            _require_no_epochs(initial_epoch)
             return parameter_servers.distribute(
                 service, dataset, compression, policy, job_name, how
             )
         dataset_id = register_dataset(service, dataset, compression)
         return _read_as_dataset(
-            lambda dataset_id: Reader(service, dataset_id, policy, job_name, how),
+            lambda dataset_id: Reader(
+                service, dataset_id, policy, job_name, how, first_epoch=initial_epoch + 1
+            ),
             dataset_id,
             dataset.element_spec,
             policy,
@@ -517,8 +526,23 @@ def distribute(
     return apply
 
 
+def _require_no_epochs(initial_epoch: int) -> None:
+    """Raises InvalidArgument if an initial epoch is given."""
+    if initial_epoch:
+        raise InvalidArgument(
+            f"initial_epoch={initial_epoch}: beside parameter servers TensorFlow's own "
+            "operations read, which begin with epoch 0; give each start a job_name of its own"
+        )
+
+
 def _cardinality(registered: int, policy: ShardingPolicy) -> int:
-    """What one reader gets of a dataset of this cardinality, as tf.data service says it."""
+    """The cardinality of one reader's dataset, as in tf.data service.
+
+    For a dataset with a SHARD_HINT, which is -1, TensorFlow computes a wrong cardinality: infinite
+    for range(2), empty for range(24) and a skip.
+    """
+    if policy == ShardingPolicy.HINT:
+        return int(tf.data.UNKNOWN_CARDINALITY)
     unsharded = policy in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.DATA)
     if registered == 0 or (registered == tf.data.INFINITE_CARDINALITY and unsharded):
         return registered
@@ -526,7 +550,7 @@ def _cardinality(registered: int, policy: ShardingPolicy) -> int:
 
 
 def _text(dataset_id: Any) -> str:
-    """An id may come as tf.data service returns it, a string tensor, too."""
+    """The id as str; tf.data service's `register_dataset` returns a string tensor."""
     if tf.is_tensor(dataset_id):
         dataset_id = dataset_id.numpy()
     return dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)

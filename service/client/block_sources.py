@@ -1,8 +1,7 @@
-"""Where the blocks of datasets come from, by numbers: graphs hold none of Python's objects.
+"""The block sources of datasets, by number, because graphs cannot hold Python objects.
 
-Nobody sees for how long TensorFlow goes on with what it has made of a dataset: clones for
-tf.distribute, for instance. So what Python still knows is kept, and of what it has dropped, that
-which was read last.
+Python cannot see how long TensorFlow uses what it made of a dataset, such as clones for
+tf.distribute. So all sources of live datasets are kept, and an LRU of the sources of dropped ones.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from typing import Any
 from ..errors import FailedPrecondition
 
 DROPPED = 1000
-"""So many are kept of what was dropped."""
+"""How many sources of dropped datasets are kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockSource:
-    """`keeps` has to live for as long as anybody opens its blocks."""
+    """Opens the blocks of one dataset. `keeps` must live as long as they may be opened."""
 
     open_blocks: Callable[[], Any]
     keeps: Any = None
@@ -36,15 +35,15 @@ class BlockSources:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._sources: dict[int, BlockSource] = {}
-        self._dropped: dict[int, None] = {}  # the one that was used longest ago comes first
-        # Added to at any moment, wherever a thread collects garbage: also where it holds the lock.
+        self._dropped: dict[int, None] = {}  # an LRU, least recently used first
+        # Garbage collection appends to it at any moment, even in a thread that holds the lock.
         self._just_dropped: collections.deque[int] = collections.deque()
 
     def __len__(self) -> int:
         return len(self._sources)
 
     def add(self, source: BlockSource) -> int:
-        """Its number from now on. It is kept."""
+        """Keeps the source and returns its number."""
         with self._lock:
             number = next(self._numbers)
             self._sources[number] = source
@@ -52,14 +51,14 @@ class BlockSources:
         return number
 
     def drop_with(self, number: int, owner: Any) -> None:
-        """It has been dropped once the owner is no more; None is no more already."""
+        """Moves the source to the LRU when the owner is collected; with None, now."""
         if owner is None:
             self._just_dropped.append(number)
         else:
             weakref.finalize(owner, self._just_dropped.append, number).atexit = False
 
     def use(self, number: int) -> BlockSource:
-        """Raises FailedPrecondition if it was forgotten."""
+        """The source with this number. Raises FailedPrecondition if it was evicted."""
         with self._lock:
             self._forget_some()
             if number not in self._sources:

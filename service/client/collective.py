@@ -1,7 +1,7 @@
-"""The tasks of a `MultiWorkerMirroredStrategy`, as far as they can tell each other something.
+"""Messages between the tasks of a `MultiWorkerMirroredStrategy`.
 
-It goes through the coordination service that such a strategy runs in its first task, as what
-TensorFlow's own PreemptionCheckpointHandler says does.
+They use the coordination service that such a strategy runs in its first task, as TensorFlow's own
+PreemptionCheckpointHandler does.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from .same_end import Others, finders
+from .lockstep import Others, finders
 
 
 class Tasks(Others):
-    """As `Others` says."""
+    """`Others` through the coordination service."""
 
     def __init__(self, jobs: dict[str, int], job: str, index: int) -> None:
-        """`jobs` have so many tasks; this is one of them."""
+        """`jobs` maps names to numbers of tasks. This process is task `index` of `job`."""
         tasks = [(name, i) for name, number in jobs.items() for i in range(number)]
         self.me = tasks.index((job, index))
         self.number = len(tasks)
@@ -24,7 +24,7 @@ class Tasks(Others):
     def say(self, key: str, text: str) -> None:
         try:
             context.context().set_config_key_value(key, text)
-        except tf.errors.OpError:  # it was said; or there is nobody to say it to
+        except tf.errors.OpError:  # the key is set already, or the service is gone
             return
 
     def hear(self, key: str, timeout_s: float | None) -> str | None:
@@ -37,7 +37,7 @@ class Tasks(Others):
 
 
 def tasks() -> Others | None:
-    """Those that train in step with this process."""
+    """The tasks that train in lockstep, this one included; None without such a strategy."""
     # TensorFlow has no public name for any of this.
     own = context.context()._collective_ops_server_def
     service = context.context().coordination_service

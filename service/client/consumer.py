@@ -1,17 +1,16 @@
 """A consumer: one reader of one iteration, over all of its workers, without TensorFlow.
 
-Whoever iterates over `blocks()` owns everything. Helper threads put things into its inbox: that of
-the heartbeats what the dispatcher says of the iteration's tasks, the transport's readers what
-workers send. How much may lie in the inbox is bounded by the credit that each worker has been
-given. The readers tell the dispatcher, too, if a worker's address refuses them.
+The thread that iterates over `blocks()` owns the state. Helper threads only fill its inbox: the
+heartbeat thread adds the dispatcher's news of tasks, and the transport's readers add what workers
+send. The credit of each worker bounds the inbox. The readers also tell the dispatcher when a
+worker's address refuses them.
 
-The iteration ends when the dispatcher has said that it is finished, and every task that it has
-listed has ended here. A task ends when its worker says so, or when it is completed and its worker
-is gone. Where others may hand back what their trainers do not take, one that has handed out all
-that it made ends as well, once nobody has taken any of that for a while. One that the dispatcher
-lists no more, because it has given its worker up, is read on: the worker may live, and then what it
-has begun comes from nowhere else. It is let go when the iteration is finished and the worker seems
-dead from here, too.
+The iteration ends when the dispatcher says that it is finished and every listed task has ended
+here. A task ends when its worker says so, or when it is completed and its worker is gone. Other
+consumers may hold a task's last elements and hand them back. Then the task also ends once no
+trainer has taken any of them for a while. If the dispatcher gives a worker up, the consumer still
+reads its tasks: if the worker lives, no other one produces what it has begun. The consumer drops
+them when the iteration is finished and the worker seems dead from here too.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from ..errors import (
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockClient, ElementBudget, LocalClient, local_worker
 from ..transport.messages import Key
-from . import leaving
+from . import open_iterations
 from .heartbeats import HEARTBEAT_S, Heartbeats, News
-from .leaving import Taker
-from .options import AS_EVER, ReadOptions, TargetWorkers
+from .open_iterations import Taker
+from .options import DEFAULT_READ_OPTIONS, ReadOptions, TargetWorkers
 
 log = logging.getLogger(__name__)
 
@@ -52,39 +51,39 @@ COLOCATED = "COLOCATED"
 """The tag of a worker on a trainer's host, as TensorFlow's clients know it."""
 
 ASK_AGAIN_S = 0.1
-"""A worker may hear of a new task later than the consumer does."""
+"""Until the consumer asks again for a task that its worker does not know yet."""
 
 GONE_S = 2.0
-"""A worker that was given up, and refuses connections, counts as dead."""
+"""After this time, a given-up worker that refuses connections counts as dead."""
 
 MUTE_S = 60.0
-"""The same if nothing comes over its connection, or none comes about: its host may be cut off for
-a while, its process stopped."""
+"""After this time, a given-up worker that is silent or cannot be reached counts as dead. Its host
+may be cut off for a while, or its process stopped."""
 
 FORGOTTEN_S = 180.0
-"""Of absence, and a worker knows its consumers no more."""
+"""After this long an absence, a worker no longer knows its consumers."""
 
 NEVER_S = 1e9
-"""How long a worker is looked for: until the dispatcher gives it up."""
+"""How long to retry a worker's address: until the dispatcher gives the worker up."""
 
 WARN_S = 60.0
-"""Of waiting, and the log says what for; again when that has lasted twice as long, and so on."""
+"""After waiting this long, the log says for what; the interval doubles each time."""
 
 GOODBYE_S = 0.5
-"""For workers to hear what a consumer that leaves hands back."""
+"""How long workers have to hear which elements a leaving consumer hands back."""
 
 CLOSED_S = 5.0
-"""For another thread that closes the same consumer."""
+"""How long `close` waits for another thread that closes the same consumer."""
 
 TAKE_OVER_S = 0.5
-"""How long to wait at the end for what other trainers have, if they take none of it meanwhile:
-those that train in step may wait for this one."""
+"""How long to wait at the end for elements that other trainers hold and do not take. Trainers in
+lockstep may be waiting for this one."""
 
 Client = BlockClient | LocalClient
 
 
 class _Delivery(NamedTuple):
-    """A worker has sent this."""
+    """An item that a worker sent."""
 
     client: Client
     task_id: int
@@ -92,7 +91,7 @@ class _Delivery(NamedTuple):
 
 
 class _Gone(NamedTuple):
-    """The worker process has gone, or goes: nothing more comes from it."""
+    """The worker process is gone or going: it sends nothing more."""
 
     uid: int
     client: Client
@@ -101,7 +100,7 @@ class _Gone(NamedTuple):
 
 @dataclass
 class _WorkerLink:
-    """The connection to one worker process, and its tasks that are read over it."""
+    """The connection to one worker process, and the tasks that are read over it."""
 
     client: Client
     reading: set[int] = field(default_factory=set)
@@ -111,7 +110,7 @@ _Inbox = queue.SimpleQueue[_Delivery | _Gone | News | ForebayError]
 
 
 class Consumer:
-    """Reads the iteration that it has joined. For one thread at a time; close it, in any thread."""
+    """Reads the iteration that it joined. One thread at a time reads; any thread may close it."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class Consumer:
         joined: pb.JoinIterationResponse,
         *,
         credit_bytes: int,
-        reading: ReadOptions = AS_EVER,
+        reading: ReadOptions = DEFAULT_READ_OPTIONS,
         taker: Taker | None = None,
     ) -> None:
         self.taker = taker
@@ -127,31 +126,31 @@ class Consumer:
         self._process_id = os.getpid()
         self._reading = reading
         self.consumer_id = joined.consumer_id
-        self.last_task_id = 0  # whose block came last; 0 in rounds, where one is of several tasks
+        self.last_task_id = 0  # of the last block; stays 0 in rounds, whose blocks mix tasks
         self._credit_bytes = credit_bytes
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._inbox: _Inbox = queue.SimpleQueue()
         self._links: dict[int, _WorkerLink | None] = {}  # by uid; None: the process has gone
         self._ended: set[int] = set()
-        self._held_by_others: set[int] = set()  # tasks of which only others have something
-        self._held_at_s = 0.0  # as we heard last how much
+        self._held_by_others: set[int] = set()  # tasks whose last elements other consumers hold
+        self._held_at_s = 0.0  # when a worker last said so
         self._listed: dict[int, pb.TaskInfo] = {}
-        self._given_up: dict[int, pb.TaskInfo] = {}  # listed no more, and not ended
-        self._given_up_at_s = 0.0  # the latest of them
-        self._waits_from_s: float | None = None  # if nothing has come since
+        self._given_up: dict[int, pb.TaskInfo] = {}  # no longer listed, and not ended
+        self._given_up_at_s = 0.0  # when the latest one was
+        self._waits_from_s: float | None = None  # None: an element has just come
         self._warn_after_s = WARN_S  # of waiting
         self._ask_again_at_s = 0.0
         self._ask_again: set[int] = set()  # tasks that their worker did not know yet
         self._asked_for_the_last_time: set[int] = set()
         self._finished = False
-        self._given: tuple[Client, Key, Block] | None = None  # which is not handed back
+        self._given: tuple[Client, Key, Block] | None = None  # the block the trainer has now
         self._leaving = False
         self._closed = threading.Event()
-        # Guards `_links`, `_given` and `_closed`; garbage that is collected meanwhile may close us.
+        # Guards `_links`, `_given` and `_closed`. Reentrant: garbage collection may call `close`.
         self._lock = threading.RLock()
         self._closer: int | None = None  # the thread that closes this
-        self._is_left = threading.Event()  # it has
-        self.not_handed_back: list[int] = []  # tasks whose workers did not hear what was, at last
+        self._is_left = threading.Event()  # set when closing is done
+        self.not_handed_back: list[int] = []  # tasks whose workers missed the final handback
         self._heartbeats = Heartbeats(
             dispatcher,
             joined.consumer_id,
@@ -163,19 +162,18 @@ class Consumer:
         if joined.HasField("news"):
             self._inbox.put(joined.news)
         self._heartbeats.start()
-        leaving.opened(self)
+        open_iterations.opened(self)
 
     def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
         """Yield blocks as they come, until the iteration ends.
 
-        `nothing`, if it is given, comes in their place after a second without one.
+        `nothing`, if given, is yielded after each second without a block.
 
-        Waits for the dispatcher as long as it is away, which it is as well while one answers
-        that has not the journal that this iteration is in: a training program that ended there
-        would be started again, and begin on whatever that one has.
+        Waits for an absent dispatcher without limit. A dispatcher with another journal counts as
+        absent: a training program that failed there would restart on the wrong journal.
 
-        Raises PipelineError when the pipeline fails on a worker, NotFound when the dispatcher
-        has lost its state in a way that was to be expected: it was in memory, or was repaired.
+        Raises PipelineError when the pipeline fails on a worker, and NotFound when the dispatcher
+        lost its state as expected: it was in memory, or was repaired.
         """
         while not self._has_ended():
             try:
@@ -200,7 +198,7 @@ class Consumer:
                     client.taken(block, (task_id, 0))
 
     def _give(self, client: Client, task_id: int, block: Block) -> bool:
-        """To the trainer, unless the consumer was closed meanwhile."""
+        """Records the block as the trainer's. Returns False if the consumer was closed."""
         with self._lock:
             if self._closed.is_set():
                 return False
@@ -209,9 +207,9 @@ class Consumer:
             return True
 
     def _next_delivered(self) -> tuple[Client, int, Block] | None:
-        """What comes next into the inbox: a block of a task, or something else, which is done.
+        """Handles the next item of the inbox; returns it if it is a block, else None.
 
-        Raises queue.Empty if nothing comes for a while, and what `blocks` does.
+        Raises queue.Empty if nothing comes for a while, and what `blocks` raises.
         """
         now_s = time.monotonic()
         self._warn_of_waiting(now_s)
@@ -249,7 +247,7 @@ class Consumer:
         return None
 
     def _waits_anew(self) -> None:
-        """An element comes."""
+        """Restarts the waiting time, because an element came."""
         self._waits_from_s, self._warn_after_s = None, WARN_S
 
     def _warn_of_waiting(self, now_s: float) -> None:
@@ -265,7 +263,7 @@ class Consumer:
         log.warning("no element for %.0f s: waiting for %s", waited_s, awaited)
 
     def _awaited(self) -> str:
-        """What has not ended, by its worker."""
+        """In words, the tasks that have not ended, with their workers."""
         tasks = {**self._given_up, **self._listed}
         if not tasks:
             return "a worker: none has a task of the epoch"
@@ -298,8 +296,8 @@ class Consumer:
         if self._leaving:
             return True
         mine = {i for i, task in self._listed.items() if self._is_for_us(task)}
-        # Tasks that others read may go on; then ours are all that there is to wait for, unless
-        # our workers are given tasks yet for what theirs have lost.
+        # If other readers have tasks of their own, wait only for ours. But with dynamic splits
+        # our workers may still get new tasks for what the others' workers lost.
         more = self._reading.dynamic and self._reading.targets != TargetWorkers.LOCAL
         others = len(mine) < len(self._listed) and not more
         all_ended = mine <= self._ended and (self._finished or (others and bool(mine)))
@@ -312,7 +310,7 @@ class Consumer:
         return over and not self._given_up
 
     def _let_go(self, all_others_ended: bool) -> None:
-        """Of the tasks whose workers were given up, wait no more for those who seem dead."""
+        """Drops the given-up tasks whose workers seem dead."""
         for task_id, task in list(self._given_up.items()):
             link = self._links.get(task.worker_uid)
             if link is not None and task_id not in self._ended:
@@ -339,35 +337,32 @@ class Consumer:
     def _is_for_us(self, task: pb.TaskInfo) -> bool:
         uid, targets = task.worker_uid, self._reading.targets
         if self._reading.num_consumers is not None:
-            return True  # all consumers read from the same workers
+            return True  # all consumers must read from the same workers
         if uid in self._links or local_worker(uid) is not None:
             return True
-        # The host of another trainer has enough to do.
+        # A worker on another trainer's host should serve that trainer only.
         colocated = any(tag.upper() == COLOCATED for tag in task.worker_tags)
         return targets == TargetWorkers.ANY or (targets == TargetWorkers.AUTO and not colocated)
 
     def is_ours(self) -> bool:
-        """Whether this is not a fork of the process that reads, whose connections it shares."""
+        """Whether this process made the consumer. A fork shares its connections: leave them be."""
         return os.getpid() == self._process_id
 
     def leave(self) -> None:
-        """Have `blocks` end, and close this: now, or when a taker has given its last element.
-
-        Called by any thread.
-        """
+        """End `blocks`, and close: now, or when a taker has given its last element. Thread-safe."""
         self._leaving = True
         if self.taker is None:
             self.close()
             return
         self.taker.leave()
-        self._inbox.put(Unavailable("the consumer leaves"))  # for `blocks`, if it waits
+        self._inbox.put(Unavailable("the consumer leaves"))  # wakes `blocks`
 
     def close(self, left: int = 0) -> None:
-        """Leave the iteration, and let every worker know. Idempotent, in any thread: who comes
-        while another closes waits for that.
+        """Leave the iteration, and tell every worker. Idempotent and thread-safe: a second thread
+        waits for the one that closes.
 
-        What may be handed back is: all that `blocks` did not yield, and of the block that it
-        yielded last the `left` elements at its end.
+        If the job allows it, this hands back all elements that `blocks` did not yield, and the last
+        `left` elements of the block that it yielded last.
         """
         if not self.is_ours():
             self._closed.set()
@@ -388,9 +383,9 @@ class Consumer:
             self._is_left.wait(CLOSED_S)
 
     def _close(self, links: list[_WorkerLink], left: int) -> None:
-        leaving.closed(self)
-        self._inbox.put(Unavailable("the consumer was closed"))  # for `blocks`, if it waits
-        for link in links:  # all of them first: one that is being connected to takes its time
+        open_iterations.closed(self)
+        self._inbox.put(Unavailable("the consumer was closed"))  # wakes `blocks`
+        for link in links:  # start all before waiting: a link that still connects is slow
             if self._reading.hands_back:
                 link.client.hand_back(self._given_by(link.client, left))
             else:
@@ -420,16 +415,16 @@ class Consumer:
     # -- the dispatcher ------------------------------------------------------------------------
 
     def _hear(self, news: News | ForebayError) -> None:
-        """Called by the thread of the heartbeats."""
+        """Called by the heartbeat thread."""
         if not isinstance(news, ForebayError):
             self._heard(news)
         self._inbox.put(news)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        """Say what else there is to say. Called by any thread."""
+        """Adds a subclass's report to the heartbeat. Called by any thread."""
 
     def _heard(self, news: News) -> None:
-        """Before whoever reads hears of it. Called by the thread of the heartbeats."""
+        """Handles news before the reading thread gets it. Called by the heartbeat thread."""
 
     def _update(self, news: News) -> None:
         self._finished = news.finished
@@ -452,7 +447,7 @@ class Consumer:
                 link.client.read(task.task_id, self._reading.order)
             if link is not None and not linked:
                 new.append(link)
-        for link in new:  # once all of them share the budget of elements
+        for link in new:  # only after all of them got a share of the element budget
             link.client.start()
         for uid, link in list(self._links.items()):
             if link is None:
@@ -478,7 +473,7 @@ class Consumer:
     # -- workers -------------------------------------------------------------------------------
 
     def _link(self, task: pb.TaskInfo) -> _WorkerLink | None:
-        """Raises Unavailable once this was closed."""
+        """The worker's link; None if its process is gone. Raises Unavailable once closed."""
         uid = task.worker_uid
         with self._lock:
             if self._closed.is_set():
@@ -499,7 +494,7 @@ class Consumer:
         def lost(reason: str) -> None:
             self._inbox.put(_Gone(uid, client, reason))
 
-        # In this process what a cache keeps for others would be handed over, to be written to.
+        # A local client shares memory: a trainer could write to what the cache keeps for others.
         is_ours = self._reading.protocol in (None, LOCAL) and self._reading.cache is None
         worker = local_worker(uid) if is_ours else None
         elements = self._budget.share() if self._budget is not None else None
@@ -528,10 +523,11 @@ class Consumer:
         return client
 
     def _arrived(self, client: Client, task_id: int, block: Block) -> None:
-        """Before whoever reads is given it. Called by a thread of the transport."""
+        """Handles a block before the reading thread gets it. Called by a transport thread."""
 
     def _addresses(self, task: pb.TaskInfo) -> list[tuple[str, str]]:
-        """Where the task's worker is to be reached, as was asked for."""
+        """The worker's usable (protocol, address) pairs. Raises Unimplemented for stock workers,
+        FailedPrecondition if no protocol fits."""
         if task.stock:
             raise Unimplemented(
                 f"the worker {task.worker_address} is tf.data service's own, and Forebay's clients "
@@ -550,7 +546,7 @@ class Consumer:
         return usable
 
     def _forget(self, uid: int) -> None:
-        """Give up a worker's process. The dispatcher will no longer list its unfinished tasks."""
+        """Give up a worker's process, whose unfinished tasks the dispatcher will stop listing."""
         with self._lock:
             link = self._links.get(uid)
             if link is None:
@@ -573,7 +569,7 @@ class Consumer:
         elif isinstance(end, TaskUnknown) and task is not None and not task.completed:
             self._ask_again.add(task_id)
             self._ask_again_at_s = time.monotonic() + ASK_AGAIN_S
-        else:  # a completed task that its worker does not know any more has ended, too
+        else:  # a completed task that its worker no longer knows has ended too
             self._ended.add(task_id)
 
     def _end_if_completed(self, task: pb.TaskInfo) -> None:
@@ -586,6 +582,6 @@ class Consumer:
             link = self._links.get(tasks[task_id].worker_uid)
             if link is not None:
                 link.client.read(task_id, self._reading.order)
-        # If a worker that was given up has not begun it by now, it will once it is listed again.
+        # A given-up worker that has not begun the task by now begins it once it is listed again.
         self._asked_for_the_last_time = self._ask_again & self._given_up.keys()
         self._ask_again.clear()

@@ -1,4 +1,4 @@
-"""What is registered with a dispatcher: a list of it, and how to remove it. Without TensorFlow."""
+"""Lists and removes the datasets that a dispatcher has registered, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..proto import forebay_pb2 as pb
 from ..structure import describe
 
 PATIENCE_S = 60.0
-"""How long a dispatcher is looked for."""
+"""How long to retry a dispatcher that does not answer."""
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A registered dataset, as `list_datasets` finds it. Times are Unix times in milliseconds."""
+    """A registered dataset, from `list_datasets`. Times are Unix times in milliseconds."""
 
     dataset_id: str
-    elements: str | None  # what they are, in words; None: tf.data service's client registered it
+    elements: str | None  # their structure, in words; None: registered by tf.data service's client
     graph_bytes: int | None  # None: an earlier version registered it
     registered_ms: int | None
-    used_ms: int | None  # when somebody registered, joined or left it last
-    jobs: tuple[str, ...]  # names of those that read it, or have read it
-    consumers: int  # who read it now
+    used_ms: int | None  # when a client last registered, joined or left it
+    jobs: tuple[str, ...]  # names of the jobs that read it or have read it
+    consumers: int  # how many read it now
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "jobs": list(self.jobs)}
@@ -34,11 +34,11 @@ class DatasetInfo:
 def list_datasets(
     service: str | tuple[str, str], *, timeout_s: float | None = PATIENCE_S
 ) -> list[DatasetInfo]:
-    """The datasets that are registered, in the order in which they were.
+    """The registered datasets, in the order of their registration.
 
     Args:
       service: as in `read`.
-      timeout_s: how long the dispatcher is looked for, in seconds; None: for ever.
+      timeout_s: how long to retry the dispatcher, in seconds; None: for ever.
 
     Raises Unavailable.
     """
@@ -63,18 +63,18 @@ def remove_dataset(
     force: bool = False,
     timeout_s: float | None = PATIENCE_S,
 ) -> list[str]:
-    """Remove a dataset, and its graph from the storage; return the names of its jobs.
+    """Remove a dataset, its jobs, and its graph from the storage; return the names of the jobs.
 
-    They go with it: what has been read of their epochs is forgotten, and who gives such a name to
-    a job begins another one. Its id leads to NotFound, until another dataset is registered by it.
+    The dispatcher forgets the jobs' progress: a new job of the same name starts from the beginning.
+    Reading the id raises NotFound until another dataset is registered under it.
 
     Args:
       service: as in `read`.
       dataset_id: what `register_dataset` returned.
-      force: also if it is being read; its readers get a NotFound error.
-      timeout_s: how long the dispatcher is looked for, in seconds; None: for ever.
+      force: remove it even while it is read; its readers get a NotFound error.
+      timeout_s: how long to retry the dispatcher, in seconds; None: for ever.
 
-    Raises NotFound, FailedPrecondition if somebody reads it, Unavailable.
+    Raises NotFound, FailedPrecondition if a consumer reads it, Unavailable.
     """
     if not isinstance(dataset_id, str) or not dataset_id:
         raise InvalidArgument(f"dataset_id={dataset_id!r} must be a string, and not empty")

@@ -1,8 +1,9 @@
-"""Python datasets, as they are registered: a function and its splits, pickled by value."""
+"""Python datasets: builds what is registered, a function and its splits, pickled by value."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import glob
 import inspect
@@ -22,25 +23,25 @@ from ...journal.proto import events_pb2 as ev
 from .. import pickles
 from ..errors import InvalidArgument
 from ..pipelines.python.columns import Misfit, iterated
-from ..pipelines.python.nursery import BEAM
+from ..pipelines.python.fork_server import BEAM
 from ..pipelines.python.stored import package_version, python_version
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 
 FOREBAY = "forebay"
-"""The distribution. A chain is pickled with its classes' names only."""
+"""The distribution. Workers need its version: Beam chains are pickled with class names only."""
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
-"""Elements of the first split, and splits at most, that a spec is inferred from."""
+"""How many elements of the first split infer a spec, and how many splits are tried at most."""
 
 ON_ERROR = {"raise": python_pb2.RAISE, "skip": python_pb2.SKIP, "retry": python_pb2.RETRY}
 
 
 @dataclass(frozen=True)
 class PythonDataset:
-    """A function that `register_dataset` takes, with what belongs to it. Made by
-    `python_dataset`; to be called as the function is."""
+    """A function that `register_dataset` takes, with its options. Made by `python_dataset`.
+    Calling it calls the function."""
 
     function: Callable[..., Any]
     splits: Any
@@ -91,14 +92,34 @@ def _names(packages: Any) -> tuple[str, ...]:
 
 
 def require_options(given: Iterable[str], *others: str) -> None:
-    """That these are what `python_dataset` takes, or among the others. Raises InvalidArgument."""
-    known = [*inspect.signature(python_dataset).parameters, *others]
+    """Raises InvalidArgument for names that are neither `python_dataset`'s nor in `others`."""
+    known = list(dict.fromkeys([*inspect.signature(python_dataset).parameters, *others]))
     if unknown := [name for name in given if name not in known]:
+        if close := difflib.get_close_matches(unknown[0], known, 1):
+            raise InvalidArgument(f"there is no option {unknown[0]!r}: did you mean `{close[0]}`?")
         raise InvalidArgument(
             f"{unknown} are no options of a Python dataset, which has {known}: how often a split "
             "is retried is `limit`, and how many processes run it an option of the worker's, "
             "--processes"
         )
+
+
+def require_no_arguments(function: Callable[..., Any]) -> None:
+    """Raises InvalidArgument if a function that builds a dataset needs arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # its signature is unknown
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise InvalidArgument(
+            f"{name}{signature} cannot be called without arguments ({error}), and no `splits` are "
+            "given that it could be called with: give `splits`, such as range(100) or "
+            "'/data/*.npz', for a function of a split; one that builds a tf.data.Dataset takes no "
+            "arguments"
+        ) from None
 
 
 def python_dataset(
@@ -110,35 +131,56 @@ def python_dataset(
     limit: int = 100,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[..., Any]], PythonDataset]:
-    """A decorator: the function is a dataset, to be registered by `register_dataset`.
+    """A decorator that makes a function a dataset, which `register_dataset` registers.
 
-    The function is called with each split, and returns an iterable of elements, as a generator
-    does: arrays, numbers, strings, bytes and None, in dicts with strings as keys and in tuples. It
-    runs in processes of the workers: what it reads must be there.
+    A worker's processes call the function with each split. It returns an iterable of elements, or
+    is a generator. Elements are arrays, numbers, strings, bytes and None, in dicts with strings as
+    keys and in tuples. The function can only read data that the worker can reach.
 
-    It may be an object with `__call__`. Its `setup()`, if it has one, is called once in each
-    process, before the first split, for what is dear or cannot be pickled, such as a model; its
-    `teardown()` once there is nothing more to do, unless the process is killed. Where it is
-    registered, both are called as well, around the calls that show what elements are. Nothing is
-    called where a split begins and ends: that is where the function does.
+    Each element must match what was registered. NumPy arrays and scalars must have the same dtype.
+    Python numbers are rounded to it, and must not overflow. Named tuples must have the same fields.
+    A list is one tensor: for several tensors, yield a tuple or a dict.
+
+    The function may be an object with `__call__`. Each process calls its `setup()`, if it has one,
+    before the first split: make objects there that are expensive or cannot be pickled, such as a
+    model. Each process calls its `teardown()` at the end, unless it is killed. Registering calls
+    both too, around the calls that infer the element_spec. No hook marks the begin or the end of a
+    split: use the begin and end of the function.
+
+    Random numbers differ by process and by epoch. This includes generators that are pickled with
+    the function, such as `rng = np.random.default_rng(7)` in its module, closure or attribute. They
+    get new states after `setup()`, whatever their seeds; two with the same seed still draw the same
+    numbers. This holds for `random.Random`, NumPy's generators and PyTorch's. For numbers that
+    depend only on the split, make the generator in the function:
+    `np.random.default_rng([seed, split])`. `materialize` seeds all of these from its `seed`, except
+    PyTorch's default generator.
 
     Args:
-      splits: what workers share out among themselves: a sequence, such as a list or a range, or
-        another iterable that ends; a string is a glob pattern of files, which is looked up here.
-      element_spec: as of a `tf.data.Dataset`: of each element. By default it is that of the first
-        elements, for which the function is called here; dimensions that differ are unknown.
-      packages: names of distributions of which workers must have the versions that are here.
-      on_error: what becomes of a split for which the function raises, or whose process ends:
-        "raise" (who reads gets the error, with the function's own traceback), "skip" (the rest of
-        the split is left out) or "retry" (it is run again, and goes on behind the last element
-        that came; the function must yield the same again).
-      limit: how many splits are skipped in an epoch, by all workers, or how often a worker retries
-        one. What is skipped, and why, is an event of the journal, which `forebay status` shows.
-      timeout_s: how long an element may take, in seconds, before its process is killed; its start,
-        with the function's imports and `setup`, may take a minute at least.
+      splits: the parts that workers share: a sequence, such as a list or a range, or another finite
+        iterable. A string is a glob pattern of files, which is resolved here.
+      element_spec: of each element, as of a `tf.data.Dataset`. By default it is inferred: the
+        function is called here for the first elements. Dimensions that differ are unknown.
+      packages: names of distributions. Workers must have the versions that are installed here.
+      on_error: what happens to a split if the function raises or its process ends.
+        "raise": readers get the error, with the function's own traceback. "skip": the rest of the
+        split is left out; if the process ended, its last unsent elements are lost too. "retry":
+        the function runs again and resumes after the last element received; it must yield the same
+        elements again. With "skip" and "retry", a process that ends during its start, as in
+        `setup()`, is started again. An exception there is an error.
+      limit: how many splits all workers may skip in an epoch; or how often a worker retries a
+        split, or starts a process for it. The journal records each skip and its reason;
+        `forebay status` shows them.
+      timeout_s: how many seconds an element may take before its process is killed. The start of a
+        process, with imports and `setup`, has at least a minute.
 
-    Raises ValueError for arguments that make no sense.
+    Raises ValueError for invalid arguments.
     """
+
+    if inspect.isroutine(splits) or inspect.isclass(splits):
+        raise InvalidArgument(
+            f"splits={splits!r:.100} is a function: decorate it with what its splits are, "
+            "@python_dataset(splits=…)"
+        )
 
     def made(function: Callable[..., Any]) -> PythonDataset:
         return PythonDataset(
@@ -149,7 +191,7 @@ def python_dataset(
 
 
 def listed(splits: Any) -> Sequence[Any]:
-    """Raises InvalidArgument."""
+    """The splits as a sequence; resolves a glob pattern. Raises InvalidArgument."""
     if isinstance(splits, str | os.PathLike):
         found = sorted(glob.glob(os.fspath(splits), recursive=True))
         if not found:
@@ -171,10 +213,10 @@ def listed(splits: Any) -> Sequence[Any]:
 
 
 def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -> PythonDataset:
-    """Of a PCollection that was built and not run; `how` is as for `python_dataset`.
+    """The dataset of a PCollection that was built and not run; `how` is as for `python_dataset`.
 
-    Raises InvalidArgument for what is no chain of ParDos behind bounded reads, and for
-    `split_bytes` that make no sense, or would not be heeded.
+    Raises InvalidArgument for anything but a chain of ParDos behind bounded reads, and for
+    `split_bytes` that are invalid or would have no effect.
     """
     from ..pipelines.beam.translation import translate
 
@@ -185,7 +227,7 @@ def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -
 
 
 def is_pcollection(dataset: Any) -> bool:
-    """Or several outputs of one transform."""
+    """Whether it is a PCollection, or the several outputs of one transform."""
     if "apache_beam" not in sys.modules:
         return False
     from apache_beam import pvalue
@@ -194,7 +236,7 @@ def is_pcollection(dataset: Any) -> bool:
 
 
 def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
-    """Of the first split that has some. Raises InvalidArgument, and what the function does."""
+    """Elements of the first non-empty split. Raises InvalidArgument, and the function's errors."""
     with unpickled(request) as (function, splits):
         for split in splits[:LOOKED_AT]:
             try:
@@ -216,8 +258,8 @@ def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
 
 @contextmanager
 def unpickled(request: pb.RegisterDatasetRequest) -> Iterator[tuple[Callable[..., Any], Any]]:
-    """The function and its splits as a worker has them, set up: what they do to themselves does
-    not come into what is registered. There are no splits of a function that builds a dataset."""
+    """A copy of the function, after `setup()`, and of its splits, as a worker has them. Calling it
+    does not change what is registered. The splits are () for a function that builds a dataset."""
     stored = python_pb2.PythonDataset.FromString(request.python)
     function, *splits = pickles.loads(stored.function, *filter(None, [stored.splits]))
     getattr(function, "setup", _nothing)()
@@ -233,14 +275,14 @@ def _nothing() -> None: ...
 def request_of(
     dataset: PythonDataset, splits: Sequence[Any] | None, structure: str = ""
 ) -> pb.RegisterDatasetRequest:
-    """All but the metadata; without splits, of a function that builds a dataset. Raises
+    """The request without metadata. `splits` is None for a function that builds a dataset. Raises
     InvalidArgument."""
     versions = {name: package_version(name) or "" for name in ("cloudpickle", *dataset.packages)}
     if missing := [name for name, version in versions.items() if not version]:
         raise InvalidArgument(f"packages={[*dataset.packages]}: {missing} are not installed here")
     with _by_value():
         stored = python_pb2.PythonDataset(
-            function=_pickled(dataset.function),
+            function=_pickled(dataset.function, marks_generators=True),
             splits=b"" if splits is None else _pickled(splits),
             python=python_version(),
             packages=versions,
@@ -259,8 +301,8 @@ def request_of(
 def add_sources(
     request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource], contents: bytes
 ) -> None:
-    """Of a dataset that the function builds: its processes compare them, and their contents, with
-    what they build."""
+    """Adds the sources of the dataset that the function builds, and a digest of their contents.
+    Worker processes compare both with what they build."""
     request.sources.extend(sources)
     stored = python_pb2.PythonDataset.FromString(request.python)
     stored.sources.extend(request.sources)
@@ -268,9 +310,9 @@ def add_sources(
     request.python = stored.SerializeToString(deterministic=True)
 
 
-def _pickled(value: Any) -> bytes:
+def _pickled(value: Any, **how: bool) -> bytes:
     try:
-        return pickles.dumps(value)
+        return pickles.dumps(value, **how)
     except Exception as error:
         raise InvalidArgument(
             f"{_culprit(value)} cannot be pickled, and so not be sent to workers ({error}): make "
@@ -279,7 +321,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _culprit(value: Any) -> str:
-    """What of a function or a sequence it is that cannot be pickled, in words."""
+    """In words, the part of a function or a sequence that cannot be pickled."""
     parts: Mapping[str, Any] = {}
     if inspect.isfunction(value):
         known = inspect.getclosurevars(value)
@@ -299,7 +341,7 @@ def _culprit(value: Any) -> str:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Within, what modules have that are the user's own, and not installed, travels along."""
+    """Inside, the user's own modules, which are not installed, are pickled by value."""
     with pickles.pickling, pickles.same_names():
         before = {module.__name__ for module in _own_modules() if _is_by_value(module)}
         added = [module for module in _own_modules() if module.__name__ not in before]
@@ -327,12 +369,12 @@ def _own_modules() -> list[ModuleType]:
 
 
 def _places(module: ModuleType) -> Sequence[str]:
-    """Its file; of a package without one, its folders."""
+    """The module's file, or the folders of a package without a file."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
         return [file]
     if file is None and isinstance(module, ModuleType):
-        with contextlib.suppress(KeyError):  # what it is a part of has gone
+        with contextlib.suppress(KeyError):  # its parent package is gone
             return [*map(str, vars(module).get("__path__", ()))]
     return []
 

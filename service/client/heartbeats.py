@@ -1,8 +1,8 @@
-"""What a consumer tells the dispatcher, and hears from it, while it reads.
+"""A consumer's heartbeats: its reports to the dispatcher, and the dispatcher's news.
 
-A thread of its own has a heartbeat wait at the dispatcher for news. Beside that, what cannot wait
-is said at once, as that a worker's address refuses the consumer: with this the dispatcher can give
-up a dead worker on which the iteration waits.
+A thread sends heartbeats, each of which waits at the dispatcher for news (long poll). Urgent
+reports go out at once, such as a worker's address that refuses the consumer. Then the dispatcher
+can give up a dead worker for which the iteration waits.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from contextlib import suppress
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
-from ..transport import NobodyListens
+from ..transport import ConnectionRefused
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
-"""How long one waits for news."""
+"""How long a heartbeat waits for news."""
 
 SAY_NOW_S = 1.0
-"""For telling the dispatcher something at once."""
+"""The timeout of an urgent report."""
 
 News = pb.ConsumerHeartbeatResponse
 
 
 class Heartbeats:
-    """Of one consumer, until `closed` is set."""
+    """The heartbeats of one consumer, until `closed` is set."""
 
     def __init__(
         self,
@@ -42,19 +42,18 @@ class Heartbeats:
         hear: Callable[[News | ForebayError], None],
         closed: threading.Event,
     ) -> None:
-        """`news` is what the consumer has heard by now. `report` adds to a heartbeat what else
-        there is to say, and is called by any thread; `hear` is called with news, and with the error
-        that ended the thread.
+        """`news` is what the consumer has heard by now. `report` completes a heartbeat; any thread
+        may call it. The heartbeat thread calls `hear` with news, and with the error that ends it.
         """
         self._dispatcher = dispatcher
         self._consumer_id = consumer_id
         self._joined = news
-        self._told = ""  # why no worker has a task
+        self._told = ""  # the last logged reason why no worker has a task
         self._answered_s = time.monotonic()
         self._report = report
         self._hear = hear
         self._closed = closed
-        self._refusing: dict[int, NobodyListens] = {}  # by uid of the worker
+        self._refusing: dict[int, ConnectionRefused] = {}  # by uid of the worker
         self._lock = threading.Lock()  # of these
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-consumer-{consumer_id}", daemon=True
@@ -70,15 +69,15 @@ class Heartbeats:
 
     @property
     def silent_s(self) -> float:
-        """Since the dispatcher last answered one."""
+        """Seconds since the dispatcher last answered a heartbeat."""
         return time.monotonic() - self._answered_s
 
     def join(self) -> None:
         """Wait for the thread, which ends once the consumer is closed."""
         self._thread.join(timeout=HEARTBEAT_S + 1)
 
-    def refused(self, uid: int, why: NobodyListens | None) -> None:
-        """A worker's address refuses us, or (None) does so no longer."""
+    def refused(self, uid: int, why: ConnectionRefused | None) -> None:
+        """A worker's address refuses us, or with None no longer does."""
         with self._lock:
             if why is None:
                 self._refusing.pop(uid, None)
@@ -87,8 +86,8 @@ class Heartbeats:
         self.say_now()
 
     def say_now(self) -> None:
-        """All that there is to say: the heartbeat under way may wait for long yet. Errors are
-        ignored, as the next one says it again, perhaps to another dispatcher.
+        """Sends the full report at once, because the pending heartbeat may wait for long. Ignores
+        errors: the next heartbeat repeats the report, perhaps to another dispatcher.
         """
         request = pb.ConsumerHeartbeatRequest(consumer_id=self._consumer_id)
         self._fill_in(request)
@@ -129,8 +128,8 @@ class Heartbeats:
         with self._lock:
             by_reason = {
                 reason: sorted(uid for uid, why in self._refusing.items() if why == reason)
-                for reason in NobodyListens
+                for reason in ConnectionRefused
             }
-        request.refused[:] = by_reason[NobodyListens.WHERE_IT_ANSWERED]
-        request.never_answered[:] = by_reason[NobodyListens.WHERE_IT_NEVER_ANSWERED]
+        request.refused[:] = by_reason[ConnectionRefused.ONCE_CONNECTED]
+        request.never_answered[:] = by_reason[ConnectionRefused.NEVER_CONNECTED]
         self._report(request)

@@ -7,12 +7,17 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 
 log = logging.getLogger(__name__)
+
+AUTOTUNE = -1
+"""tf.data's value by which the caller leaves a number to the service."""
 
 __all__ = ["SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"]
 
@@ -22,28 +27,28 @@ class ShardingPolicy(enum.IntEnum):
 
     OFF = 0  # every worker produces the whole dataset
     DYNAMIC = 1  # workers lease splits as they need them: no element twice
-    # Each of a fixed list of workers produces the part of its place, and once more if restarted.
-    FILE = 2  # its share of the files
-    DATA = 3  # its share of the elements
+    # Each of a fixed list of workers produces the share of its index, and again if restarted.
+    FILE = 2  # a share of the files
+    DATA = 3  # a share of the elements
     FILE_OR_DATA = 4  # by FILE, or by DATA if the dataset reads no files
-    HINT = 5  # its share of what comes to shard(SHARD_HINT, …)
+    HINT = 5  # a share of the input of shard(SHARD_HINT, …)
 
 
 class CrossTrainerCache:
-    """Has a trainer read through a cache, which it shares with others that read the same job.
+    """A cache on the workers, through which all trainers of one job read.
 
-    Each element is produced once, and read by every trainer: by one of the readers that give the
-    same `trainer_id`, and at most once. The fastest trainer drives the production. A worker keeps
-    a window of what it has produced last (`WorkerConfig.cross_trainer_cache_size_bytes`): a new
-    trainer begins with the oldest element there, and one that is slower than the window is long
-    skips what has left it, which is said in the log, and counted in `skipped`.
+    Workers produce each element once. Every trainer reads it at most once: readers that give the
+    same `trainer_id` are one trainer. The fastest trainer drives the production. A worker caches
+    the elements that it produced last (`WorkerConfig.cross_trainer_cache_size_bytes`). A new
+    trainer starts with the oldest cached element. A trainer that falls behind skips the evicted
+    elements; a warning reports them, and `skipped` counts them.
 
-    A trainer that is restarted goes on, under the same `trainer_id`, behind what workers had sent
-    it; what was on its way is lost, like what it had received and not used. A restart of the
-    dispatcher changes nothing. With a worker its cache is lost, and what it had begun; what comes
-    in its place is new, for all trainers: under OFF, another copy of the dataset from its start.
-    The cache of a job that nobody has read for the dispatcher's `job_gc_timeout_ms`
-    (`dynamic_gc_timeout_ms` under DYNAMIC) is let go.
+    A restarted trainer with the same `trainer_id` resumes behind what workers had sent it. Elements
+    that were in flight, or received and not used, are lost. A restart of the dispatcher changes
+    nothing. A lost worker's cache and unfinished work are lost. Its replacement produces new
+    elements for all trainers: under OFF, another copy of the dataset from its start. The cache of a
+    job is dropped once nobody has read the job for the dispatcher's `job_gc_timeout_ms`
+    (`dynamic_gc_timeout_ms` under DYNAMIC).
 
     Raises ValueError if `trainer_id` is empty.
     """
@@ -55,13 +60,13 @@ class CrossTrainerCache:
 
     @property
     def skipped(self) -> int:
-        """How many elements those who read with this object have not got so far, on all workers:
-        they had left the cache before this trainer came to them.
+        """How many elements this trainer missed so far, on all workers: they were evicted before
+        the readers with this object reached them.
         """
         return self._skips.elements
 
     def skip(self, elements: int) -> None:
-        """So many more."""
+        """Counts skipped elements; logs a warning when the sum has about doubled."""
         if self._skips.add(elements):
             log.warning(
                 "trainer %r has skipped %d elements so far, which had left the cross-trainer "
@@ -71,9 +76,9 @@ class CrossTrainerCache:
 
 
 def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPolicy:
-    """The policy that a processing mode names. Raises ValueError for what names none.
+    """The policy that a processing mode names. Raises ValueError for an unknown mode.
 
-    tf.data service's own `ShardingPolicy` members are taken as well.
+    Accepts tf.data service's own `ShardingPolicy` members too.
     """
     if processing_mode == "parallel_epochs":
         return ShardingPolicy.OFF
@@ -90,7 +95,7 @@ def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPoli
 
 
 def check_job_name(job_name: str | None) -> None:
-    """Raises ValueError for a job name that is no non-empty string."""
+    """Raises ValueError for a job name that is empty or not a string."""
     if job_name is None:
         return
     if not isinstance(job_name, str):
@@ -103,8 +108,8 @@ def check_job_name(job_name: str | None) -> None:
 
 
 def check_initial_epoch(initial_epoch: int, job_name: str | None, *, cached: bool) -> None:
-    """Raises ValueError for what is no number of epochs, or those of a job without a name, or with
-    a cache, which has but one."""
+    """Raises ValueError for an invalid number of epochs, and for one that isn't 0 without a job
+    name or with a cache, which has only one epoch."""
     if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int) or initial_epoch < 0:
         raise InvalidArgument(f"initial_epoch={initial_epoch!r} must be an integer from 0 on")
     if initial_epoch and job_name is None:
@@ -120,9 +125,9 @@ def check_initial_epoch(initial_epoch: int, job_name: str | None, *, cached: boo
 
 
 class TargetWorkers(enum.IntEnum):
-    """Which workers are read from; the values are TensorFlow's."""
+    """Which workers a consumer reads from; the values are TensorFlow's."""
 
-    AUTO = 1  # all, but those that are tagged COLOCATED and in another process
+    AUTO = 1  # all except those that are tagged COLOCATED and in another process
     ANY = 2
     LOCAL = 3  # those in this process
 
@@ -131,22 +136,22 @@ class TargetWorkers(enum.IntEnum):
 class ReadOptions:
     """How a consumer reads."""
 
-    protocol: str | None = None  # of connections/protocols.py; None: the best that there is
-    max_elements: int | None = None  # at a time on the way here, and here; None: any number
+    protocol: str | None = None  # of connections/protocols.py; None: the best available
+    max_elements: int | None = None  # in flight and buffered; None: unbounded
     targets: TargetWorkers = TargetWorkers.AUTO
-    consumer_index: int = 0  # of the consumers of a coordinated read
-    num_consumers: int | None = None  # None: it is none
+    consumer_index: int = 0  # among the consumers of a coordinated read
+    num_consumers: int | None = None  # None: not a coordinated read
     cache: CrossTrainerCache | None = None
-    dynamic: bool = False  # whether tasks share splits, so that what one loses another makes
-    hands_back: bool = False  # whether others are to get what this one does not take
+    dynamic: bool = False  # tasks share splits, so another task produces what one loses
+    hands_back: bool = False  # whether other consumers get the elements this one does not take
 
     @property
     def order(self) -> Order:
-        """What is asked of each task."""
+        """The order that the consumer sends to each task."""
         return AnyBlock(self.hands_back) if self.cache is None else self.cache.order
 
 
-AS_EVER = ReadOptions()
+DEFAULT_READ_OPTIONS = ReadOptions()
 
 
 def reading(
@@ -159,9 +164,9 @@ def reading(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
 ) -> ReadOptions:
-    """What these arguments of tf.data service's ask for.
+    """The options that these arguments of tf.data service mean.
 
-    Raises ValueError for arguments that make no sense, Unimplemented for a later version's.
+    Raises ValueError for invalid arguments, Unimplemented for those of a later version.
     """
     if (consumer_index is None) != (num_consumers is None):
         raise InvalidArgument(
@@ -181,11 +186,13 @@ def reading(
                 f"consumer_index={consumer_index!r} must be from 0 to {num_consumers - 1}, as "
                 f"num_consumers={num_consumers}"
             )
-    if max_outstanding_requests is not None and not (
-        isinstance(max_outstanding_requests, int) and max_outstanding_requests > 0
-    ):
+    bound: Any = max_outstanding_requests
+    if bound == AUTOTUNE:
+        bound = None
+    if bound is not None and not (isinstance(bound, int | np.integer) and bound > 0):
         raise InvalidArgument(
-            f"max_outstanding_requests={max_outstanding_requests!r} must be a positive integer"
+            f"max_outstanding_requests={bound!r} must be a positive integer, or None or "
+            "tf.data.AUTOTUNE for no bound but that of bytes"
         )
     cache = _cache(cross_trainer_cache)
     if cache is not None and num_consumers is not None:
@@ -205,7 +212,7 @@ def reading(
         )
     return ReadOptions(
         protocol=protocol,
-        max_elements=max_outstanding_requests,
+        max_elements=None if bound is None else int(bound),
         targets=TargetWorkers[str(target_workers).upper()],
         cache=cache,
         consumer_index=consumer_index or 0,
@@ -214,7 +221,7 @@ def reading(
 
 
 def _cache(given: Any) -> CrossTrainerCache | None:
-    """tf.data service's own `CrossTrainerCache` is taken as well."""
+    """Accepts tf.data service's own `CrossTrainerCache` too."""
     if given is None or isinstance(given, CrossTrainerCache):
         return given
     if not hasattr(given, "trainer_id"):

@@ -1,10 +1,10 @@
-"""Reading in other processes than the one that says what is read: under parameter servers.
+"""Reading under parameter servers, where other processes read than the one that makes the dataset.
 
-A `ClusterCoordinator` traces the function that makes a dataset, and its workers run the graph, each
-a dataset of its own. They are processes of TensorFlow's, and what reads the datasets of this
-package is a function of Python's, in the process that said so: others lack it, and in one process
-all would share one reader, whose iterations are one epoch after another. So where there are
-parameter servers TensorFlow's own operations read, and in graphs they register.
+A `ClusterCoordinator` traces the function that makes a dataset. Its workers, which are TensorFlow
+processes, run the graph, each a dataset of its own. Forebay reads with a Python function of the
+process that made the dataset, which workers lack. In one process, all would share one reader, and
+each iteration would be another epoch. So TensorFlow's own operations read there, and also register
+in graphs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Service = str | tuple[str, str]
 
 
 def are_there() -> bool:
-    """Whether this process is connected to a job "ps", as any `ParameterServerStrategy` has it."""
+    """Whether this process is connected to a job "ps", as by every `ParameterServerStrategy`."""
     return any("/job:ps/" in device.name for device in tf.config.list_logical_devices())
 
 
@@ -63,7 +63,7 @@ def distribute(
 def register_dataset(
     service: Service, dataset: Any, compression: str | None, dataset_id: str | None
 ) -> str:
-    """The id, as a tensor. Raises InvalidArgument, and what TensorFlow's does."""
+    """Returns the id as a tensor. Raises InvalidArgument, and TensorFlow's errors."""
     registered: str = theirs.register_dataset(
         _one_address(service), dataset, _of_elements(compression), dataset_id
     )
@@ -71,7 +71,7 @@ def register_dataset(
 
 
 def _arguments(policy: ShardingPolicy, job_name: str | None, how: ReadOptions) -> dict[str, Any]:
-    """All but the protocol, of which TensorFlow has its own."""
+    """All arguments but the transfer protocol: TensorFlow has its own protocols."""
     of_a_round = how.num_consumers is not None
     return {
         "processing_mode": theirs.ShardingPolicy(policy.value),
@@ -85,7 +85,7 @@ def _arguments(policy: ShardingPolicy, job_name: str | None, how: ReadOptions) -
 
 
 def _of_elements(compression: str | None) -> str | None:
-    """Blocks are none of TensorFlow's, whatever they would be compressed with."""
+    """TensorFlow's compression for ours; it does not know blocks, nor their compressions."""
     return compression if compression in (None, "SNAPPY") else "AUTO"
 
 

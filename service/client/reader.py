@@ -1,4 +1,4 @@
-"""`read`: a registered dataset in NumPy, without TensorFlow; and the iterations behind it."""
+"""`read`, which reads a registered dataset as NumPy without TensorFlow, and its iterations."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from ..proto import forebay_pb2 as pb
 from ..structure import assemble
 from ..transport import has_local_workers
 from .consumer import Consumer
-from .leaving import Taker, stopping
+from .open_iterations import Taker, stopping
 from .options import (
-    AS_EVER,
+    DEFAULT_READ_OPTIONS,
     CrossTrainerCache,
     ReadOptions,
     ShardingPolicy,
     TargetWorkers,
+    check_initial_epoch,
     check_job_name,
     reading,
     sharding_policy,
 )
+from .progress import Blocks, EpochIterator, Progress
 from .rounds import RoundsConsumer
-from .taking import Blocks, Progress, Taking
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
 
 
 PATIENCE_S = 60.0
-"""How long a dispatcher is looked for before anything is being read."""
+"""How long to retry a dispatcher that does not answer before reading begins."""
 
 ASK_AGAIN_S = 1.0
-"""How long a dispatcher is looked for before who waits for it may think better of it."""
+"""How long one attempt to reach a dispatcher takes; in between, the caller may give up."""
 
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ Answer = TypeVar("Answer")
 def fetch_dataset(
     service: str | tuple[str, str], dataset_id: str, job_name: str | None = None
 ) -> pb.GetDatasetResponse:
-    """What was registered, without the graph, and how far the job of this whole name is.
+    """The registered definition without the graph, and how many epochs of the job are over.
+
+    `job_name` is the job's whole name.
 
     Raises NotFound, Unavailable.
     """
@@ -67,10 +70,10 @@ def fetch_dataset(
 
 
 class Reader:
-    """The reads of one dataset under one job: each iteration is the next epoch.
+    """Reads one dataset under one job: each iteration is the next epoch. Thread-safe.
 
-    Thread-safe. A named job is shared with whoever names it; without a name, each iteration
-    has a job of its own, so that readers are independent.
+    All readers that give a job's name share the job. Without a name, each iteration has a job of
+    its own, so that readers are independent.
     """
 
     def __init__(
@@ -79,14 +82,15 @@ class Reader:
         dataset_id: str,
         policy: ShardingPolicy,
         job_name: str | None,  # the job's whole name
-        how: ReadOptions = AS_EVER,
+        how: ReadOptions = DEFAULT_READ_OPTIONS,
         *,
         first_epoch: int = 1,
+        expects_it: bool = True,
         credit_bytes: int = CREDIT_BYTES,
     ) -> None:
-        """The first iteration of a named job is `first_epoch`, for who goes on with it; a worker
-        may run `credit_bytes` ahead of a consumer. Raises InvalidArgument if it is to share a
-        cache without a job's name.
+        """The first iteration of a named job is `first_epoch`. If that epoch is over, a reader that
+        `expects_it` logs a warning. A worker may run `credit_bytes` ahead of a consumer.
+        Raises InvalidArgument for a cross-trainer cache without a job name.
         """
         if how.cache is not None and not job_name:
             raise InvalidArgument(
@@ -100,18 +104,20 @@ class Reader:
         self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
         if job_name and not self._is_static and how.num_consumers is None and how.cache is None:
             self.how = replace(self.how, hands_back=True)
+        self._expected = first_epoch if expects_it else None  # None once it was joined
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
-        self._not_joined: list[int] = []  # a heap of those that were drawn, and left before
+        self._not_joined: list[int] = []  # a heap of epochs whose iteration ended before joining
         self._credit_bytes = credit_bytes
-        self._known: pb.JournalPosition | None = None  # so that all are of one journal
-        self.epochs_over = 0  # of the job, when `definition` asked
-        self.cardinality = UNKNOWN_CARDINALITY  # of the registered dataset, by then
+        self._known: pb.JournalPosition | None = None  # keeps all iterations on one journal
+        self._warns = True  # once, if the job reads another dataset
+        self.epochs_over = 0  # of the job, at the last `definition` call
+        self.cardinality = UNKNOWN_CARDINALITY  # of the registered dataset, set by `definition`
 
     def definition(self) -> ev.DatasetDefinition:
-        """What was registered, without the graph.
+        """The registered definition, without the graph.
 
-        Raises NotFound, Unavailable, NotSplittable if it cannot be read under this policy, and for
-        one that ends InvalidArgument if it is to be cached, FailedPrecondition if this is a
+        Raises NotFound, Unavailable, and NotSplittable if this policy cannot read the dataset. For
+        a finite dataset, raises InvalidArgument with a cache, and FailedPrecondition for a
         coordinated read.
         """
         dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
@@ -144,8 +150,8 @@ class Reader:
     ) -> Generator[Block, None, None]:
         """The blocks of the next epoch. Close the iterator to leave it early.
 
-        `nothing`, if it is given, comes now and then while no block does. With a `taker`, a block
-        counts as taken as far as that has come with it, else as a whole.
+        `nothing`, if given, is yielded now and then while no block comes. A `taker` counts the
+        elements that the trainer took of a block. Without one, whole blocks count as taken.
         """
         if stopping.is_set():
             log.warning(
@@ -183,7 +189,7 @@ class Reader:
     def _joined(
         self, dispatcher: DispatcherClient, nothing: Block | None
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
-        """The job's next epoch; for the next iteration, if this one is left before it is there."""
+        """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         epoch = self._next_epoch() if self._job_name else 0
         if self.how.cache is not None and epoch > 1:
             raise InvalidArgument(
@@ -210,12 +216,32 @@ class Reader:
             joined = yield from ask(job=job)
             if not joined.consumer_id:
                 yield from self._require_same_elements(dispatcher, joined.dataset_id, nothing)
+                if self._warns:
+                    log.warning(
+                        "the job %r is of dataset %s, whose elements are read, and not those of "
+                        "dataset %s: give the job another name to read these",
+                        self._job_name, joined.dataset_id, self.dataset_id,
+                    )  # fmt: skip
+                    self._warns = False
                 joined = yield from ask(job_id=joined.job_id)
+            if epoch and epoch == self._expected:
+                self._expected = None
+                if joined.news.finished:
+                    self._say_that_it_is_over(epoch)
             return joined
         except BaseException:
             if epoch:
                 heapq.heappush(self._not_joined, epoch)
             raise
+
+    def _say_that_it_is_over(self, epoch: int) -> None:
+        over = max(epoch, self.epochs_over)
+        log.warning(
+            "epoch %d of the job %r is over, so this iteration has no elements: other trainers "
+            "have read them, or this one before it was started again. initial_epoch=%d goes on "
+            "behind the epochs that are over; another training needs another job_name",
+            epoch, (self._job_name or "").removeprefix(f"dataset_id=/{self.dataset_id}/"), over,
+        )  # fmt: skip
 
     def _next_epoch(self) -> int:
         try:
@@ -240,8 +266,8 @@ class Reader:
     def _answered(
         self, ask: Callable[..., Answer], nothing: Block | None
     ) -> Generator[Block, None, Answer]:
-        """What it returns, once a dispatcher answers; until then `nothing` now and then, if that
-        is given. Raises _ToStop."""
+        """Retries `ask` until a dispatcher answers, and returns the answer. Yields `nothing`, if
+        given, after each attempt. Raises _ToStop."""
         asked = False
         while True:
             try:
@@ -257,7 +283,7 @@ class Reader:
 
 
 class _ToStop(Exception):
-    """This process is to stop, before its iteration has begun."""
+    """This process must stop before its iteration has begun."""
 
 
 def _dataset(
@@ -267,18 +293,19 @@ def _dataset(
 
 
 def name_of_job(dataset_id: str, job_name: str | None) -> str | None:
-    """What the job is called that readers by id share. tf.data service's clients do it so, too."""
+    """The whole name of a job that readers of a dataset id share, as tf.data service's clients
+    build it."""
     return f"dataset_id=/{dataset_id}/{job_name}" if job_name else None
 
 
 def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
-    """What a reader has to know of elements: their spec, whether each is compressed."""
+    """The format of elements: their spec, and whether each is compressed."""
     spec = metadata_of(definition.metadata).element_spec
     return spec, not definition.structure and compresses(definition)
 
 
 def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
-    """How the dataset's elements are nested. Raises InvalidArgument if only TensorFlow knows."""
+    """How the elements are nested. Raises InvalidArgument if only TensorFlow can decode that."""
     if not definition.structure:
         raise InvalidArgument(
             f"dataset {dataset_id} was registered by tf.data service's client, which "
@@ -288,14 +315,14 @@ def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
     return definition.structure
 
 
-class ElementIterator(Taking):
-    """Iterates over the elements of one epoch; made by `read`.
+class ElementIterator(EpochIterator):
+    """Iterates over the elements of one epoch; made by `read`. Not thread-safe.
 
-    Elements are nested as they were registered: NumPy arrays and scalars (bytes for
-    strings), in dicts, tuples and named tuples; ragged and sparse tensors as named tuples of
-    their parts (service/structure.py). Arrays are views of the received block: copy what is
-    to be kept for long. Those that a worker of this process hands over are read-only: they are
-    its pipeline's. Not thread-safe. Raises PipelineError when the pipeline fails.
+    Elements are nested as they were registered: NumPy arrays and scalars (bytes for strings) in
+    dicts, tuples and named tuples. Ragged and sparse tensors are named tuples of their parts
+    (service/structure.py). Arrays are views of the received block: copy arrays that you keep for
+    long. Arrays from a worker in this process are read-only, because its pipeline owns them.
+    Raises PipelineError when the pipeline fails.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -323,6 +350,7 @@ def read(
     data_transfer_protocol: str | None = None,
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
+    initial_epoch: int = 0,
 ) -> ElementIterator:
     """Read one epoch of a registered dataset, without TensorFlow.
 
@@ -332,15 +360,17 @@ def read(
       dataset_id: what `register_dataset` returned.
       processing_mode: a `ShardingPolicy`, "parallel_epochs" or "distributed_epoch", as in
         `from_dataset_id`.
-      job_name: readers of the same name share one job: each element goes to one of them, or
+      job_name: readers with the same name share one job. Each element goes to one of them, or
         with `cross_trainer_cache` to each trainer.
       consumer_index, num_consumers, max_outstanding_requests, data_transfer_protocol,
         cross_trainer_cache, target_workers: as in `from_dataset_id`.
+      initial_epoch: how many epochs of a named job are over. The next epoch is read, or the rest
+        of it. By default the first epoch is read.
 
-    Returns an iterator of elements, which is a context manager as well. Raises NotFound for an
-    unknown dataset, or static sharding without a list of workers, Unimplemented with the reason
-    for one that cannot be split among workers as processing_mode asks, ValueError for arguments
-    that make no sense.
+    Returns an iterator of elements, which is a context manager too. Raises ValueError for invalid
+    arguments, and NotFound for an unknown dataset or static sharding without a list of workers.
+    Raises Unimplemented, with the reason, for a dataset that processing_mode cannot split among
+    workers.
     """
     check_job_name(job_name)
     how = reading(
@@ -352,6 +382,8 @@ def read(
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
+    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     policy = sharding_policy(processing_mode)
     name = name_of_job(dataset_id, job_name)
-    return ElementIterator(Reader(service, dataset_id, policy, name, how))
+    first_epoch = initial_epoch + 1
+    return ElementIterator(Reader(service, dataset_id, policy, name, how, first_epoch=first_epoch))

@@ -1,7 +1,8 @@
-"""Registering functions of splits, without TensorFlow; `api.py` registers all kinds with it."""
+"""Registers functions of splits, without TensorFlow. `api.py` registers all kinds through it."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from ...journal.proto import events_pb2 as ev
 from ..block_limits import MAX_COMPONENTS
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument
-from ..pipelines.definitions import UNKNOWN_CARDINALITY
+from ..pipelines.definitions import UNKNOWN_CARDINALITY, require_bytes
 from ..pipelines.python.columns import fields_of
 from ..pipelines.python.inferred import element_spec_of, inferred
 from ..proto import forebay_pb2 as pb
@@ -18,6 +19,8 @@ from ..proto import tf_service_pb2
 from . import functions
 from .functions import PythonDataset, python_dataset
 from .reader import PATIENCE_S
+
+log = logging.getLogger(__name__)
 
 Service = str | tuple[str, str]
 Send = Callable[[Service, pb.RegisterDatasetRequest], str]
@@ -40,8 +43,8 @@ def check_compression(compression: str | None) -> None:
 
 
 def function_of(dataset: Any, splits: Any, verify: bool, python: dict[str, Any]) -> Any:
-    """The PythonDataset that these arguments of `register_dataset` make of a function, or of a
-    PCollection; anything else as it is. Raises InvalidArgument."""
+    """Makes a PythonDataset of a function or a PCollection, with these arguments of
+    `register_dataset`. Returns anything else unchanged. Raises InvalidArgument."""
     given = [*python] if splits is None else ["splits", *python]
     if verify:
         raise InvalidArgument(
@@ -59,16 +62,18 @@ def function_of(dataset: Any, splits: Any, verify: bool, python: dict[str, Any])
             )
         functions.require_options(python, "split_bytes")
         return functions.beam_dataset(dataset, **python)
+    functions.require_options(python, "splits", "compression", "dataset_id", "verify")
     if splits is not None:
-        functions.require_options(python)
         return python_dataset(splits, **python)(dataset)
     if python:
         raise InvalidArgument(f"{[*python]} are for functions: give their `splits` as well")
+    if callable(dataset) and not isinstance(dataset, PythonDataset):
+        functions.require_no_arguments(dataset)
     return dataset
 
 
 def require_expressible(structure: str) -> None:
-    """That a function can yield such elements. Raises InvalidArgument."""
+    """Raises InvalidArgument if a function cannot yield elements of this structure."""
     try:
         fields, _ = fields_of(structure)
     except ValueError as error:
@@ -77,7 +82,12 @@ def require_expressible(structure: str) -> None:
 
 
 def require_few_components(components: int) -> None:
-    """Raises InvalidArgument."""
+    """Raises InvalidArgument for no components, or for more than MAX_COMPONENTS."""
+    if not components:
+        raise InvalidArgument(
+            "the elements have no tensors, and nothing would travel: let each have one at least, "
+            "such as its number"
+        )
     if components > MAX_COMPONENTS:
         raise InvalidArgument(
             f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
@@ -95,7 +105,10 @@ def send_function(
     cardinality: int,
     send: Send,
 ) -> str:
-    """With what `functions.request_of` made of it; returns its id. Raises InvalidArgument."""
+    """Completes and sends a request of `functions.request_of`; returns the dataset's id. Raises
+    InvalidArgument."""
+    if not isinstance(dataset_id, str | None):
+        raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
     if compression == "SNAPPY":
         raise InvalidArgument(
             'compression="SNAPPY" compresses graphs\' elements; give "AUTO", None, "ZSTD" or "LZ4"'
@@ -112,20 +125,27 @@ def send_function(
 
 
 def described(request: pb.RegisterDatasetRequest) -> tuple[str, bytes]:
-    """The structure and TensorFlow's element_spec of what the function yields, for which it is
-    called here. Raises InvalidArgument, and what the function does."""
+    """The structure and TensorFlow's element_spec of what the function yields. Calls the function.
+    Raises InvalidArgument, and the function's errors."""
     structure = inferred(functions.first_elements(request))
     require_expressible(structure)
     return structure, element_spec_of(structure)
 
 
 def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
-    """The id that the dispatcher answers."""
+    """Sends the request and returns the dataset's id. Logs a warning if another dataset has it."""
+    require_bytes(request.graph or request.python)
     client = DispatcherClient(service)
     try:
         answer = client.call(
             request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
         )
+        if answer.differs:
+            log.warning(
+                "dataset %r was registered before, with another %s, and that is what is read: "
+                "register the new one under another dataset_id, or remove_dataset the old one "
+                "first, with its jobs", answer.dataset_id, answer.differs,
+            )  # fmt: skip
         return answer.dataset_id
     finally:
         client.close()
@@ -141,10 +161,10 @@ def register_dataset(
     verify: bool = False,
     **python: Any,
 ) -> str:
-    """What `forebay.service.register_dataset` is where there is no TensorFlow: for functions of
-    `splits`, decorated ones, and Beam's PCollections; otherwise the same (api.py).
+    """`forebay.service.register_dataset` without TensorFlow. It takes functions with `splits`,
+    decorated functions and Beam's PCollections; otherwise it is as in api.py.
 
-    Raises ValueError, Unavailable, and FailedPrecondition for what TensorFlow is needed for.
+    Raises ValueError, Unavailable, and FailedPrecondition for datasets that need TensorFlow.
     """
     check_compression(compression)
     if not isinstance(dataset, str | os.PathLike):

@@ -1,11 +1,11 @@
 """A consumer of a coordinated read: in each round, one element of each task, in turn.
 
-All consumers count rounds and visit tasks in the same order, so that in each step they have
-elements of the same round of the same task (service/core/rounds.py). A task that joins is listed
-together with its first round, before which all have been stopped. One whose worker is lost, or has
-ended it since it drains, is *held*: nothing more is taken of it, and the dispatcher is told which
-element would be next, and up to which round all have come here. From what all have said follows the
-round from which on they do without it.
+All consumers count rounds and visit tasks in the same order. So in each step they have elements of
+the same round of the same task (service/core/rounds.py). The dispatcher lists a new task with its
+first round, and stops all consumers before that round. A task is *held* if its worker is lost, or
+is draining and has ended it. The consumer takes nothing more of a held task. It tells the
+dispatcher the task's next round, and up to which round elements have arrived. From all reports, the
+dispatcher derives the round from which on all consumers skip the task.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .consumer import ASK_AGAIN_S, Client, Consumer
 from .heartbeats import News
 
 TOGETHER, TOGETHER_BYTES = 64, 256 << 10
-"""What is taken at once of what is here: by far less than what workers send ahead, so that there is
-a round which all have received, and nobody has passed, if one of the workers is lost."""
+"""How much is taken at once. It is far less than workers send ahead. So if a worker is lost, there
+is a round that all consumers have received and no consumer has passed."""
 
 
 class _Arrived:
-    """A block, and what of it has not been taken."""
+    """A block, and the rest of it that was not taken yet."""
 
     def __init__(self, client: Client, block: Block) -> None:
         self.client = client
@@ -39,17 +39,17 @@ class _Arrived:
 
 
 class _Task:
-    """What of a task is here, and what has been taken."""
+    """The received blocks of a task, and the consumer's position in them."""
 
     def __init__(self, starting_round: int) -> None:
         self.starting_round = starting_round
         self.next_round = starting_round  # of the element that is taken next
         self.received = starting_round  # the first round whose element has not arrived
-        self.lost = 0  # the worker that it was lost with; 0: it is there
+        self.lost = 0  # the worker that was lost with it; 0: none
         self.ended = False  # by its worker, which drains
-        self.said = False  # that it has, once all of it was taken
-        self.stop: int | None = None  # the round from which on nobody reads it, once it is removed
-        self.blocks: deque[_Arrived] = deque()  # the first begins with what is taken next
+        self.said = False  # whether the dispatcher was told that all of an ended task was taken
+        self.stop: int | None = None  # if removed, the round from which on nobody reads it
+        self.blocks: deque[_Arrived] = deque()  # the first one starts with the next element
 
     def is_over(self) -> bool:
         return self.stop is not None and self.next_round >= self.stop
@@ -61,7 +61,7 @@ class _Task:
         return self.ended and not self.blocks
 
     def take(self) -> tuple[Block, _Arrived | None]:
-        """The next element, and what it was the last one of."""
+        """The next element, and its block if it was the last one of it."""
         arrived = self.blocks[0]
         self.next_round += 1
         if arrived.rest.count == 1:
@@ -71,24 +71,24 @@ class _Task:
 
 
 class RoundsConsumer(Consumer):
-    """As any consumer. Its `blocks` have elements round by round, those of a round in the order of
-    tasks, whichever tasks these are of.
+    """A consumer whose `blocks` have elements round by round, and within a round in the order of
+    tasks. A block may have elements of several tasks.
 
-    `blocks` raises NotFound, with the reason, if the consumers are out of step and cannot get back:
-    some lack an element that others have passed, or one of them was started again without the
-    others; FailedPrecondition, or PipelineError of that code, if another one has its index.
+    `blocks` raises NotFound, with the reason, if the consumers are out of step for good: some lack
+    an element that others have passed, or one of them was restarted without the others. It raises
+    FailedPrecondition, or PipelineError of that code, if another consumer has the same index.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._step = threading.Lock()  # of all that follows
+        self._step = threading.Lock()  # guards all fields below
         self._tasks: dict[int, _Task] = {}  # in the order in which they are visited
-        self._round = 0  # that is being read
-        self._limit: int | None = None  # a round that must not be begun
+        self._round = 0  # the current one
+        self._limit: int | None = None  # a round that must not begin yet
         super().__init__(*arguments, **options)
 
     def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
         while True:
-            while not self._inbox.empty():  # its blocks are among the tasks' already
+            while not self._inbox.empty():  # `_arrived` added its blocks to the tasks already
                 self._next_delivered()
             taken = self._take()
             self._let_removed_go()
@@ -104,7 +104,7 @@ class RoundsConsumer(Consumer):
                     yield nothing
 
     def _take(self) -> Block | None:
-        """The elements whose turn it is; None if the next one is not here, or must not be taken."""
+        """The next elements; None if the next one is not here, or must not be taken yet."""
         taken: list[Block] = []
         emptied: list[_Arrived] = []
         size = 0
@@ -214,11 +214,11 @@ class RoundsConsumer(Consumer):
                 link.client.read(info.task_id, self._order(info.task_id))
             if link is not None and not linked:
                 new.append(link)
-        for link in new:  # once all of them share the budget of elements
+        for link in new:  # only after all of them got a share of the element budget
             link.client.start()
 
     def _wants(self, task_id: int) -> bool:
-        """Not, if the heartbeats have heard more by now than whoever reads."""
+        """Whether to read the task. The heartbeat thread may know by now that it is over."""
         with self._step:
             task = self._tasks.get(task_id)
             return task is not None and not task.is_over()
@@ -282,13 +282,13 @@ class RoundsConsumer(Consumer):
 
 
 def _alike(one: Block, other: Block) -> bool:
-    """Whether elements of both may stand in one block."""
+    """Whether one block may hold elements of both."""
     ranks = [[_rank(component) for component in block.components] for block in (one, other)]
     return ranks[0] == ranks[1]
 
 
 def _rank(component: Component) -> int:
-    """Of one element."""
+    """The rank of one element."""
     if component.shapes is not None:
         return int(component.shapes.shape[1])
     values = component.values

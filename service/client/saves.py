@@ -1,4 +1,4 @@
-"""`distributed_save`: TensorFlow's call of the same name, as a function of Forebay's."""
+"""`distributed_save`: Forebay's version of TensorFlow's call of the same name."""
 
 from __future__ import annotations
 
@@ -35,27 +35,26 @@ def distributed_save(
 ) -> None:
     """Have the service's workers save a dataset to a directory; return once that has begun.
 
-    `tf.data.Dataset.load(path, wait=True)` reads it, also while it is being written; it raises the
-    error of a save that failed. Each element is saved once, in no order. A worker saves a part of
-    the dataset's splits at a time as a dataset of its own: a `batch` or `shuffle` works within that
-    part. What a worker that died had not committed is computed again, whatever the
-    dispatcher and the workers go through meanwhile.
+    `tf.data.Dataset.load(path, wait=True)` reads it, even while it is being written, and raises the
+    error of a failed save. Each element is saved once, in no order. A worker saves one part of the
+    dataset's splits at a time, as a dataset of its own: a `batch` or `shuffle` works within that
+    part. The uncommitted work of a dead worker is computed again. The save survives restarts of the
+    dispatcher and the workers.
 
     Args:
-      dataset: a finite `tf.data.Dataset`, without Python functions. For Forebay's workers it has
-        one source of splits, or several that are zipped, and nothing that counts its elements or
-        drops what remains (`repeat`, `take`, `skip`, `scan`, `unique`, `drop_remainder`): do that
-        with what you load; and nothing that gives other elements each time, as clocks and mutable
-        tables do.
-      path: an absolute path, where nothing is yet, on a file system that the dispatcher, all
-        workers and all readers share under this name, and that can rename.
-      service: as in `register_dataset`. The dispatcher has a storage that outlasts it.
+      dataset: a finite `tf.data.Dataset`, without Python functions. For Forebay's workers it must
+        have one source of splits, or several that are zipped. It must not count elements or drop a
+        remainder (`repeat`, `take`, `skip`, `scan`, `unique`, `drop_remainder`): do that after
+        loading. It must yield the same elements each time, so no clocks or mutable tables.
+      path: an absolute path where nothing exists yet. The dispatcher, all workers and all readers
+        must share its file system under this name, and it must support rename.
+      service: as in `register_dataset`. The dispatcher's storage must survive its restarts.
       compression: of the files: "AUTO", "SNAPPY", "GZIP" or None.
 
-    Raises ValueError for arguments that make no sense, AlreadyExists if the dataset was saved
-    there or something else is there, FailedPrecondition if the directory cannot be written,
-    Unimplemented with the reason for a dataset that cannot be divided, Unavailable; each is the
-    error of `tf.errors` as well.
+    Raises ValueError for invalid arguments, AlreadyExists if the dataset was saved there or
+    something else is there, and FailedPrecondition if the directory cannot be written. Raises
+    Unimplemented, with the reason, for a dataset that cannot be divided, and Unavailable. Each is
+    an error of `tf.errors` too.
     """
     parse_service(service)
     request = save_request(dataset, path, compression)
@@ -68,7 +67,7 @@ def distributed_save(
 
 
 def save_request(dataset: Dataset, path: str, compression: str | None) -> pb.StartSaveRequest:
-    """What `distributed_save` asks for, without a number. Raises InvalidArgument."""
+    """The request of `distributed_save`, without a request number. Raises InvalidArgument."""
     if not isinstance(compression, str | None) or compression not in _COMPRESSIONS:
         raise InvalidArgument(
             f"Invalid `compression` argument: {compression}. Must be one of {list(_COMPRESSIONS)}."

@@ -1,7 +1,7 @@
-"""Blocks as a tf.data.Dataset, and what is registered of a tf.data.Dataset.
+"""Turns blocks into a tf.data.Dataset, and a tf.data.Dataset into the graph to register.
 
-A Python generator yields blocks, and C++ takes them apart, so that Python touches a block and
-never an element. NumPy arrays that begin at a multiple of 64 bytes are adopted, not copied.
+A Python generator yields blocks, and C++ cuts them into elements: Python never touches an element.
+TensorFlow adopts NumPy arrays that begin at a multiple of 64 bytes, without a copy.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from ..pipelines.tf_data.transformations import (
     flat_mapped,
     mapped,
     mapped_by,
+    not_saved,
     nothing_of,
     opened,
     traced,
@@ -52,28 +53,30 @@ from ..pipelines.tf_data.transformations import (
     until_stopped,
 )
 from .block_sources import BlockSource, BlockSources
-from .leaving import stopping
+from .open_iterations import stopping
+from .progress import StaysFailed
+from .tf_saving import refuse_saving
 
-SLICED_BYTES = 4 << 10  # elements that are worth a slice of their block instead of a copy
+SLICED_BYTES = 4 << 10  # from this size on, an element is a slice of its block, not a copy
 
-MAKERS = 100  # of datasets, kept for the next of their kind
+MAKERS = 100  # how many `_makers` are kept
 
 NOTHING = Block(0, ())
-"""What `open_blocks` may yield while no block comes, so that an iteration can be dropped then."""
+"""`open_blocks` may yield this while no block comes, so that TensorFlow can drop the iteration."""
 
 Tensor = Any
 ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
 
 
 class BlockIterator(Protocol):
-    """Blocks, until StopIteration; for one thread at a time. `close` is called once, at last."""
+    """Yields blocks to one thread at a time. `close` is called once, at the end."""
 
     def __iter__(self) -> Iterator[Block]: ...
     def close(self) -> None: ...
 
 
 def number_of(open_blocks: Callable[[], BlockIterator], *, kept: bool) -> int:
-    """What stands for it in graphs: from now on if it is `kept`, else until many others came."""
+    """The number of this block source in graphs: for ever if `kept`, else until it is evicted."""
     number = _sources.add(BlockSource(open_blocks))
     if not kept:
         _sources.drop_with(number, None)
@@ -90,19 +93,18 @@ def dataset_of_blocks(
 ) -> Any:
     """A `tf.data.Dataset` of the elements in blocks, with exactly this element_spec.
 
-    `open_blocks` is called for each iteration over the dataset, and what it returned is closed
-    when that iteration ends or is dropped; functions may give a tensor of its `number_of`
-    instead. With `compressed` the blocks have one component,
-    tf.data service's compressed elements, serialized. Elements that are more or fewer than a
-    finite `cardinality` are TensorFlow's FailedPreconditionError. The dataset, and what is made
-    of it, has these tf.data `options`. Raises UnsupportedElement.
+    Each iteration calls `open_blocks`, and closes the result when it ends or is dropped. Functions
+    may give a tensor of its `number_of` instead. With `compressed`, the blocks have one component:
+    tf.data service's compressed elements, serialized. If a finite `cardinality` is wrong, iterating
+    raises TensorFlow's FailedPreconditionError. The dataset, and datasets that are made of it, have
+    these tf.data `options`. Raises UnsupportedElement.
     """
     specs = [tf.TensorSpec([], tf.variant)] if compressed else component_specs(element_spec)
     options = options_for(specs).merge(options or tf.data.Options())
     said = options._to_proto().SerializeToString(deterministic=True)
     key = (tuple(nest.flatten(element_spec)), compressed, cardinality, said)
     kind = _ReadyElements if _are_ready(list(map(_Column, specs)), compressed) else _Elements
-    if not tf.executing_eagerly():  # the functions are the user's, which says what becomes of them
+    if not tf.executing_eagerly():  # traced into the user's graph, which owns the functions
         number: Any = open_blocks
         if callable(open_blocks):
             number = _sources.add(BlockSource(open_blocks))
@@ -124,17 +126,19 @@ def dataset_of_blocks(
     return dataset
 
 
+refuse_saving()
+
 _sources = BlockSources()
-"""What opens the blocks of a dataset."""
+"""The block sources of this process's datasets."""
 
 _makers: dict[Any, _Maker] = {}
-"""Those that were used last, by all that they depend on; the one used longest ago comes first."""
+"""An LRU, least recently used first. A key is all that its maker depends on."""
 
 _making = threading.Lock()
 
 
 def _outermost_function() -> Any:
-    """The graph of what is being traced, by whatever function: it is kept while that may be run."""
+    """The outermost graph that is being traced. It lives while its function may be run."""
     graph = ops.get_default_graph()
     while isinstance(outer := getattr(graph, "outer_graph", None), FuncGraph):
         graph = outer
@@ -142,9 +146,9 @@ def _outermost_function() -> Any:
 
 
 class _Maker:
-    """Makes datasets of blocks that differ in nothing but where the blocks come from.
+    """Makes datasets of blocks that differ only in their block source.
 
-    Their functions are traced once: TensorFlow takes some 3 ms for each.
+    Their functions are traced once, because TensorFlow takes some 3 ms for each.
     """
 
     def __init__(self, element_spec: Any, compressed: bool, cardinality: int, options: Any) -> None:
@@ -156,15 +160,15 @@ class _Maker:
         self._cut: Traced | None = None
         self._finished: Traced | None = None
         self._made: Any = None
-        self.callbacks: list[Any] = []  # the Python functions in what it has traced
+        self.callbacks: list[Any] = []  # Python functions that the traced functions call
         if self._ready:
             self._trace_ready(columns, element_spec)
         else:
             self._trace(columns, element_spec, compressed)
 
     def make(self, number: int) -> Any:
-        """The dataset of the blocks that are opened under this number."""
-        if self._made is None:  # traced as well: one call instead of five, of a millisecond each
+        """The dataset of the block source with this number."""
+        if self._made is None:  # traced too: one call instead of five, of a millisecond each
             self._made = concrete(
                 lambda number: [self.built(number)._variant_tensor], [tf.TensorSpec([], tf.int64)]
             )
@@ -172,16 +176,16 @@ class _Maker:
         return dataset_ops._VariantDataset(variant, self._spec).with_options(self._options)
 
     def built(self, number: Tensor) -> Any:
-        """The same, in a function."""
+        """As `make`, within a traced function."""
         number = tf.convert_to_tensor(number, tf.int64)
-        # Of a range, because TensorFlow's sharding by files takes two flat_maps in a row over one
-        # tensor for a list of files, and would leave all but the first trainer without elements.
-        built = opened(tf.data.Dataset.range(number, number + 1), self._blocks)
+        # A range: TensorFlow's sharding by files takes two flat_maps in a row over one tensor for
+        # a list of files, and would give elements to the first trainer only.
+        built = not_saved(opened(tf.data.Dataset.range(number, number + 1), self._blocks))
         said = self._cardinality == tf.data.UNKNOWN_CARDINALITY
         if self._cut is not None:
-            built = opened(built, self._cut)
+            built = not_saved(opened(built, self._cut))
         elif self._cardinality == tf.data.INFINITE_CARDINALITY:
-            # Said of blocks it costs elements nothing, and unbatch passes it on.
+            # Set on the blocks, it costs nothing per element, and unbatch passes it on.
             built, said = unbatched(_with_cardinality(built, self._cardinality)), True
         else:
             built = unbatched(built)
@@ -221,9 +225,9 @@ class _Maker:
 
 @contextmanager
 def _callbacks_kept() -> Iterator[list[Any]]:
-    """The Python functions that TensorFlow calls in what is traced meanwhile, to be kept with it.
+    """Collects the Python functions that are traced inside, so that the caller can keep them.
 
-    TensorFlow keeps them in the default graph of the thread that traces, as long as that lives.
+    TensorFlow keeps them only as long as the default graph of the tracing thread lives.
     """
     graph: Any = ops.get_default_graph()
     if not hasattr(graph, "_py_funcs_used_in_graph"):
@@ -241,37 +245,39 @@ def _rows(columns: list[_Column], count: Tensor, parts: tuple[Tensor, ...]) -> l
 
 
 def _finished(element_spec: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """As tf.data itself keeps composites inside, so that the element_spec is exactly it."""
+    """The element in tf.data's internal form of composites, so that the element_spec is exact."""
     return tuple(to_tensor_list(element_spec, restore(element_spec, tensors)))
 
 
 def _are_ready(columns: list[_Column], compressed: bool) -> bool:
-    """Is every component an array of rows, which is cut without a function call?"""
+    """Whether every component is an array of rows, which is cut without a function call."""
     return bool(columns) and not compressed and all(column.stacked for column in columns)
 
 
 def _with_cardinality(dataset: Any, cardinality: int) -> Any:
     if cardinality == tf.data.INFINITE_CARDINALITY:
-        # TensorFlow says it of some that end, too. An assertion would fail then; concatenated with
-        # what is said to be infinite, and is empty, the dataset may end.
+        # TensorFlow calls some finite datasets infinite, and an assertion would fail for those.
+        # Concatenated with an empty dataset that counts as infinite, the dataset may end.
         return dataset.concatenate(nothing_of(dataset).repeat())
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
 
 class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
-    """The elements of an iteration, of which others may have taken all."""
+    """The service's elements. An iteration may be empty: other readers may have taken all."""
+
+    is_read_through_the_service = True
 
     def __init__(self, built: Any, element_spec: Any, cardinality: int) -> None:
         self._built = built
         super().__init__(built._variant_tensor, element_spec)
-        self._cardinality = cardinality  # `cardinality()` is a tensor, and unknown to a trace
+        self._cardinality = cardinality  # `cardinality()` is a tensor, without a value in a trace
 
     def _inputs(self) -> list[Any]:
-        return [self._built]  # whose options a trace takes for ours
+        return [self._built]  # a trace takes its options for ours
 
     def __iter__(self) -> Any:
-        # Of this very dataset, with nothing behind it that tf.data's rewriting, some 5 ms, could
-        # make faster, nor its tuning, for which who drops an iterator may wait: drivers.py.
+        # Nothing follows this dataset, so tf.data's rewriting (some 5 ms) and tuning gain nothing.
+        # Tuning can also delay the thread that drops an iterator: drivers.py.
         options = tf.data.Options()
         options.experimental_optimization.apply_default_optimizations = False
         options.autotune.enabled = False
@@ -282,17 +288,18 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         return self.prefetch(tf.data.AUTOTUNE)  # as tf.data would
 
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
-        """As of any dataset; without end, it goes on after an iteration without elements, too,
+        """As `tf.data.Dataset.repeat`, but endless repetition continues after an empty iteration,
         until this process is told to stop.
 
-        TensorFlow's own ends then, unless it finds its service's dataset behind it.
+        TensorFlow's own ends at an empty iteration, unless it repeats tf.data service's dataset.
         """
         times = -1 if count is None else tf.get_static_value(tf.convert_to_tensor(count))
         if times is None or times >= 0 or self._cardinality == 0:
             return super().repeat(count, name)
         endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(_goes_on))
         repeated = endless.flat_map(plain(lambda _: self), name=name)
-        repeated = repeated.with_options(self._options_attr)  # which a function's result keeps back
+        repeated.is_read_through_the_service = True
+        repeated = repeated.with_options(self._options_attr)  # flat_map does not pass them on
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
 
 
@@ -305,21 +312,21 @@ def _goes_on(_: Tensor) -> Tensor:
 
 
 class _ReadyElements(_Elements):
-    """Elements that only have to be cut out of their block: eager loops take them at once."""
+    """Elements that are only cut out of their block: eager loops read them without prefetch."""
 
     def _as_iterated(self) -> Any:
-        # tf.data's prefetch would only hand one element after another to another thread.
+        # tf.data's prefetch would only pass single elements to another thread.
         return self
 
 
 def _opening(
     columns: list[_Column], then: Callable[..., tuple[Tensor, ...]] | None = None
 ) -> Traced:
-    """The dataset of the blocks of a number: their counts and arrays, or what `then` makes of
-    these.
+    """Traces a function from a source's number to the dataset of its blocks: counts and arrays,
+    passed through `then` if given.
 
-    TensorFlow's generator only opens and closes an iteration. In a function, as alone TensorFlow
-    could not serialize it.
+    TensorFlow's generator dataset only opens and closes an iteration. It is within a function,
+    because TensorFlow cannot serialize it alone.
     """
     number = tf.TensorSpec([], tf.int64)
     signature = [number, *[part for column in columns for part in column.signature]]
@@ -334,13 +341,13 @@ def _opening(
             _check_components(columns, block)
             pairs = zip(columns, block.components, strict=True)
             return [block.count, *[part for c, own in pairs for part in c.arrays(own)]]
-        except BaseException:
-            blocks.close()  # it is asked again
+        except BaseException as error:
+            blocks.fail(error)  # TensorFlow asks again
             raise
 
     def one(iteration: Tensor) -> tuple[Tensor, ...]:
         found = tf.numpy_function(arrays, [iteration], [spec.dtype for spec in signature])
-        # In tf.data's debug mode, a single one comes as it is.
+        # In tf.data's debug mode, a single tensor comes without a list.
         tensors = found if isinstance(found, list | tuple) else [found]
         for tensor, spec in zip(tensors, signature, strict=True):
             tensor.set_shape(spec.shape)
@@ -354,8 +361,8 @@ def _opening(
     return traced(items, number)
 
 
-_under_way: dict[int, tuple[Generator[Block, None, None], BlockSource]] = {}
-"""The blocks of each iteration, by its number; with all that it needs to its end."""
+_under_way: dict[int, tuple[StaysFailed, BlockSource]] = {}
+"""The blocks of each open iteration, by its number, with the source, which must live as long."""
 
 _iterations = itertools.count()
 
@@ -365,7 +372,7 @@ def _begin(number: Any) -> Any:
     with _as_tensorflows_errors():
         source = _sources.use(int(number))
     iteration = next(_iterations)
-    _under_way[iteration] = _blocks_of(source), source
+    _under_way[iteration] = StaysFailed(_blocks_of(source)), source
     return np.int64(iteration)
 
 
@@ -382,7 +389,7 @@ def _blocks_of(source: BlockSource) -> Generator[Block, None, None]:
 
 @functools.cache
 def _turn() -> Once:
-    """What begins and ends an iteration, of whatever elements; kept for good."""
+    """Begins and ends the iterations of all eager datasets; traced once, and kept for ever."""
     with _callbacks_kept() as callbacks:
         _turns.append(callbacks)
         return Once(_python(_begin), _python(_end), tf.TensorSpec([], tf.int64))
@@ -392,7 +399,7 @@ _turns: list[list[Any]] = []
 
 
 def _python(function: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
-    """A function of an int64 that Python is called for; it returns another."""
+    """Wraps a Python function from int64 to int64 as a function of tensors."""
 
     def call(number: Tensor) -> Tensor:
         found = tf.numpy_function(function, [number], tf.int64)
@@ -403,7 +410,7 @@ def _python(function: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
 
 
 def as_registered(dataset: Any) -> Any:
-    """The dataset as workers run it: with the components of extension types in their place."""
+    """The dataset as workers run it: with the components of extension types in place of them."""
     spec = dataset.element_spec
     if not has_extension_types(spec):
         return dataset
@@ -417,16 +424,16 @@ def as_registered(dataset: Any) -> Any:
 
 
 def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:
-    """The serialized GraphDef of a dataset, as it is registered.
+    """The serialized GraphDef of a dataset, for registering it.
 
-    Raises TensorFlow's errors for what cannot be serialized.
+    Raises TensorFlow's errors if the dataset cannot be serialized.
     """
     graph = dataset._as_serialized_graph(external_state_policy=external_state_policy)
     return bytes(graph.numpy())
 
 
 class _Column:
-    """One component: what of it is yielded for a block, and how an element is cut out."""
+    """One component: the arrays that a block yields for it, and how an element is cut out."""
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
@@ -435,8 +442,8 @@ class _Column:
         self._shape = spec.shape.as_list() if spec.shape.is_fully_defined() else None
         name = self._carrier.dtype.name if spec.dtype.is_quantized else spec.dtype.name
         self._kind = "string" if self._text else numpy_dtype(name)
-        # Can unbatch cut it? It knows no variants and none of the dtypes that need a carrier,
-        # and TensorFlow 2.21 crashes where it is given elements without values.
+        # Whether unbatch can cut it. unbatch supports neither variants nor dtypes that need a
+        # carrier, and TensorFlow 2.21 crashes in it on elements without values.
         known = spec.dtype == self._carrier.dtype and spec.dtype != tf.variant
         self.stacked = self._shape is not None and 0 not in self._shape and known
         self.least_bytes = spec.shape.num_elements() * spec.dtype.size if self.stacked else 0
@@ -451,7 +458,7 @@ class _Column:
             self.signature.append(tf.TensorSpec([None, spec.shape.rank], tf.int64))
 
     def arrays(self, component: Component) -> list[Any]:
-        """The component of a block, as the signature says. Raises ValueError if it is another."""
+        """The component's arrays, as in `signature`. Raises ValueError if it does not match."""
         self._check(component)
         values, shapes = component.values, component.shapes
         if self._shape is None and shapes is None:
@@ -471,7 +478,7 @@ class _Column:
         return parts if self._shape is not None else [*parts, shapes]
 
     def _check(self, component: Component) -> None:
-        """TensorFlow would take a column of another dtype or shape apart without a word."""
+        """Raises ValueError for another dtype or shape, which TensorFlow would misread silently."""
         values, shapes = component.values, component.shapes
         lengths = values.lengths if isinstance(values, Strings) else values
         kind = "string" if isinstance(values, Strings) else values.dtype
@@ -484,7 +491,7 @@ class _Column:
             raise ValueError(f"{_WRONG_SPEC}: the shape {self._spec.shape} instead of {found}")
 
     def rows(self, count: Tensor, parts: list[Tensor]) -> list[Tensor]:
-        """Computed once a block: the values, and, where shapes differ, where each begins."""
+        """The values, and, if shapes differ, where each begins. Computed once per block."""
         if self._text:
             joined, positions, lengths = parts[:3]
             values = tf.strings.substr(joined, positions, lengths)
@@ -531,8 +538,8 @@ def _as_dtype(values: Array, dtype: Any) -> Array:
 
 @contextmanager
 def _as_tensorflows_errors() -> Iterator[None]:
-    """Raise what TensorFlow turns into the error of the same code; the rest become UNKNOWN, and
-    say the code first."""
+    """Raises exceptions that TensorFlow turns into errors of the same code. Other codes become
+    UNKNOWN, with the code first in the message."""
     try:
         yield
     except ForebayError as error:
@@ -542,7 +549,7 @@ def _as_tensorflows_errors() -> Iterator[None]:
 
 
 class _Iterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
-    """An eager iterator, which raises the error of an UNKNOWN error's real code."""
+    """An eager iterator that raises an UNKNOWN error as the error of its real code."""
 
     def _next_internal(self) -> Any:
         try:
@@ -551,7 +558,7 @@ class _Iterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
             said = _SAID.search(error.message)
             code = getattr(tf.errors, said[1], None) if said else None
             if said is None or not isinstance(code, int) or code == tf.errors.OUT_OF_RANGE:
-                raise  # of which a loop would make its end
+                raise  # not as OutOfRangeError, which would end a loop silently
             kind = errors_impl.exception_type_from_error_code(code)
             raise kind(None, None, said[2]) from error
 
@@ -559,11 +566,11 @@ class _Iterator(iterator_ops.OwnedIterator):  # type: ignore[misc]
 _SAID = re.compile(
     r"RuntimeError: ([A-Z_]+): (.*?)(?:\nTraceback \(most recent call last\):|$)", re.DOTALL
 )
-"""In the message of an UNKNOWN error, a code and what we said."""
+"""Finds our code and message in the message of an UNKNOWN error."""
 
 
-# Python's exceptions of which TensorFlow makes an error of the same code, when a function of ours
-# raises them: NotImplementedError is how its UnimplementedError is said, and no stub.
+# TensorFlow turns these exceptions, raised by Python functions, into errors of the same code.
+# NotImplementedError stands for its UnimplementedError here, not for a stub.
 _RAISED = {
     "INVALID_ARGUMENT": ValueError,
     "UNIMPLEMENTED": NotImplementedError,

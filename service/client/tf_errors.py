@@ -1,7 +1,7 @@
-"""Forebay's errors as TensorFlow's users expect them: each is the error of tf.errors, too.
+"""Makes each of Forebay's errors an error of tf.errors too.
 
-`except tf.errors.NotFoundError` around tf.data service's calls goes on working, and so does
-`except ForebayError`.
+Both `except tf.errors.NotFoundError`, as around tf.data service's calls, and `except ForebayError`
+work.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _KINDS: dict[type[ForebayError], type[ForebayError] | None] = {}
 
 
 def _kind(ours: type[ForebayError]) -> type[ForebayError] | None:
-    """The class that is this one, and TensorFlow's of the same code; None if it has none."""
+    """A subclass of this one and of TensorFlow's error of the same code; None if it has none."""
     if ours not in _KINDS:
         same = next((_TENSORFLOWS[kind] for kind in ours.__mro__ if kind in _TENSORFLOWS), None)
         _KINDS[ours] = None if same is None else _both(ours, same)
@@ -64,7 +64,7 @@ def _made(ours: type[ForebayError], message: str) -> ForebayError:
 
 @contextmanager
 def raising_tensorflows() -> Iterator[None]:
-    """Within, an error of ours is raised as one that is TensorFlow's as well."""
+    """Inside, Forebay's errors are raised as errors of tf.errors too."""
     try:
         yield
     except ForebayError as error:

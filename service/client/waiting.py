@@ -1,4 +1,4 @@
-"""Waiting until the service has workers, without TensorFlow."""
+"""Waits until the service has workers, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_AGAIN_S = 0.2
 
 
 def fetch_status(client: DispatcherClient, patience_s: float | None) -> dict[str, Any]:
-    """What the dispatcher knows: service/core/status.py. Raises Unavailable."""
+    """The dispatcher's status (service/core/status.py). Raises Unavailable."""
     answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=patience_s)
     status: dict[str, Any] = json.loads(answer.status)
     return status
@@ -23,14 +23,14 @@ def fetch_status(client: DispatcherClient, patience_s: float | None) -> dict[str
 def wait_for_workers(
     service: str | tuple[str, str], count: int, *, timeout_s: float | None = 60.0
 ) -> None:
-    """Wait until at least `count` workers are registered, and for the dispatcher before.
+    """Wait for the dispatcher, and then until at least `count` workers are registered.
 
     Args:
       service: as in `read`.
-      count: how many, of Forebay's workers and tf.data service's own together; at least 1.
+      count: how many, Forebay's workers and tf.data service's own together; at least 1.
       timeout_s: how long to wait, in seconds; None: for ever.
 
-    Raises Unavailable if they are fewer then, InvalidArgument for arguments that make no sense.
+    Raises Unavailable if there are fewer after that time, InvalidArgument for invalid arguments.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidArgument(f"count={count!r} must be a positive integer, the number of workers")

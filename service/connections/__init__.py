@@ -1,1 +1,1 @@
-"""The ways to a dispatcher and to a worker."""
+"""Connections to dispatchers and workers."""

@@ -1,9 +1,9 @@
-"""The way to the dispatcher, for workers and clients: calls that ride out its restarts.
+"""The dispatcher's client, for workers and trainers: its calls survive dispatcher restarts.
 
-Whatever is temporary (a dispatcher that is away, restarting, or slow) is retried until it is
-there again, or until the caller is closed. So is a dispatcher that has another journal than the
-caller knows: the right one is away. Commands that make something new are numbered, so that a
-retry whose first answer was lost gets that answer.
+The client retries temporary failures (a dispatcher that is unreachable, restarting, or slow) until
+a call succeeds or the client is closed. A dispatcher with another journal than the client knows
+is a temporary failure, too: the right dispatcher is away. Commands that create something carry a
+request number, which makes them idempotent: a retry gets the first answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import tenacity
 from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, Unavailable, Unimplemented, error_of_status
+from ..errors import (
+    InvalidArgument,
+    ProtocolError,
+    Unavailable,
+    Unimplemented,
+    error_of_status,
+)
 from ..proto import forebay_pb2 as pb
 from . import relay
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, is_address
@@ -34,10 +40,13 @@ TEMPORARY = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
 _NO_SUCH_METHOD = ("", "Method not found!")
-"""As gRPC's servers say it, in C++ and in Python."""
+"""The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
-COMPLAIN_AFTER_S = 2.0  # of pauses between attempts
+PIECE_BYTES = 1 << 20
+"""The size of a graph's piece in one answer."""
+COMPLAIN_AFTER_S = 2.0  # total of the pauses between attempts
+SHORT_PATIENCE_S = 10.0
 
 Response = TypeVar("Response", bound=Message)
 
@@ -74,7 +83,7 @@ def parse_service(service: str | tuple[str, str]) -> list[str]:
 
 
 class DispatcherClient:
-    """Calls the dispatcher. Thread-safe. Close it to end calls that are being retried."""
+    """Calls the dispatcher. Thread-safe. `close` ends pending retries."""
 
     def __init__(
         self,
@@ -83,14 +92,14 @@ class DispatcherClient:
         *,
         own_connection: bool = False,
     ) -> None:
-        """`known` is what a client before this one knew of the journal. With `own_connection` it
-        shares none with the process' other clients, and waits for none of their calls.
+        """`known` is the journal position that an earlier client knew. With `own_connection`,
+        this client shares no connection with the process's other clients.
         """
         self.addresses = parse_service(service)
         self._options = DISPATCHER_CHANNEL_OPTIONS + OWN_CONNECTION * own_connection
         self._caller = uuid.uuid4().hex
         self._numbers = itertools.count(1)
-        self._numbered_calls = threading.Lock()  # one at a time: that is what numbers mean
+        self._numbered_calls = threading.Lock()  # numbered calls are sent one at a time
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._known = known or pb.JournalPosition()
@@ -99,7 +108,7 @@ class DispatcherClient:
         self._channel = self._connect()
 
     def _connect(self) -> Any:
-        """A grpc.Channel, or what stands in for one."""
+        """A grpc.Channel, or a RelayedChannel in a fork."""
         if relay.is_needed():
             return relay.RelayedChannel(self._address)
         relay.grpc_is_used()
@@ -115,24 +124,25 @@ class DispatcherClient:
         closed: threading.Event | None = None,
         service: str = SERVICE,
     ) -> Response:
-        """Call the method whose request this is (<Method>Request), until it is answered.
+        """Call the method of this request (<Method>Request), and retry until it is answered.
 
         `timeout_s` bounds one attempt; `patience_s` all of them (None: no bound). `closed`
-        ends the retries, as does `close`. `service` is what has the method. Raises the domain
-        error that the dispatcher answered, or Unavailable.
+        ends the retries, as does `close`. `service` is the method's gRPC service. Raises the
+        domain error that the dispatcher answered, or Unavailable.
         """
         method = f"/{service}/{type(request).__name__.removesuffix('Request')}"
         closed = closed or self._closed
         give_up: list[tenacity.stop.stop_base] = [tenacity.stop_when_event_set(closed)]
         if patience_s is not None:
             give_up.append(tenacity.stop_after_delay(patience_s))
+        is_short = patience_s is not None and patience_s <= SHORT_PATIENCE_S
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_temporary),
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.3),
             stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
-            # Whose patience is bounded hears of it soon enough.
-            before_sleep=_Complaint(method, self.addresses) if patience_s is None else None,
+            # A caller with short patience soon gets the error itself.
+            before_sleep=None if is_short else _Complaint(method, self.addresses),
             reraise=True,
         )
         try:
@@ -162,9 +172,9 @@ class DispatcherClient:
         patience_s: float | None = None,
         again: bool = False,
     ) -> Response:
-        """Like `call`, for a request with a `request` field, which this fills in.
+        """Like `call`, for a request with a `request` field, which this method fills in.
 
-        With `again` it asks for the answer to this very request, which it was given last.
+        With `again`, it repeats the last request under the same number, to get its answer.
         """
         with self._numbered_calls:
             if not again:
@@ -200,21 +210,21 @@ class DispatcherClient:
 
     @property
     def known(self) -> pb.JournalPosition:
-        """The newest event of the journal that an answer has told of."""
+        """The journal position of the newest event in any answer."""
         return self._known
 
     def learn(self, position: pb.JournalPosition) -> None:
-        """What another client was told of the journal, by which a wrong one is known."""
+        """Take over a journal position from another client, to recognise a wrong journal."""
         with self._lock:
             known = self._known
             if position.journal_id != known.journal_id or position.sequence > known.sequence:
                 self._known = position
 
     def _go_elsewhere(self, turn: int, leader: str, why: str) -> None:
-        """On to the leader, if somebody named one, else to the next address."""
+        """Switch to the leader, if it is known, else to the next address."""
         with self._lock:
             if turn != self._turn or self._closed.is_set():
-                return  # another call has gone already
+                return  # another call has already switched
             known = self.addresses
             here = known.index(self._address) if self._address in known else -1
             address = leader or known[(here + 1) % len(known)]
@@ -233,11 +243,37 @@ class DispatcherClient:
         job_name: str | None = None,
         patience_s: float | None = None,
     ) -> pb.GetDatasetResponse:
-        """A registered dataset, and how far the job of this whole name is. Raises NotFound."""
+        """A registered dataset, and the progress of the job `job_name`. Raises NotFound."""
+        if not isinstance(dataset_id, str):
+            raise InvalidArgument(
+                f"dataset_id={dataset_id!r:.100} must be a string, as `register_dataset` returns it"
+            )
         request = pb.GetDatasetRequest(
-            dataset_id=dataset_id, with_graph=with_graph, job_name=job_name or ""
+            dataset_id=dataset_id,
+            with_graph=with_graph,
+            job_name=job_name or "",
+            piece_bytes=PIECE_BYTES,
         )
-        return self.call(request, pb.GetDatasetResponse, timeout_s=60, patience_s=patience_s)
+
+        def ask() -> pb.GetDatasetResponse:
+            return self.call(request, pb.GetDatasetResponse, timeout_s=60, patience_s=patience_s)
+
+        dataset = ask()
+        pieces, have = [dataset.graph], len(dataset.graph)
+        while have < dataset.graph_bytes:
+            request.offset, request.digest = have, dataset.digest
+            piece = ask()
+            if piece.HasField("definition"):  # the graph was replaced meanwhile
+                dataset, pieces, have = piece, [], 0
+            elif not piece.graph:
+                raise ProtocolError(
+                    f"the dispatcher gives {have} of {dataset.graph_bytes} bytes of the graph of "
+                    f"dataset {dataset_id}, and no more"
+                )
+            pieces.append(piece.graph)
+            have += len(piece.graph)
+        dataset.graph = b"".join(pieces)
+        return dataset
 
     def close(self) -> None:
         """End all calls. Idempotent."""
@@ -247,11 +283,11 @@ class DispatcherClient:
 
 
 class _ChannelReplaced(Exception):
-    """Another thread has gone on to the next address meanwhile."""
+    """Another thread has switched to another address meanwhile."""
 
 
 def _leader(error: grpc.RpcError) -> str:
-    """The address that a dispatcher which does not lead gave, if it did."""
+    """The leader's address in a standby's error; "" without one."""
     metadata: Any = error.trailing_metadata() or ()  # pairs
     return next((value for key, value in metadata if key == LEADER_KEY), "")
 
@@ -267,9 +303,9 @@ def _is_away(error: grpc.RpcError) -> bool:
 
 
 class _Complaint:
-    """Says that the dispatcher has been away for long, and at once that its journal is another.
+    """Logs that the dispatcher has long been unreachable, and at once that its journal is wrong.
 
-    Each of the two again when it has lasted twice as long.
+    Each is logged again after twice as long.
     """
 
     def __init__(self, method: str, addresses: list[str]) -> None:
@@ -279,7 +315,7 @@ class _Complaint:
     def __call__(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         away = not isinstance(error, grpc.RpcError) or _is_away(error)
-        # Not by the time since the start: a call may have waited long for news.
+        # Count only the pauses: an attempt itself may have waited long.
         if state.idle_for > self._due_s[away]:
             self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)
             details = error.details() if isinstance(error, grpc.RpcError) else error

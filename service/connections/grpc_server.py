@@ -1,17 +1,19 @@
 """gRPC without generated stubs: a service is a table of its methods.
 
-Every channel is made here (`connect`), and every port bound: what a connection is to be encrypted
-and authorized with has these doors, and the data plane's sockets.
+This module creates every channel (`connect`) and binds every port. Encryption and authorization
+would go here, and into the data plane's sockets.
 
-Messages are parsed and written here rather than in gRPC's hooks, where a malformed request
-would surface as a bug of the server.
+It also parses and serializes the messages: in gRPC's own hooks, a malformed request would look
+like a bug of the server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -20,7 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from ..errors import AddressInUse, ForebayError, InvalidArgument, status_of
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
-"""What answers a request, the request's class, and the answer's."""
+"""The function that answers a request, the request's class, and the answer's class."""
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
@@ -30,8 +32,8 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
-"""For every channel: a dataset's graph may be of any size, and a server that was restarted
-is noticed soon."""
+"""For every channel: a dataset's graph may have any size, and clients reconnect quickly to a
+restarted server."""
 
 DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *CHANNEL_OPTIONS,
@@ -40,7 +42,7 @@ DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", 1_200),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-"""For calls that wait long: a peer that is paused, or cut off without a word, is noticed."""
+"""For long-polling calls: keepalives detect a peer that is paused or silently cut off."""
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_UNLIMITED,
@@ -48,13 +50,13 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
 ]
-"""For every server. Without SO_REUSEPORT a port that is in use is an error. Clients may ping."""
+"""For every server. Without SO_REUSEPORT, a used port is an error. Clients may ping."""
 
 WILDCARDS = ("0.0.0.0", "::", "[::]", "")
-"""Hosts to listen on that nobody can be told to connect to."""
+"""Hosts that a server can listen on, but that no client can connect to."""
 
 LEADER_KEY = "forebay-leader"
-"""The metadata in which a dispatcher that does not lead says the leader's address."""
+"""The metadata key with which a standby dispatcher gives the leader's address."""
 
 
 _ADDRESS = re.compile(r"(\[[^\s\[\]/,]+\]|[^\s\[\]:/,]+):(\d{1,5})", re.ASCII)
@@ -62,15 +64,15 @@ MAX_PORT = 65535
 
 
 def is_address(text: str) -> bool:
-    """Whether it is HOST:PORT, as one connects to it; an IPv6 address stands in brackets."""
+    """Whether it is a HOST:PORT to connect to; IPv6 addresses are in brackets."""
     match = _ADDRESS.fullmatch(text)
     return match is not None and 0 < int(match[2]) <= MAX_PORT
 
 
 def told_address(address: str, bound: str, option: str = "--address") -> str:
-    """What clients are told: `address`, its "%port%" replaced by the port of `bound`, or `bound`.
+    """The advertised address: `address` with the port of `bound` for "%port%", else `bound`.
 
-    Raises InvalidArgument if nobody could connect to that.
+    Raises InvalidArgument if nobody could connect to it.
     """
     told = address.replace("%port%", bound.rpartition(":")[2]) or bound
     if address and not is_address(told):
@@ -93,12 +95,12 @@ def connect(address: str, options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS) 
 
 
 def connect_async(address: str) -> grpc.aio.Channel:
-    """The same for a coroutine's calls."""
+    """A channel to a dispatcher or a worker, for coroutines."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 def bind(server: Any, host: str, port: int) -> str:
-    """Have a server listen on host:port (0: any free one); return the address.
+    """Make a server listen on host:port (0: any free port); return the address.
 
     Raises AddressInUse.
     """
@@ -112,15 +114,28 @@ def bind(server: Any, host: str, port: int) -> str:
     return f"{host}:{bound}"
 
 
+_call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
+
+
+def when_answered(callback: Callable[[], object]) -> None:
+    """Call it once the RPC that this coroutine serves has been answered, or its client has gone.
+    Outside of an RPC, call it on the loop's next turn."""
+    call: Any = _call.get(None)
+    if call is None:
+        asyncio.get_running_loop().call_soon(callback)
+    else:
+        call.add_done_callback(lambda _: callback())
+
+
 def generic_handler(
     service: str, methods: Mapping[str, Method]
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """A handler for the service of that full name, made of unary methods.
+    """A handler for the service of that full name, with unary methods.
 
     Each method's function takes a request and returns an answer; coroutine functions are for
-    a `grpc.aio` server, others for a threaded one. One of these that takes `is_awaited` is given
-    what says whether the client still waits. A ForebayError that it raises becomes the call's
-    status (errors.py); a request that does not parse is INVALID_ARGUMENT.
+    a `grpc.aio` server, others for a threaded one. A threaded one may take `is_awaited`: a
+    function that tells whether the client still waits. A ForebayError becomes the call's status
+    (errors.py); a malformed request is INVALID_ARGUMENT.
     """
     return grpc.method_handlers_generic_handler(
         service,
@@ -138,6 +153,7 @@ def _behaviour(
     asks_on = "is_awaited" in inspect.signature(function).parameters
 
     async def answer_async(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        _call.set(context)
         try:
             answer: Awaitable[Any] = function(_parsed(data))
             return serialize(await answer)

@@ -1,4 +1,4 @@
-"""The ways by which a worker's blocks reach a consumer, as users name them."""
+"""The data transfer protocols between workers and consumers, as users name them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import InvalidArgument
 LOCAL, UNIX, TCP, GRPC = "local", "unix", "tcp", "grpc"
 
 PROTOCOLS = (LOCAL, UNIX, TCP, GRPC)
-"""The best first: within a process, within a host, between hosts, where only HTTP/2 passes."""
+"""Best first: within a process, within a host, between hosts, and where only HTTP/2 passes."""
 
 SERVED = (UNIX, TCP, GRPC)
-"""Those by which a worker can be reached from other processes."""
+"""The protocols that reach a worker from other processes."""
 
 
 def transfer_protocol(name: str | None, known: Sequence[str] = PROTOCOLS) -> str | None:
-    """What `data_transfer_protocol` says: one of `known`, or None for the best that there is.
+    """Parse `data_transfer_protocol`: one of `known`, or None for the best available one.
 
-    Upper and lower case are the same. Raises InvalidArgument for anything else.
+    Case-insensitive. Raises InvalidArgument for an unknown protocol.
     """
     if name is None or str(name).lower() == "auto":
         return None

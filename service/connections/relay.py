@@ -1,11 +1,12 @@
-"""Calls for a process that was forked from one which had used gRPC.
+"""Relays gRPC calls for a process that was forked from one that had used gRPC.
 
-What gRPC's threads held when it was forked is held for ever there: about one such process in a
-hundred waits for ever as it opens a channel. DataLoaders and users fork, so the fork has a program
-of its own make its calls: this file. It ends with the process that started it.
+The fork inherits the locks that gRPC's threads held, and nobody releases them there: about one such
+process in a hundred hangs when it opens a channel. DataLoaders and users fork, so the fork starts
+a helper program (this file) that makes its calls. The program ends with the fork.
 
-For each call a socket is passed to it, over which go frames: method, address, timeout, request;
-back come the status, its details, the leader's address, and the answer.
+For each call, the fork passes a socket to the program and sends frames over it: method, address,
+timeout, request. The program sends back the status, its details, the leader's address and the
+answer.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
 _LENGTH = struct.Struct("<Q")
 
 LATER_S = 5.0
-"""How much longer than its timeout a fork waits for a call: then the program hangs."""
+"""How much longer than a call's timeout the fork waits, before it considers the program hung."""
 
 _used = False
 _is_needed = False
-_control: socket.socket | None = None  # of the program
+_control: socket.socket | None = None  # to the program
 _program: Child | None = None
 _owner = 0  # the process that started it
 _lock = threading.Lock()
 
 
 def grpc_is_used() -> None:
-    """By this process, from now on."""
+    """Note that this process uses gRPC."""
     global _used
     _used = True
 
@@ -61,7 +62,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class RelayedError(grpc.RpcError):
-    """As gRPC's own errors of calls."""
+    """Has the interface of gRPC's own call errors."""
 
     def __init__(self, code: grpc.StatusCode, details: str, leader: str = "") -> None:
         super().__init__(f"{code.name}: {details}")
@@ -78,7 +79,7 @@ class RelayedError(grpc.RpcError):
 
 
 class RelayedChannel:
-    """What a dispatcher's client needs of a grpc.Channel. Thread-safe."""
+    """The part of grpc.Channel that a dispatcher's client uses. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -99,7 +100,7 @@ class RelayedChannel:
             try:
                 frames = [*asked, request_serializer(request)]
                 code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
-            except (OSError, EOFError) as error:  # it has gone, or hangs, or `close` was called
+            except (OSError, EOFError) as error:  # the program ended or hangs, or we are closed
                 raise RelayedError(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
             if code:
                 raise RelayedError(
@@ -130,7 +131,7 @@ class RelayedChannel:
 
 
 def _passed() -> socket.socket:
-    """A socket whose other end the program has; which is started, if it does not run."""
+    """A socket whose other end the program has. Starts the program if it does not run."""
     global _control, _program, _owner
     own, other = socket.socketpair()
     with _lock, other:
@@ -147,7 +148,7 @@ def _passed() -> socket.socket:
         with theirs:
             number = theirs.fileno()
             command = forebay("connections.relay", str(number))
-            # Not `tied`: the thread that calls first may end before the fork does.
+            # Not `tied`: the thread of the first call may end before the fork does.
             _program = Child(command, None, exit_with_parent=True, descriptors=[number])
             _owner = os.getpid()
         socket.send_fds(_control, [b"call"], [other.fileno()])
@@ -177,7 +178,7 @@ def _exactly(end: socket.socket, size: int) -> bytes:
 
 
 def _serve(control: socket.socket) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # for who started it to think of
+    for number in (signal.SIGINT, signal.SIGTERM):  # the fork handles these
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(lambda: os._exit(0))
     channels: dict[str, grpc.Channel] = {}

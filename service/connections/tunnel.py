@@ -1,11 +1,11 @@
-"""A data connection through gRPC, for where only HTTP/2 passes.
+"""Tunnels a data connection through gRPC, for networks that pass only HTTP/2.
 
-The tunnel is a stream of chunks of bytes in each direction, on the worker's own gRPC server. At
-either end a pair of connected sockets stands between the stream and the code for sockets, so
-that frames, credit, resumption and refusals are the same ones over every transport.
+The tunnel is a stream of byte chunks in each direction, on the worker's own gRPC server. At each
+end, a pair of connected sockets links the stream to the socket code. So frames, credit,
+resumption and refusals are the same over every transport.
 
-Nothing is buffered here but a chunk: gRPC takes the next one when HTTP/2's flow control has let
-the last one go, and a socket that is full makes its reader wait.
+The tunnel buffers only one chunk: gRPC takes the next one when HTTP/2's flow control has sent the
+last one. A full socket makes its writer wait, which is the backpressure.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ _log = logging.getLogger(__name__)
 SERVICE = "forebay.v1.Worker"
 METHOD = "Transfer"
 MAX_TUNNELS = 128
-"""To one worker. Each holds a thread of its gRPC server's pool, which must have room for others."""
+"""To one worker. Each holds a thread of its gRPC server's pool; other calls need threads, too."""
 
 CHUNK_BYTES = 512 << 10
-_FAREWELL_S = 2.0  # for the other side to end its half
-_OPEN = (("forebay-tunnel", "open"),)  # the metadata by which a worker answers
+FIRST_CHUNK_BYTES = 8 << 10
+"""gRPC delivers whole chunks only. Chunk sizes double, so that if a tunnel breaks early, at least
+half of the sent data arrives."""
+
+_FAREWELL_S = 2.0  # how long the other side may take to end its half
+_OPEN = (("forebay-tunnel", "open"),)  # the metadata of a worker's answer
 
 _KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 10_000),
@@ -40,20 +44,20 @@ _KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 SERVER_OPTIONS = _KEEPALIVE
-"""Besides grpc_server's: a consumer whose host has gone is noticed, as over TCP."""
+"""In addition to grpc_server's: keepalives detect a consumer whose host has gone, as over TCP."""
 
 _OPTIONS = [
     *_KEEPALIVE,
-    # A connection of its own, so that a tunnel that is not read holds up no other.
+    # Own connection, so that an unread tunnel blocks no other.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 Serve = Callable[[socket.socket, tuple[str, int]], object]
-"""Takes a connected socket, and the peer's IP address ("" if that is unknown) and port."""
+"""Takes a connected socket, and the peer's IP address ("" if unknown) and port."""
 
 
 def handlers(serve: Serve) -> grpc.GenericRpcHandler[Any, Any]:
-    """The service of a worker, for a threaded server; each tunnel's socket goes to `serve`."""
+    """A worker's gRPC service, for a threaded server; `serve` gets each tunnel's socket."""
     free = threading.Semaphore(MAX_TUNNELS)
 
     def transfer(chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -92,9 +96,8 @@ def _attend(
 def open_tunnel(address: str, timeout_s: float) -> socket.socket:
     """A socket that is connected to the worker at "host:port", through its gRPC server.
 
-    Data sent and received on it is the connection's; closing it ends the tunnel. Raises
-    OSError if the worker does not answer in time, or this process was forked from one that had
-    used gRPC.
+    Closing it ends the tunnel. Raises OSError if the worker does not answer in time, or if this
+    process was forked from one that had used gRPC.
     """
     if relay.is_needed():
         raise ConnectionError(
@@ -113,7 +116,7 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
 
 
 class _ConsumersEnd(socket.socket):
-    """Of the pair of sockets. `close` ends the tunnel, with its threads."""
+    """The consumer's end of the socket pair. `close` ends the tunnel and its threads."""
 
     def __init__(self, end: socket.socket, tunnel: _Tunnel) -> None:
         super().__init__(fileno=end.detach())
@@ -127,7 +130,7 @@ class _ConsumersEnd(socket.socket):
 
 
 class _Tunnel:
-    """A consumer's side of the stream. `ours` is its own."""
+    """A consumer's side of the stream. `ours` is the tunnel's end of the socket pair."""
 
     def __init__(self, address: str, ours: socket.socket) -> None:
         self._failure = "it does not answer"
@@ -143,13 +146,13 @@ class _Tunnel:
         self._thread.start()
 
     def failure(self, timeout_s: float) -> str:
-        """Why it is not open, after that time at the latest; "" if it is."""
+        """Wait until the tunnel is open, then return ""; else return why it is not open."""
         self._answered.wait(timeout_s)
         return self._failure
 
     def join(self) -> None:
-        """Wait for the end, which closing the other socket of the pair brings about, or force it:
-        what was sent before shall arrive, if the worker still takes it."""
+        """Wait for the end after the other socket of the pair was closed, so that sent data can
+        still arrive; after _FAREWELL_S, force it."""
         self._thread.join(_FAREWELL_S)
         self._channel.close()
         self._thread.join()
@@ -164,26 +167,29 @@ class _Tunnel:
 
 
 def _read(sock: socket.socket) -> Iterator[bytes]:
-    """What comes through the socket, until its end. Closes it."""
+    """Yield the socket's data until its end, then close it."""
+    size = FIRST_CHUNK_BYTES
     with sock:
         while True:
             try:
-                chunk = sock.recv(CHUNK_BYTES)
+                chunk = sock.recv(size)
             except OSError:  # it was cut
                 return
             if not chunk:
                 return
             yield chunk
+            if len(chunk) == size:
+                size = min(2 * size, CHUNK_BYTES)
 
 
 def _write(chunks: Iterator[bytes], sock: socket.socket) -> None:
-    """Pass everything on, until the chunks end; what nobody reads is dropped. Closes the socket."""
+    """Write all chunks to the socket, then close it. Drops them if the reader has gone."""
     with sock:
         try:
             for chunk in chunks:
                 try:
                     sock.sendall(chunk)
-                except OSError:  # its reader has gone; the other side will have noticed soon
+                except OSError:  # the reader has gone; the other side notices it soon
                     continue
         except grpc.RpcError as error:
             _log.info("a tunnel through gRPC ended: %s", error)
@@ -199,7 +205,7 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _address(peer: str) -> tuple[str, int]:
-    """IP address and port of what gRPC calls a peer, such as "ipv4:10.0.0.1:99"."""
+    """The IP address and port in gRPC's name of a peer, such as "ipv4:10.0.0.1:99"."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     try:
         return str(ipaddress.ip_address(host.strip("[]"))), int(port)

@@ -1,8 +1,8 @@
-"""What the topics of the core share: commands, decisions, and who is who in the state.
+"""The base of the core's topics: commands, decisions, and lookups in the state.
 
 A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
-splits.py, skips.py, saves.py, terms.py) holds its commands, what each of them leads to, and what
-its events change, side by side. Topics import this file and each other, in one direction;
+splits.py, skips.py, saves.py, terms.py) holds its commands, their decide functions, and the apply
+functions of its events. Topics import this file and each other, in one direction;
 machine.py puts them together.
 """
 
@@ -19,10 +19,10 @@ from .state import Dataset, Iteration, State, Task
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """What the dispatcher can be asked to decide.
+    """A request to the state machine.
 
-    It carries all that a decision depends on besides the state: the request (caller, number), too,
-    by which a retry is recognised. Whether it was answered already is the state's knowledge.
+    It carries everything that a decision depends on besides the state. The state recognises a
+    retry by `request` (caller, number).
     """
 
     request: tuple[str, int] | None = None
@@ -31,7 +31,7 @@ class Command(Struct, frozen=True, kw_only=True):
 class Decision(NamedTuple):
     """Events to journal and apply, in order, and the answer to the command.
 
-    If the command was numbered, the last event is what a retry is answered by.
+    The last event answers a retry of a numbered command.
     """
 
     events: list[ev.Event]
@@ -39,12 +39,12 @@ class Decision(NamedTuple):
 
 
 Decide = dict[type[Command], Callable[[State, Any], Decision]]
-"""What each command of a topic leads to. Reads the state, changes nothing, and may raise the
-errors of service/errors.py; then nothing has happened."""
+"""A topic's decide functions, by command. They read the state and change nothing. They may raise
+the errors of service/errors.py; then nothing has happened."""
 
 Apply = dict[str, Callable[[State, Any], None]]
-"""What each event of a topic changes, by the event's kind. Decides nothing;
-what could fail has been refused before."""
+"""A topic's apply functions, by the event's kind. They change the state and decide nothing;
+decide has already refused whatever could fail."""
 
 
 class Ids:
@@ -58,8 +58,8 @@ class Ids:
         return self._next - 1
 
 
-def taken(state: State, number: int) -> int:
-    """An event has used this id, so that no other one does."""
+def reserve_id(state: State, number: int) -> int:
+    """Mark this id as used by an event, so that no later event gets it."""
     state.next_id = max(state.next_id, number + 1)
     return number
 
@@ -87,7 +87,7 @@ def find_iteration(state: State, iteration_id: int) -> Iteration:
 
 
 def find_task(state: State, task_id: int) -> Task | None:
-    """Raises Unavailable for one that runs, if its worker was given up and may come back."""
+    """Raises Unavailable for a running task whose worker was presumed dead and may return."""
     task = state.tasks.get(task_id) or state.lost_tasks.get(task_id)
     if task is not None and task.orphan is not None and not task.completed:
         raise Unavailable(

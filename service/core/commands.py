@@ -1,4 +1,4 @@
-"""All that the dispatcher can be asked to decide, in one place; each is described in its topic."""
+"""All commands of the state machine, in one place; each topic describes its own."""
 
 from .base import Command
 from .consumers import EjectConsumers, JoinIteration, LeaveIteration

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import ranges
-from .base import Apply, Command, Decide, Decision, Ids, taken
+from .base import Apply, Command, Decide, Decision, Ids, reserve_id
 from .iterations import collected, forget_tasks_nobody_reads, let_go, used
-from .kinds import kind_of
 from .places import require_list
+from .read_kinds import kind_of
 from .state import MAX_DEPARTED, Consumer, Iteration, Job, State
 
 STARTED_AGAIN = (
@@ -26,15 +26,15 @@ REPLACED = (
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
 
-    Of an epoch that was summarized: → IterationCreated, IterationFinished, ConsumerJoined.
+    For a summarized epoch: → IterationCreated, IterationFinished, ConsumerJoined.
 
-    Each worker that has no task of the iteration gets one, as its kind has it (kinds.py).
-    FailedPrecondition, if that does not let TensorFlow's and Forebay's consumers read together.
+    Each worker without a task of the iteration gets one if the read kind says so (read_kinds.py).
+    Raises FailedPrecondition if the kind bars TensorFlow's and Forebay's consumers from sharing.
 
-    Who comes with the index of a consumer that has begun to read is that one, started again,
-    whether it has left or not: then all that are there leave, and the iteration begins anew.
-    → ConsumerLeft …, LeaseLost …, IterationCollected or IterationPaused, and the same. If it has
-    not begun, it alone leaves: → ConsumerLeft, and the same.
+    An index that has begun to read means that its consumer was restarted, even if it has left. All
+    consumers then leave, and the iteration restarts: → ConsumerLeft …, LeaseLost …,
+    IterationCollected or IterationPaused, then the events above. If that index has not begun, only
+    its earlier consumer leaves: → ConsumerLeft, then the events above.
     """
 
     job_id: int
@@ -44,10 +44,10 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):
-    """→ ConsumerLeft, and IterationCollected if the job has no name and nobody is left.
+    """→ ConsumerLeft, and IterationCollected for the last consumer of a job without a name.
 
-    If nobody is left of a coordinated read, its tasks end: those that come back begin with round 0.
-    A consumer that is not known has left already.
+    The last consumer of a coordinated read ends its tasks; later consumers begin with round 0.
+    An unknown consumer has already left: no event.
     """
 
     consumer_id: int
@@ -55,9 +55,9 @@ class LeaveIteration(Command, frozen=True, kw_only=True):
 
 
 class EjectConsumers(Command, frozen=True, kw_only=True):
-    """A coordinated read cannot go on. All that are there leave, and who comes back begins with
-    round 0. → ConsumerLeft …, LeaseLost …, IterationCollected or IterationPaused, unless nobody is
-    there.
+    """Remove all consumers from a coordinated read that is stuck; they rejoin at round 0.
+
+    → ConsumerLeft …, LeaseLost …, IterationCollected or IterationPaused; nothing without consumers.
     """
 
     iteration_id: int
@@ -77,7 +77,7 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
 def join(
     state: State, job: Job, epoch: int, ids: Ids, stock: bool, consumer_index: int | None
 ) -> Decision:
-    """As for JoinIteration, of a job that may be yet to be created."""
+    """Like JoinIteration, but the state need not contain the job yet."""
     require_list(state, job.sharding)
     if epoch < 0:
         raise InvalidArgument(f"epoch {epoch} is negative; the first one is 0")
@@ -136,7 +136,7 @@ def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool
 
 
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
-    consumer_id = taken(state, event.consumer_id)
+    consumer_id = reserve_id(state, event.consumer_id)
     index = event.consumer_index if event.HasField("consumer_index") else None
     state.consumers[consumer_id] = Consumer(
         consumer_id, event.iteration_id, stock=event.stock, index=index
@@ -170,7 +170,7 @@ def _eject_consumers(state: State, command: EjectConsumers) -> Decision:
 
 
 def left(consumer_id: int, reason: str) -> ev.Event:
-    """By its own word, or because it was given up."""
+    """The consumer left by itself, or is presumed dead."""
     return ev.Event(consumer_left=ev.ConsumerLeft(consumer_id=consumer_id, reason=reason))
 
 

@@ -1,8 +1,8 @@
 """Datasets: registered pipelines, immutable.
 
-One that is removed takes its jobs along. Its id is not chosen again, but a user may give it to
-another one. Its graph is deleted from the storage afterwards; until then the state names it, so
-that whoever leads goes on with that (`unused_blobs`).
+Removing a dataset removes its jobs. The dispatcher never picks its id again, but a user may
+reuse it. The storage deletes the graph afterwards. Until then `State.unused_blobs` names it, so
+that a new leader can continue the deletion.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
-from .base import Apply, Command, Decide, Decision, find_dataset, taken
+from .base import Apply, Command, Decide, Decision, find_dataset, reserve_id
 from .jobs import readers_of, removed
 from .saves import is_absolute
 from .state import Dataset, Job, State
 
 
 class RegisterDataset(Command, frozen=True, kw_only=True):
-    """→ DatasetRegistered, unless an equal dataset is registered: then, if that `renews` when it
-    was used last, DatasetUsed. Answers the dataset's id.
+    """→ DatasetRegistered. If an equal dataset is registered: → DatasetUsed with `renews`, else
+    nothing. Answers the dataset's id.
     """
 
     dataset_id: str  # empty: choose one
     definition: ev.DatasetDefinition
-    restores: bool = False  # the graph of the dataset of that id is lost: this one takes its place
+    restores: bool = False  # this definition replaces the one whose graph is lost
     renews: bool = False
     graph_bytes: int = 0
 
@@ -35,7 +35,7 @@ class RemoveDataset(Command, frozen=True, kw_only=True):
     """→ LeaseLost …, IterationCollected …, JobRemoved … of its jobs, DatasetRemoved. Answers the
     DatasetRemoved event.
 
-    If they are being read: FailedPrecondition, or, with `force`, → ConsumerLeft … first.
+    If its jobs have consumers: raises FailedPrecondition, or, with `force`, → ConsumerLeft … first.
     """
 
     dataset_id: str
@@ -43,7 +43,7 @@ class RemoveDataset(Command, frozen=True, kw_only=True):
 
 
 class ForgetBlob(Command, frozen=True, kw_only=True):
-    """The storage has deleted it. → BlobDeleted"""
+    """The storage has deleted the blob. → BlobDeleted"""
 
     blob: str
 
@@ -56,7 +56,7 @@ class DecideCompression(Command, frozen=True, kw_only=True):
 
 
 def fingerprint(definition: ev.DatasetDefinition) -> str:
-    """What equal datasets have in common, whatever names were generated for their graphs."""
+    """A hash that equal datasets share, whatever names were generated for their graphs."""
     equal = ev.DatasetDefinition()
     equal.CopyFrom(definition)
     if stored(equal).fingerprint:
@@ -70,7 +70,7 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
     if command.restores:
         find_dataset(state, dataset_id)  # its id is not chosen again
     if dataset_id and (known := state.datasets.get(dataset_id)):
-        if (known.definition.metadata, known.definition.compression) != (
+        if (known.outline.metadata, known.outline.compression) != (
             command.definition.metadata,
             command.definition.compression,
         ):
@@ -132,8 +132,9 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
 
 
 def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
-    """What must be the same in the graph that replaces it, whatever version analysed them; but one
-    that could be split and one that could not are not the same."""
+    """The part that a replacement for a lost graph must share, whichever version analysed it.
+
+    Splittable and unsplittable definitions still differ."""
     rest = ev.DatasetDefinition()
     rest.CopyFrom(definition)
     stored(rest).Clear()
@@ -153,7 +154,7 @@ def _free_dataset_id(state: State) -> str:
 
 def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:
     definition = event.definition.SerializeToString(deterministic=True)
-    known = state.datasets.get(event.dataset_id)  # whose graph was lost
+    known = state.datasets.get(event.dataset_id)  # its graph was lost
     disabled = known.compression_disabled if known else None
     registered_ms = known.registered_ms if known else state.time_ms
     state.datasets[event.dataset_id] = Dataset(
@@ -163,7 +164,7 @@ def _dataset_registered(state: State, event: ev.DatasetRegistered) -> None:
         _leave_blob(state, known)
     state.dataset_by_fingerprint.setdefault(fingerprint(event.definition), event.dataset_id)
     if event.dataset_id.isdecimal() and len(event.dataset_id) < 19:
-        taken(state, int(event.dataset_id))
+        reserve_id(state, int(event.dataset_id))
 
 
 def _dataset_used(state: State, event: ev.DatasetUsed) -> None:
@@ -171,7 +172,7 @@ def _dataset_used(state: State, event: ev.DatasetUsed) -> None:
 
 
 def jobs_of(state: State, dataset_id: str) -> list[Job]:
-    """All of them, also those without a name."""
+    """All jobs of the dataset, including those without a name."""
     return [job for job in state.jobs.values() if job.dataset_id == dataset_id]
 
 
@@ -195,16 +196,16 @@ def _remove_dataset(state: State, command: RemoveDataset) -> Decision:
 
 def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
     dataset = state.datasets.pop(event.dataset_id)
-    found_by = state.dataset_by_fingerprint  # by more than one, if its graph was lost
+    found_by = state.dataset_by_fingerprint  # several fingerprints, if its graph was lost
     for known in [known for known, found in found_by.items() if found == event.dataset_id]:
         del found_by[known]
     _leave_blob(state, dataset)
 
 
 def _leave_blob(state: State, dataset: Dataset) -> None:
-    """The dataset has its graph no longer; in old journals, whose graphs' names have no mark,
-    others may have the same."""
-    blob = stored(dataset.definition).blob
+    """Mark the dataset's graph for deletion. Old journals' blob names have no "."; other datasets
+    may share those."""
+    blob = stored(dataset.outline).blob
     others = (other.definition_bytes for other in state.datasets.values())
     if blob and ("." in blob or not any(blob.encode() in other for other in others)):
         state.unused_blobs.append(blob)

@@ -1,7 +1,7 @@
-"""States as bytes: what a snapshot holds.
+"""The state's encoding as bytes, for snapshots.
 
-A snapshot says of which structs it is (SCHEMA). Those of another schema are decoded only if it is
-known how (EARLIER): a state whose fields mean something else must not pass for one of today's.
+A snapshot names the schema of its structs (SCHEMA). Another schema is decoded only through its
+converter in EARLIER: a state whose fields mean something else must not pass for one of today's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .ranges import Ranges
 from .state import State, Struct
 
 MEANING = 1
-"""Grows when a field comes to mean something else under its old name and type."""
+"""Increment it when a field changes its meaning but not its name or type."""
 
 
 def _schema() -> str:
@@ -29,7 +29,7 @@ def _schema() -> str:
 
 
 SCHEMA = _schema()
-"""What these structs' names, and their fields' names and types, are known by."""
+"""A hash of the structs' names and of their fields' names and types."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(State).decode
@@ -43,7 +43,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """The state of a snapshot; raises ValueError for bytes that are none of a known schema."""
+    """Decode a snapshot's state; raises ValueError for bytes of an unknown schema."""
     named: tuple[str, Any] = _decode_named(data) if data[:1] == _NAMED else ("unnamed", data)
     schema, state = named
     if schema == SCHEMA:
@@ -61,7 +61,7 @@ def decode_state(data: bytes) -> State:
 
 
 def _providers_to_ledgers(state: Any) -> Any:
-    """A source of splits was a provider, what was begun was completed, and a pass a repetition."""
+    """Earlier names: provider for source, completed for begun, repetition for epoch and pass."""
     lost = [entry["task"] for entry in state.get("lost_tasks", {}).values()]
     leases = list(state.get("leases", {}).values())
     for task in (*state["tasks"].values(), *lost):
@@ -82,7 +82,7 @@ def _rename(fields: dict[str, Any], **names: str) -> None:
 
 
 def _lost_tasks_to_tasks(state: Any) -> Any:
-    """A lost task stood beside whom it was lost with."""
+    """Earlier, `lost_tasks` held pairs of the task and its process's uid."""
     state["lost_tasks"] = {
         task_id: {**lost["task"], "orphan": {"uid": lost["uid"]}}
         for task_id, lost in state.get("lost_tasks", {}).items()
@@ -91,7 +91,7 @@ def _lost_tasks_to_tasks(state: Any) -> Any:
 
 
 def _ended_saves(state: Any) -> Any:
-    """A save that had ended was kept with its streams."""
+    """Earlier, ended saves kept their streams."""
     for save in state.get("saves", {}).values():
         for end in ("finished", "failed", "message"):
             save.pop(end, None)
@@ -113,8 +113,8 @@ def _ended_saves(state: Any) -> Any:
 
 
 def _begun_indices(state: Any) -> Any:
-    """Of those that had begun a coordinated read, it was only known who is there: others may have
-    left. So whoever comes begins it anew."""
+    """Earlier, the state forgot the begun consumers that left. If any consumer has begun,
+    assume that all indices have: the next consumer to join then restarts the read."""
     consumers, jobs = state["consumers"], state["jobs"]
     for iteration in state["iterations"].values():
         there = [consumers[number] for number in iteration["consumers"] if number in consumers]
@@ -132,9 +132,9 @@ EARLIER: dict[str, Callable[[Any], Any]] = {
     "45b342bb4307ed57": _ended_saves,
     "8bea72ae9ea39145": _begun_indices,
 }
-"""Schemas of which a snapshot is read as well, and what makes a state of today's fields of it.
+"""Earlier schemas, with the functions that convert their states to today's fields.
 
-All that they lack may have its default. Without the schema before it here, no dispatcher could
-begin on snapshots of it once the events from before them are trimmed. "unnamed" is the schema of
-before snapshots said theirs.
+Fields that they lack get their defaults. Without the converter, no dispatcher could start from an
+earlier snapshot whose preceding events were trimmed. "unnamed" stands for snapshots from before
+they named their schema.
 """

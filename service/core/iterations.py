@@ -5,15 +5,17 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition
 from . import ranges, tasks
-from .base import Apply, Command, Decide, Decision, find_iteration, taken
+from .base import Apply, Command, Decide, Decision, find_iteration, reserve_id
 from .splits import ledgers, lost_leases
 from .state import Iteration, Job, State
 
 
 class CollectIteration(Command, frozen=True, kw_only=True):
-    """Nobody has read it for long. → IterationSummarized if it is finished; else LeaseLost …,
-    IterationCollected, or IterationPaused if its splits must not be given out again, should
-    somebody join it later. If its job has no name, → LeaseLost …, IterationCollected.
+    """Collect an iteration that has been idle for long.
+
+    → IterationSummarized if it is finished; else LeaseLost …, then IterationCollected, or
+    IterationPaused if its splits must not be leased again when a consumer joins later.
+    If its job has no name: → LeaseLost …, IterationCollected.
     """
 
     iteration_id: int
@@ -37,12 +39,12 @@ def _collect_iteration(state: State, command: CollectIteration) -> Decision:
 
 
 def let_go(state: State, iteration: Iteration) -> list[ev.Event]:
-    """Its tasks end. It goes as a whole, unless its splits must not be given out again."""
+    """End its tasks, and pause it if its splits must not be leased again, else collect it."""
     return [*lost_leases(state, iteration.all_tasks), over(iteration)]
 
 
 def over(iteration: Iteration) -> ev.Event:
-    """The same, if nothing is leased."""
+    """Like `let_go`, for an iteration without leases."""
     number = iteration.iteration_id
     if iteration.ledgers:
         return ev.Event(iteration_paused=ev.IterationPaused(iteration_id=number))
@@ -50,18 +52,18 @@ def over(iteration: Iteration) -> ev.Event:
 
 
 def collected(state: State, iteration: Iteration) -> list[ev.Event]:
-    """The iteration goes, with all that it has."""
+    """Remove the iteration with its tasks and leases."""
     event = ev.IterationCollected(iteration_id=iteration.iteration_id)
     return [*lost_leases(state, iteration.all_tasks), ev.Event(iteration_collected=event)]
 
 
 def _iteration_created(state: State, event: ev.IterationCreated) -> None:
-    iteration_id = taken(state, event.iteration_id)
+    iteration_id = reserve_id(state, event.iteration_id)
     job = state.jobs[event.job_id]
-    over = ranges.holds(job.summarized, event.epoch)  # and to be finished next: no split is left
+    over = ranges.holds(job.summarized, event.epoch)  # no split left: it finishes next
     if over:
         ranges.remove(job.summarized, event.epoch, event.epoch + 1)
-    sources = state.datasets[job.dataset_id].definition.sources
+    sources = state.datasets[job.dataset_id].outline.sources
     state.iterations[iteration_id] = Iteration(
         iteration_id,
         event.job_id,
@@ -89,7 +91,7 @@ def _iteration_summarized(state: State, event: ev.IterationSummarized) -> None:
 
 
 def lost_splits(iteration: Iteration) -> int:
-    """Of the present pass; of sources that are leased together, once."""
+    """Lost splits of the current pass; sources that are leased together count once."""
     alone = [x for x in iteration.ledgers if x.leased_with is None or iteration.leased_singly]
     return sum(ranges.total(ledger.lost) for ledger in alone)
 
@@ -101,7 +103,7 @@ def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
 
 
 def _forget(state: State, iteration: Iteration) -> Job:
-    """It goes, with its tasks; the job that it was of."""
+    """Remove the iteration and its tasks; returns its job."""
     tasks.forget(state, iteration)
     del state.iterations[iteration.iteration_id]
     job = state.jobs[iteration.job_id]
@@ -116,13 +118,13 @@ def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
 
 
 def used(state: State, iteration: Iteration) -> None:
-    """Somebody has joined it, or left."""
+    """Renew `used_ms` after a consumer has joined or left."""
     job = state.jobs[iteration.job_id]
     job.used_ms = state.datasets[job.dataset_id].used_ms = state.time_ms
 
 
 def forget_tasks_nobody_reads(state: State, iteration: Iteration) -> None:
-    """All of them have ended, and nobody is there to whom they could give what they have."""
+    """Remove the tasks of a finished iteration without consumers: nobody can read them."""
     if iteration.finished and not iteration.consumers:
         for task_id in iteration.tasks:
             del state.tasks[task_id]

@@ -1,21 +1,21 @@
-"""Jobs: a dataset read under one processing mode. A name is shared, and is the whole identity."""
+"""Jobs: a dataset read under one processing mode. Consumers share a job by its name alone."""
 
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .base import Apply, Command, Decide, Decision, Ids, find_dataset, taken
+from .base import Apply, Command, Decide, Decision, Ids, find_dataset, reserve_id
 from .consumers import join, left
 from .iterations import collected
 from .places import require_list
 from .state import STATIC, Job, State
 
-MAX_CONSUMERS = 1 << 16  # each has a place in every worker's memory
+MAX_CONSUMERS = 1 << 16  # every worker keeps memory for each
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
-    """→ JobCreated, unless a job of that name exists, of whatever dataset. Answers its id."""
+    """→ JobCreated, unless a job of that name exists, for any dataset. Answers its id."""
 
     dataset_id: str
     name: str  # empty: a new anonymous job
@@ -26,10 +26,10 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
-    """→ (JobCreated,) and what joining its epoch leads to. Answers the ConsumerJoined event.
+    """→ (JobCreated,) and the events of JoinIteration. Answers the ConsumerJoined event.
 
-    A job of that name that is of another dataset is not joined: whose elements these are is for
-    the consumer to look at first. Answers that Job then.
+    If that name's job has another dataset, the command joins nothing and answers that Job: the
+    consumer must check its elements first.
     """
 
     epoch: int
@@ -37,9 +37,9 @@ class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
 
 
 class RemoveJob(Command, frozen=True, kw_only=True):
-    """Nobody reads it, or is to. → LeaseLost …, IterationCollected …, JobRemoved
+    """Remove a job without consumers. → LeaseLost …, IterationCollected …, JobRemoved
 
-    Who names it again begins another one, from the first split on.
+    The next consumer of that name creates a new job, which begins with the first split.
     """
 
     job_id: int
@@ -58,9 +58,9 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
             f"{_sharding(command.sharding)} is no sharding; use one of {ev.Sharding.keys()}"
         )
     require_list(state, command.sharding)
-    if command.sharding == ev.DYNAMIC and (why := dataset.definition.unsplittable):
+    if command.sharding == ev.DYNAMIC and (why := dataset.outline.unsplittable):
         raise Unimplemented(f"dataset {command.dataset_id} cannot be sharded dynamically: {why}")
-    loaded = filter(grows, dataset.definition.sources)
+    loaded = filter(grows, dataset.outline.sources)
     if command.sharding in STATIC and (saved := next(loaded, None)):
         raise Unimplemented(
             f"dataset {command.dataset_id} cannot be sharded by {_sharding(command.sharding)}: it "
@@ -159,7 +159,7 @@ def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
 
 
 def _job_created(state: State, event: ev.JobCreated) -> None:
-    job_id = taken(state, event.job_id)
+    job_id = reserve_id(state, event.job_id)
     state.jobs[job_id] = _job(event, state.time_ms)
     state.datasets[event.dataset_id].used_ms = state.time_ms
     if event.name:
@@ -179,7 +179,7 @@ def _remove_job(state: State, command: RemoveJob) -> Decision:
 
 
 def epochs_over(state: State, job_name: str) -> int:
-    """The number of its last epoch that is finished; 0 without any, or if there is no such job."""
+    """The job's last finished epoch; 0 if none is finished, or the job does not exist."""
     job = state.jobs.get(state.job_by_name.get(job_name, 0))
     if job is None:
         return 0
@@ -193,11 +193,11 @@ def readers_of(state: State, job: Job) -> list[int]:
 
 
 def removed(state: State, job: Job, reason: str) -> list[ev.Event]:
-    """The job goes, with all that it has. Its consumers are told the `reason`."""
+    """Remove the job with its iterations. Its consumers learn the `reason`."""
     events = [left(consumer_id, reason) for consumer_id in sorted(readers_of(state, job))]
     for iteration_id in job.iterations.values():
         events += collected(state, state.iterations[iteration_id])
-    if job.name or not job.iterations:  # else it has gone with the last of them
+    if job.name or not job.iterations:  # else the last IterationCollected removes it
         events.append(ev.Event(job_removed=ev.JobRemoved(job_id=job.job_id)))
     return events
 

@@ -1,20 +1,19 @@
-"""What has become of a source's splits: the arithmetic of a pass, and nothing else.
+"""The ledger of a source's splits: which are waiting, leased, begun, returned or lost.
 
-A pass is one opening of a source; a pipeline with `repeat` has several. Each split of the present
-pass is in one place:
+A pass is one opening of a source; a pipeline with `repeat` has several. Each split of the current
+pass has one state:
 
     waiting ──lease──► leased ──begin──► begun        its elements may have been seen
        ▲                 │ │
        │                 │ └──lose────► lost          its worker is gone; never leased again
-    returned ◄─give back─┘               │            … unless that worker comes back: find
+    returned ◄─give back─┘               │            … unless that worker returns: find
                          ▲───────────────┘
 
-Of earlier passes only what was handed back is kept (`left_over`), and leased before all else: who
-had it is gone, and nobody else need ask for it. Ranges, not splits, so that the size follows the
-number of gaps.
+Of earlier passes the ledger keeps only the returned splits (`left_over`). It leases them first:
+their worker is gone, and perhaps no request names their pass again. The ledger keeps ranges, so
+its size follows the number of gaps.
 
-The splits of a source may be found while it is read (it `grows`): all of them have names, and the
-same ones in every pass.
+Splits may be discovered during reading (`grows`). Such splits have names, the same in every pass.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from .ranges import Ranges
 
 
 class Offer(NamedTuple):
-    """The splits that a request can have next: a range, and how many there are in all."""
+    """The next range that a request can lease, and the total that could be leased."""
 
     pass_number: int
     first: int
     stop: int
     total: int
-    starts: bool = False  # the pass is a new one
-    waits: bool = False  # nothing is there yet
+    starts: bool = False  # leasing starts a new pass
+    waits: bool = False  # empty now, but more splits may be found
 
 
 class Ledger(msgspec.Struct, forbid_unknown_fields=True):
-    """Of one source in one iteration. Ranges are of the present pass."""
+    """One source's ledger in one iteration. Ranges are of the current pass."""
 
     size: int  # splits a pass
-    shared_size: int | None = None  # of those, what all sources have that are leased with it
+    shared_size: int | None = None  # the smallest size of the sources leased together
     leased_with: int | None = None  # the source whose leases this one shares
     pass_number: int = 0
     next: int = 0  # splits from here on were never leased
@@ -52,33 +51,33 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
     lost: Ranges = []
     left_over: dict[int, Ranges] = {}
     grows: bool = False  # further splits may be found
-    names: list[str] = []  # of the splits that were found, of every pass
+    names: list[str] = []  # of the found splits, for every pass
 
     @property
     def is_zipped(self) -> bool:
-        """Whether another source is leased with it, or it with another."""
+        """Whether it shares its leases with another source."""
         return self.shared_size is not None or self.leased_with is not None
 
     @property
     def size_together(self) -> int:
-        """Of what is leased together."""
+        """Splits a pass, when zipped sources are leased together."""
         return self.size if self.shared_size is None else self.shared_size
 
     @property
     def leased(self) -> int:
-        """How many splits somebody has, who has neither begun them nor handed them back."""
+        """How many splits are leased: neither begun nor returned nor lost."""
         return self.next - sum(map(ranges.total, (self.returned, self.begun, self.lost)))
 
     @property
     def owes(self) -> bool:
-        """Whether something was handed back that nobody has asked for again."""
+        """Whether returned splits wait for a new lease."""
         return bool(self.returned or self.left_over)
 
     def offer(self, size: int, pass_number: int, or_later: bool = False) -> Offer:
-        """What a request for that pass can have, of the first `size` splits.
+        """The offer for a request for that pass, among the first `size` splits.
 
-        The first request for a later pass starts it. One for an earlier pass finds it ended, or, if
-        `or_later`, takes from the present one.
+        The first request for a later pass starts it. A request for an earlier pass gets an empty
+        offer, or, with `or_later`, one of the current pass.
         """
         left_over = self.left_over
         if not left_over and pass_number > self.pass_number and self.returned:
@@ -87,7 +86,7 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
             earliest = min(left_over)
             left = left_over[earliest]
             return Offer(earliest, *left[0], ranges.total(left))
-        if pass_number > self.pass_number and size:  # of nothing none need begin
+        if pass_number > self.pass_number and size:  # an empty source starts no pass
             return Offer(pass_number, 0, size, size, starts=True)
         if pass_number < self.pass_number and not or_later:
             return Offer(self.pass_number, 0, 0, 0)
@@ -96,19 +95,19 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
         return Offer(self.pass_number, first, stop, total, waits=self.grows and not total)
 
     def grow(self, names: Sequence[str], complete: bool) -> None:
-        """Further splits were found, behind those that are known; if `complete`, the last."""
+        """Append newly found splits; with `complete`, no more will follow."""
         self.names.extend(names)
         self.size, self.grows = len(self.names), not complete
 
     def start(self, pass_number: int) -> None:
-        """A later pass begins; what is still leased of this one has no place any more."""
+        """Start a later pass. The ledger forgets the splits still leased from this one."""
         if self.returned:
             self.left_over[self.pass_number] = self.returned
         self.pass_number, self.next = pass_number, 0
         self.returned, self.begun, self.lost = [], [], []
 
     def lease(self, pass_number: int, first: int, stop: int) -> None:
-        """What `offer` said, or the first part of it, is somebody's now."""
+        """Mark an offered range, or its first part, as leased."""
         if pass_number != self.pass_number:
             left = self.left_over[pass_number]
             ranges.remove(left, first, stop)
@@ -120,23 +119,23 @@ class Ledger(msgspec.Struct, forbid_unknown_fields=True):
             ranges.remove(self.returned, first, stop)
 
     def begin(self, pass_number: int, first: int, stop: int) -> None:
-        """They entered a pipeline."""
+        """The splits entered a pipeline."""
         if pass_number == self.pass_number:
             ranges.add(self.begun, first, stop)
 
     def give_back(self, pass_number: int, first: int, stop: int) -> None:
-        """They were leased, and did not enter a pipeline."""
+        """The leased splits did not enter a pipeline, and may be leased again."""
         if pass_number == self.pass_number:
             ranges.add(self.returned, first, stop)
         else:
             ranges.add(self.left_over.setdefault(pass_number, []), first, stop)
 
     def lose(self, pass_number: int, first: int, stop: int) -> None:
-        """Who had them is gone, and nobody knows which of their elements were seen."""
+        """Their worker is gone; which of their elements were seen is unknown."""
         if pass_number == self.pass_number:
             ranges.add(self.lost, first, stop)
 
     def find(self, pass_number: int, first: int, stop: int) -> None:
-        """Who had lost them has come back, and still has them."""
+        """The worker that was lost with them has returned, and still has them."""
         if pass_number == self.pass_number:
             ranges.remove(self.lost, first, stop)

@@ -1,7 +1,7 @@
-"""The lives of all that ends, on one page: which event may follow which.
+"""Transition tables: which event may follow in which state of each kind of entity.
 
-`apply` asks before it changes anything. What cannot follow is a bug, or a journal that this program
-did not write; the error tells what happened to that one lately.
+`apply` checks them before it changes anything. An invalid transition is a bug, or a journal that
+this program did not write; the error lists the entity's recent events.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Any, NamedTuple
 
 from .state import State
 
-ABSENT = "absent"  # not made yet, or over and forgotten
+ABSENT = "absent"  # not created yet, or removed
 LEASED, LOST = "leased", "lost"
 RUNNING, COMPLETED, COMPLETED_LOST = "running", "completed", "completed and lost"
 PENDING, ORPHANED = "pending", "orphaned"  # only in coordinated reads (rounds.py)
 WAITING, FINISHED = "waiting", "finished"
 WRITTEN, FAILED = "being written", "failed"
 EMPTY, HAS_OTHERS = "empty", "not empty"  # of jobs, or of iterations
-EITHER = "waiting or running"  # as its tasks say
+EITHER = "waiting or running"  # depends on its tasks
 REGISTERED = "registered"
 READING = "reading"
 
 Table = dict[str, dict[str, str]]
-"""By the event's kind: from which state to which."""
+"""Transitions by the event's kind: old state → new state."""
 
 DATASET: Table = {
     "dataset_used": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
     "compression_decided": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
     "dataset_removed": {EMPTY: ABSENT},  # its jobs go first
-}  # It may be registered in any state: its graph was lost then. Of jobs there are many to look at.
+}  # dataset_registered is valid in any state (a lost graph is replaced), so it is not checked.
 
 JOB: Table = {
     "job_created": {ABSENT: EMPTY},
     "iteration_created": {EMPTY: HAS_OTHERS, HAS_OTHERS: HAS_OTHERS},
     "job_removed": {EMPTY: ABSENT},
-}  # With the last of its iterations it is empty; absent, if it has no name.
+}  # The removal of its last iteration makes it empty, or absent if it has no name.
 
 LEASE: Table = {
     "splits_leased": {ABSENT: LEASED},
     "lease_begun": {LEASED: ABSENT},  # all of its splits were begun
-    "lease_returned": {LEASED: ABSENT},  # the last of them were not
-    "lease_lost": {LEASED: LOST},  # kept with its task, and leased again if that comes back
+    "lease_returned": {LEASED: ABSENT},  # its last splits were not begun
+    "lease_lost": {LEASED: LOST},  # kept with its task, and restored if the worker returns
 }
 
 TASK: Table = {
@@ -55,8 +55,8 @@ TASK: Table = {
     "split_skipped": {RUNNING: RUNNING, PENDING: PENDING},
     "task_completed": {RUNNING: COMPLETED},
 }  # fmt: skip
-# With its worker it is lost; with its iteration, or a worker that said goodbye, absent. In a
-# coordinated read it is orphaned with its worker once it is running, and absent if it is pending.
+# worker_lost makes it lost, or absent if the worker deregistered; the iteration's end makes it
+# absent. In a coordinated read worker_lost orphans a running task and removes a pending one.
 
 ITERATION: Table = {
     "iteration_created": {ABSENT: WAITING},
@@ -72,7 +72,7 @@ ITERATION: Table = {
     "iteration_finished": {WAITING: FINISHED},
     "iteration_summarized": {FINISHED: ABSENT},
     "iteration_collected": {WAITING: ABSENT, RUNNING: ABSENT, FINISHED: ABSENT},
-}  # It waits as soon as none of its tasks runs. Stock workers may ask for splits at any time.
+}  # Without a running task it is waiting. Stock workers may ask for splits at any time.
 
 
 SAVE: Table = {
@@ -83,7 +83,7 @@ SAVE: Table = {
     "stream_completed": {WRITTEN: WRITTEN},
     "save_finished": {WRITTEN: FINISHED},
     "save_failed": {WRITTEN: FAILED},
-}  # One that is over is absent once another is started at its path, and after many others.
+}  # An ended save becomes absent when its path gets a new save, or MAX_ENDED_SAVES evicts it.
 
 WORKER: Table = {
     "worker_registered": {ABSENT: REGISTERED},
@@ -102,11 +102,11 @@ CONSUMER: Table = {
 
 
 class WrongTransition(Exception):
-    """An event that cannot follow what is there: a bug, or another program's journal."""
+    """An event that is invalid in the current state: a bug, or another program's journal."""
 
 
 def dataset_state(state: State, dataset_id: str) -> str:
-    """Empty or not, of jobs; or absent."""
+    """EMPTY (without jobs), HAS_OTHERS or ABSENT."""
     if dataset_id not in state.datasets:
         return ABSENT
     has_jobs = any(job.dataset_id == dataset_id for job in state.jobs.values())
@@ -114,7 +114,7 @@ def dataset_state(state: State, dataset_id: str) -> str:
 
 
 def job_state(state: State, job_id: int) -> str:
-    """Empty or not, of iterations; or absent."""
+    """EMPTY (without iterations), HAS_OTHERS or ABSENT."""
     job = state.jobs.get(job_id)
     return ABSENT if job is None else HAS_OTHERS if job.iterations else EMPTY
 
@@ -123,14 +123,14 @@ def lease_state(state: State, lease_id: int) -> str:
     """Leased, lost or absent."""
     if lease_id in state.leases:
         return LEASED
-    if lease_id >= state.next_id:  # as each new one: the search below is long
+    if lease_id >= state.next_id:  # a new lease: skip the long search below
         return ABSENT
     tasks = [*state.tasks.values(), *state.lost_tasks.values()]
     return LOST if any(lease.lease_id == lease_id for t in tasks for lease in t.lost) else ABSENT
 
 
 def task_state(state: State, task_id: int) -> str:
-    """Running, completed, absent, or lost from either; pending or orphaned."""
+    """RUNNING, COMPLETED, LOST, COMPLETED_LOST, PENDING, ORPHANED or ABSENT."""
     if (task := state.tasks.get(task_id)) is not None:
         if task.orphan is not None:
             return ORPHANED
@@ -144,7 +144,7 @@ def task_state(state: State, task_id: int) -> str:
 
 
 def iteration_state(state: State, iteration_id: int) -> str:
-    """Waiting (for workers, or for somebody who reads it), running, finished or absent."""
+    """WAITING (for workers or consumers), RUNNING, FINISHED or ABSENT."""
     iteration = state.iterations.get(iteration_id)
     if iteration is None:
         return ABSENT
@@ -188,7 +188,7 @@ ENTITIES = (
 
 
 def check(state: State, kind: str, body: Any) -> None:
-    """Raise WrongTransition if the event cannot follow what is there."""
+    """Raise WrongTransition if the event is invalid in the current state."""
     for entity in ENTITIES:
         transitions = entity.table.get(kind)
         if transitions is None:

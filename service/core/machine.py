@@ -1,12 +1,12 @@
-"""The state machine: `decide` what a command leads to, `apply` what has happened.
+"""The state machine: `decide` turns a command into events, `apply` changes the state by an event.
 
     command → decide(state, command) → events → journal → apply(state, event) → state
 
-Both are pure and synchronous. `decide` reads the state, changes nothing, and returns events, with
-the answer for whoever asked. Commands that ask for what is so already lead to no event, so they can
-be repeated freely; commands that make something new carry a request number, and a retry is answered
-by the event that answered it first. `apply` is total on what any version of this program decided,
-live and in every replay alike. What cannot follow is refused (lifecycles.py).
+Both are synchronous and free of I/O. `decide` reads the state, changes nothing, and returns events
+and the caller's answer. Most commands are idempotent: repeating them yields no event. Commands that
+create something carry a request number; a retry gets the answer of the first event. `apply` accepts
+every event that any version of this program decided, live and in replays. It raises on invalid
+transitions (lifecycles.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ APPLY: Apply = {kind: how for topic in TOPICS for kind, how in topic.APPLY.items
 
 
 def decide(state: State, command: Command, now_ms: int) -> Decision:
-    """Decide a command. Raises the errors of service/errors.py; then nothing has happened."""
+    """Returns events and answer. Raises the errors of service/errors.py; then nothing happened."""
     if command.request is not None:
         caller, number = command.request
         last = state.answers.get(caller)
@@ -73,7 +73,7 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
 
 
 def _answer(event: ev.Event) -> Any:
-    """The answer that an event gives to the command that led to it, if it gives one."""
+    """The answer that this event gives to its command; None if it answers nothing."""
     kind = event.WhichOneof("event")
     if kind == "job_created":
         return event.job_created.job_id
@@ -91,9 +91,9 @@ def _answer(event: ev.Event) -> Any:
 
 
 def apply(state: State, event: ev.Event) -> None:
-    """Change `state` as `event`, the next one of the journal, says.
+    """Apply `event`, the next one of the journal, to `state`.
 
-    Raises WrongTransition, before anything is changed, if it cannot follow what is there.
+    Raises WrongTransition, before it changes anything, if the event is invalid in this state.
     """
     kind = event.WhichOneof("event")
     assert kind is not None, f"event {state.sequence + 1} is of no known kind"

@@ -1,9 +1,9 @@
 """Places: the fixed list of workers that static sharding divides a dataset among.
 
-A place is an address as it was configured, and its number in the list is a shard's. `host:port` is
-for that worker alone; `host` and `host:%port%` (or `host:%port_name%`) are for any of that host. No
-two workers have a place at the same time. Who was there last finds it again, as long as nobody else
-has taken it.
+A place is a configured address; its index in the list is its shard's number. `host:port` fits that
+worker alone; `host` and `host:%port%` (or `host:%port_name%`) fit any worker of the host. A place
+has at most one worker at a time. A worker that returns gets its last place back, unless another
+worker has taken it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _URL = re.compile(r"(.*):([a-zA-Z0-9_]+|%port(?:_[a-zA-Z0-9_]+)?%)", re.DOTALL)
 
 
 def place_of(state: State, address: str) -> int | None:
-    """The place that the worker at an address has, or had last; None if it has none."""
+    """The current or last place of the worker at an address; None if it never had one."""
     return next((i for i, place in enumerate(state.places) if place.address == address), None)
 
 
 def find_place(state: State, address: str, stock: bool) -> int | None:
-    """The place for a worker that comes; None if there is no list.
+    """The place for a worker that registers; None if the list is empty.
 
-    Raises FailedPrecondition if there is none for its address. If others have all of them, the same
-    for TensorFlow's workers, and Unavailable for ours: they ask again, and one of these may be dead
-    already.
+    Raises FailedPrecondition if no place fits its address. If other workers hold all fitting
+    places, raises FailedPrecondition for TensorFlow's workers, and Unavailable for Forebay's: these
+    retry, and a holder may be dead already.
     """
     if not state.places:
         return None
@@ -45,15 +45,15 @@ def find_place(state: State, address: str, stock: bool) -> int | None:
             f"running at the configured host: {', '.join(holders.values())}. A worker that was "
             "restarted finds its place at once if it has the address and port that it had"
         )
-    # Its own, one for it alone, one that nobody has had.
+    # In order: its last place, a place for its exact address, a place that was never taken.
     return min(free, key=lambda i: (
         holders[i] != address, state.places[i].configured != address, holders[i] != "", i
     ))  # fmt: skip
 
 
 def listed(state: State, addresses: Sequence[str]) -> list[Place]:
-    """The places that a dispatcher with this list has. If it is another one than before, the
-    workers that are known take theirs in the order in which they came."""
+    """The places for this list of addresses. If the list has changed, the known workers take
+    places in the order of their registration, exact addresses first."""
     if [place.configured for place in state.places] == list(addresses):
         return state.places
     places = [Place(address) for address in addresses]
@@ -70,7 +70,7 @@ def listed(state: State, addresses: Sequence[str]) -> list[Place]:
 
 
 def require_list(state: State, sharding: int) -> None:
-    """Raises NotFound for a job that is to be divided among nobody."""
+    """Raises NotFound for a statically sharded job without a list of workers."""
     if sharding in STATIC and not state.places:
         workers = ", ".join(worker.address for worker in state.workers.values()) or "that may come"
         raise NotFound(

@@ -1,7 +1,6 @@
 """Sorted, disjoint, merged integer ranges: [(start, stop), …] with start < stop.
 
-What has become of millions of splits is kept as ranges, so that its size follows the number
-of gaps and not the number of splits.
+The ledgers of millions of splits are ranges: their size follows the number of gaps, not of splits.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ Ranges = list[tuple[int, int]]
 
 
 def add(ranges: Ranges, start: int, stop: int) -> None:
-    """Insert [start, stop), which no range in `ranges` overlaps; merge what touches."""
+    """Insert [start, stop), which no range in `ranges` overlaps; merge adjacent ranges."""
     if start >= stop:
         return
     if ranges and ranges[-1][1] == start:  # the common case: in order
@@ -28,14 +27,14 @@ def add(ranges: Ranges, start: int, stop: int) -> None:
 
 
 def remove(ranges: Ranges, start: int, stop: int) -> None:
-    """Take [start, stop), which one range in `ranges` contains, out of it."""
+    """Remove [start, stop), which one range in `ranges` must contain."""
     at = bisect_left(ranges, (start + 1,)) - 1
     first, last = ranges[at]
     ranges[at : at + 1] = [r for r in ((first, start), (stop, last)) if r[0] < r[1]]
 
 
 def holds(ranges: Ranges, number: int) -> bool:
-    """Whether one of the ranges contains it."""
+    """Whether a range contains the number."""
     at = bisect_left(ranges, (number + 1,)) - 1
     return at >= 0 and number < ranges[at][1]
 

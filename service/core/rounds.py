@@ -1,19 +1,19 @@
 """Coordinated reads: in each round, every consumer gets an element of every task, or none does.
 
-Consumers count rounds by themselves, and visit their tasks in the same order in each. So all that
-has to be decided is which round is the first, and which the last, of each task, in such a way that
-all consumers agree. That of TensorFlow's tf.data service, whose clients take part in this:
+Consumers count rounds by themselves, and visit their tasks in the same order in each round. So the
+dispatcher only decides each task's first and last round, such that all consumers agree. The
+protocol is that of TensorFlow's tf.data service, whose clients take part:
 
-A task that joins is *pending*. The round that it shall start in is chosen, past that of whoever
-speaks first, and told to all consumers, who stop before it (they are *blocked*). One that has begun
-it already makes it a later one, further and further away. Once all are blocked, and there are as
-many as the job wants, all pending tasks start in that round, and the consumers go on. Who is
-blocked stays so until it is told of a later round, or of none, so that each step may be lost, be
-delayed, or be followed by a dispatcher's end.
+A new task is *pending*. The dispatcher picks a target round, past that of the first consumer to
+report, and tells all consumers. Each one stops before the target round: it is *blocked*. A consumer
+that has already begun that round moves the target, by twice as many rounds each time. Once all are
+blocked, and as many as the job wants have joined, all pending tasks start in the target round. A
+consumer stays blocked until it hears of a later target round, or of none. So each message may be
+lost or delayed, and the dispatcher may crash after any step.
 
-A task goes when all consumers ask for its removal in the same round, so none has an element of it.
-If its worker is lost, it is *orphaned* until then: it stays listed, at the same address, so that no
-consumer leaves it out earlier than another. The worker goes on with it if it comes back.
+The dispatcher removes a task when all consumers ask for it in the same round: none then has an
+element of that round. A lost worker's task is *orphaned* until its removal: it stays listed at the
+same address, so that all consumers drop it together. A worker that returns resumes it.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import tasks
-from .base import Apply, Command, Decide, Decision, taken
-from .kinds import COORDINATED, kind_of
+from .base import Apply, Command, Decide, Decision, reserve_id
+from .read_kinds import COORDINATED, kind_of
 from .splits import lost_leases
 from .state import Barrier, Consumer, Iteration, State, Task
 
 MAX_ROUND = 1 << 60
 MAX_STEP_LOG2 = 20
-"""How far the target round is moved away at most: some million rounds."""
+"""The target round moves by at most 2**20 rounds, about a million."""
 
 
 MAX_REMOVED = 1000
-"""Tasks of a read of which a consumer that missed it can still be told when they went."""
+"""Removed tasks remembered per iteration, so that a late consumer learns the round."""
 
 
 class ReportRound(Command, frozen=True, kw_only=True):
-    """Where a consumer is.
+    """A consumer reports its position.
 
     → (ConsumerBegan,) RoundTargeted, or (ConsumerBlocked,) TaskStarted …
     """
 
     consumer_id: int
-    current_round: int  # that it is in, or will begin next
-    blocked_round: int | None = None  # that it does not begin
+    current_round: int  # the round that it is in, or begins next
+    blocked_round: int | None = None  # the round that it stopped before
 
 
 class RemoveTask(Command, frozen=True, kw_only=True):
-    """All consumers are at this task in this round, and do not get its element. → LeaseLost …,
-    TaskRemoved. One that is not known was removed already.
+    """All consumers wait for this task in this round, and give up its element. → LeaseLost …,
+    TaskRemoved. An unknown task was removed already: no event.
     """
 
     task_id: int
@@ -132,7 +132,7 @@ def _consumer_began(state: State, event: ev.ConsumerBegan) -> None:
 
 
 def _task_proposed(state: State, event: ev.TaskProposed) -> None:
-    task_id = taken(state, event.task_id)
+    task_id = reserve_id(state, event.task_id)
     state.tasks[task_id] = Task(task_id, event.iteration_id, event.worker_id)
     iteration = state.iterations[event.iteration_id]
     if iteration.barrier is None:
@@ -174,7 +174,7 @@ def _task_removed(state: State, event: ev.TaskRemoved) -> None:
     iteration = state.iterations[task.iteration_id]
     is_listed = task.task_id in iteration.tasks
     tasks.remove(state, task)
-    if not is_listed:  # nobody knows of it
+    if not is_listed:  # it was pending, so no consumer knows it
         return
     removed = iteration.removed
     removed[task.task_id] = event.round

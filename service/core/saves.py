@@ -1,24 +1,24 @@
-"""Saves: a dataset is written to a directory, in streams, by several workers.
+"""Saves: several workers write a dataset to a directory, in streams.
 
-Who writes which stream, and what belongs to it, is decided here; the directory follows
-(dispatcher/saves.py), in the format of TensorFlow's distributed snapshots.
+This module assigns streams to workers, and splits and chunks to streams. dispatcher/saves.py then
+updates the directory, in the format of TensorFlow's distributed snapshots.
 
     started ──► streams: assigned ──► … ──► completed ──► finished, when all are
                   │        ▲                              failed, at the first error
-                  └────────┘ its worker is gone: it goes on at another
+                  └────────┘ its worker is gone: another one resumes it
 
-A stream is nobody's when no worker of its address (TensorFlow's) or process (Forebay's) is
-registered, and goes to the next worker that may write another one. What has been done of it:
+A stream is orphaned when no worker with its address (TensorFlow's) or process (Forebay's) is
+registered. The next worker that may write another stream resumes it:
 
-- TensorFlow's workers ask for splits one by one, and keep their state in the directory: a stream
-  goes on where they committed, with the splits that it was given since, again. All of these are
-  kept in the state, in runs, so that their files can be written again.
-- Forebay's have a range of splits as one bundle, whose elements are the same wherever it is run. A
-  chunk belongs to the save when it is committed here, so that nothing is missing, and a worker that
-  was given up and does not know it yet adds nothing. A stream goes on behind what was committed.
+- TensorFlow's workers request splits one by one, and keep their state in the directory. A stream
+  resumes at their last commit, and gets the later splits again. The state keeps all of its splits,
+  in runs, so that the dispatcher can write the split files again.
+- A stream of Forebay's workers is a range of splits, whose elements are the same on every worker.
+  A chunk belongs to the save once it is committed here. So no chunk is lost, and a worker presumed
+  dead that still runs adds none. A stream resumes behind its last committed chunk.
 
-One kind of worker writes a save: the first stream's, as its event says, for they write in formats
-of their own. If no such worker is left, the save waits for one, and its status says so.
+Only one kind of worker writes a save, that of its first stream: their formats differ. If no such
+worker is left, the save waits for one, and its status says so.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from . import ranges
-from .base import Apply, Command, Decide, Decision, Ids, taken
-from .kinds import staying
+from .base import Apply, Command, Decide, Decision, Ids, reserve_id
 from .ranges import Ranges
+from .read_kinds import staying
 from .state import (
     MAX_ENDED_SAVES,
     EndedSave,
@@ -45,7 +45,7 @@ from .state import (
 )
 
 STREAMS = 8
-"""An eighth of a worker's even share of a save is the least that a stream has."""
+"""A stream has at least 1/STREAMS of a worker's even share of a save."""
 
 
 CODES = frozenset(
@@ -56,7 +56,7 @@ CODES = frozenset(
         "UNAUTHENTICATED",
     }
 )
-"""The canonical names of errors' statuses."""
+"""The canonical names of the status codes."""
 
 
 class StartSave(Command, frozen=True, kw_only=True):
@@ -67,11 +67,11 @@ class StartSave(Command, frozen=True, kw_only=True):
     metadata: bytes
     prepared: str
     indivisible: str = ""
-    is_gone: bool = False  # nothing is at the path, whatever was saved there
+    is_gone: bool = False  # nothing is at the path any more
 
 
 class AssignStream(Command, frozen=True, kw_only=True):
-    """A worker has time. → StreamAssigned, if it writes less than `most` and there is another."""
+    """→ StreamAssigned, if the worker writes fewer than `most` streams and one is available."""
 
     worker_id: int
     most: int
@@ -80,8 +80,8 @@ class AssignStream(Command, frozen=True, kw_only=True):
 class AssignSplit(Command, frozen=True, kw_only=True):
     """TensorFlow's GetSnapshotSplit. → SaveSplitAssigned, unless the pass has ended.
 
-    Answers how many of the source the stream was given before, and the event, or None at the end of
-    the pass.
+    Answers the number of the source's splits that the stream has so far, and the event, or None
+    at the end of the pass.
     """
 
     path: str
@@ -92,20 +92,19 @@ class AssignSplit(Command, frozen=True, kw_only=True):
 
 
 class CommitChunk(Command, frozen=True, kw_only=True):
-    """→ ChunkCommitted, unless it was. Raises FailedPrecondition if the stream is another's."""
+    """→ ChunkCommitted; idempotent. Raises FailedPrecondition for another worker's stream."""
 
     save_id: int
     stream: int
     worker_uid: int
-    assignment: int = 0  # that it writes for; 0: the last
+    assignment: int = 0  # the assignment that it writes for; 0: the last
     chunk: int
     elements: int
     file: str
 
 
 class CompleteStream(Command, frozen=True, kw_only=True):
-    """→ StreamCompleted (, SaveFinished). Of another worker's stream, or one that is not known any
-    more: nothing."""
+    """→ StreamCompleted (, SaveFinished). Ignores unknown streams and other workers' streams."""
 
     save_id: int
     stream: int
@@ -115,7 +114,7 @@ class CompleteStream(Command, frozen=True, kw_only=True):
 
 
 class FailSave(Command, frozen=True, kw_only=True):
-    """→ SaveFailed, unless it is over. A worker says it only of a stream of its own."""
+    """→ SaveFailed, unless it is over. Ignores a worker that names another worker's stream."""
 
     save_id: int
     code: str  # a status name; one that is not canonical becomes UNKNOWN
@@ -166,12 +165,12 @@ def _start_save(state: State, command: StartSave) -> Decision:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a save can be there, as far as the path says by itself."""
+    """Whether the path is absolute and free of NUL; does not look at the file system."""
     return path.startswith("/") and "\0" not in path
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Whether what is there lies in the directory; both are normalized."""
+    """Whether the path is the directory or lies in it; both must be normalized."""
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
@@ -180,7 +179,7 @@ def _only_by_tensorflows(why: str) -> str:
 
 
 def _save_started(state: State, event: ev.SaveStarted) -> None:
-    save_id = taken(state, event.save_id)
+    save_id = reserve_id(state, event.save_id)
     if (earlier := state.save_at.get(event.path)) is not None:
         del state.ended_saves[earlier]
     state.saves[save_id] = Save(
@@ -199,7 +198,7 @@ def _save_started(state: State, event: ev.SaveStarted) -> None:
 
 
 def find_save(state: State, path: str) -> Save | EndedSave:
-    """Being written, or one that has ended lately. Raises NotFound."""
+    """The save at the path, running or remembered. Raises NotFound."""
     save_id = state.save_at.get(path)
     if save_id is None:
         raise NotFound(f"the dispatcher does not know of a save at {path!r}")
@@ -207,7 +206,7 @@ def find_save(state: State, path: str) -> Save | EndedSave:
 
 
 def completed_streams(save: Save | EndedSave) -> Ranges:
-    """The numbers of those that are."""
+    """The numbers of the completed streams."""
     if isinstance(save, EndedSave):
         return save.completed
     found: Ranges = []
@@ -218,9 +217,9 @@ def completed_streams(save: Save | EndedSave) -> Ranges:
 
 
 def waits_for(state: State, save: Save) -> str:
-    """Which kind of worker is needed to go on with it, and is not there, and why; "" if one is.
+    """The missing kind of worker that the save needs, and why; "" if one is registered.
 
-    Nobody has to be, of a save that any could begin.
+    Also "" for a save that no worker has begun and any worker can begin.
     """
     stock = True if save.indivisible else save.stock
     workers = [state.workers[worker_id] for worker_id in staying(state)]
@@ -233,7 +232,7 @@ def waits_for(state: State, save: Save) -> str:
 
 
 def size_of_saves(state: State) -> int:
-    """About how many things a snapshot has of saves that are being written."""
+    """The approximate number of items of running saves in a snapshot."""
     return sum(
         1 + sum(len(source.runs) for source in stream.sources)
         for save in state.saves.values()
@@ -242,14 +241,14 @@ def size_of_saves(state: State) -> int:
 
 
 def is_written_by(save: Save, stream: Stream, worker: Worker) -> bool:
-    """Whether it was assigned to this worker last."""
+    """Whether the stream's last assignment is to this worker."""
     if save.stock != worker.stock:
         return False
     return stream.address == worker.address if save.stock else stream.uid == worker.uid
 
 
 def streams_of(state: State, worker: Worker) -> Iterator[tuple[Save, int]]:
-    """What the worker shall write: saves, and the numbers of their streams."""
+    """The worker's uncompleted streams: (save, stream number)."""
     for save in state.saves.values():
         for number, stream in enumerate(save.streams):
             if not stream.completed and is_written_by(save, stream, worker):
@@ -257,12 +256,12 @@ def streams_of(state: State, worker: Worker) -> Iterator[tuple[Save, int]]:
 
 
 def may_assign(state: State, worker: Worker, most: int) -> bool:
-    """Whether AssignStream has one for it."""
+    """Whether AssignStream would assign a stream to the worker."""
     return bool(_assign_stream(state, AssignStream(worker_id=worker.worker_id, most=most)).events)
 
 
 def is_orphaned(state: State, save: Save, stream: Stream) -> bool:
-    """Whether it is to go on, and its worker is lost."""
+    """Whether the stream is not completed and its worker is lost."""
     worker = state.workers.get(state.worker_at.get(stream.address, 0))
     if stream.completed:
         return False
@@ -289,7 +288,7 @@ def _assign_stream(state: State, command: AssignStream) -> Decision:
 
 
 def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
-    """A stream that nobody writes, or a new one."""
+    """Assign an orphaned stream, or else a new one; None if neither is possible."""
     assigned = ev.StreamAssigned(
         save_id=save.save_id,
         stream=len(save.streams),
@@ -303,7 +302,7 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
             return ev.Event(stream_assigned=assigned)
     if worker.stock:
         if any(stream.completed for stream in save.streams):
-            return None  # which has seen the end of the data
+            return None  # a completed stream has reached the end of the data
     elif save.indivisible:
         return None
     else:
@@ -312,8 +311,8 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
         if not left and save.streams:
             return None
         writers = sum(not (w.stock or w.draining) for w in state.workers.values())
-        # Half of the even share, so that the last streams end at about the same time; but each is a
-        # pipeline of its own, and a dataset.
+        # Half of the even share, so that the last streams end at about the same time. The minimum:
+        # each stream costs a pipeline and a dataset.
         least = -(-_together(save) // (STREAMS * writers))
         share = max(-(-left // (2 * writers)), least)
         assigned.count = left if writers < 2 else min(share, left)
@@ -321,7 +320,7 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
 
 
 def _together(save: Save) -> int:
-    """How many splits a save has whose sources, if they are several, are zipped."""
+    """The number of splits of a save; several sources are zipped, so the shortest counts."""
     return min(source.size for source in save.sources)
 
 
@@ -343,7 +342,7 @@ def _stream_assigned(state: State, event: ev.StreamAssigned) -> None:
 
 
 def _tell(state: State, save: Save, stream: Stream) -> None:
-    """The list of what its worker writes has changed."""
+    """Increment the version of the stream's worker: its list of streams has changed."""
     worker = state.workers.get(state.worker_at.get(stream.address, 0))
     if worker is not None and is_written_by(save, stream, worker):
         worker.version += 1
@@ -426,7 +425,7 @@ def _commit_chunk(state: State, command: CommitChunk) -> Decision:
 def _stream_of(
     state: State, command: CommitChunk | CompleteStream | FailSave, uid: int, address: str = ""
 ) -> Stream | None:
-    """A stream that this worker writes, for the assignment that the command says."""
+    """The command's stream, if it is running and this worker's, under that assignment."""
     save, number = state.saves.get(command.save_id), command.stream
     if save is None or number is None or not 0 <= number < len(save.streams):
         return None
@@ -480,7 +479,7 @@ def _fail_save(state: State, command: FailSave) -> Decision:
 
 
 def failed(save: Save, code: str, message: str) -> ev.Event:
-    """The save ends with an error."""
+    """The event that ends the save with an error."""
     if code not in CODES:
         code, message = "UNKNOWN", f"{code}: {message}"
     event = ev.SaveFailed(save_id=save.save_id, code=code, message=message)
@@ -517,7 +516,7 @@ def _end(state: State, save_id: int) -> EndedSave:
 
 
 def given_out(save: Save) -> int:
-    """How many splits were given out."""
+    """The number of assigned splits."""
     return save.assigned if save.stock else sum(stream.count for stream in save.streams)
 
 

@@ -1,8 +1,7 @@
-"""Splits of Python datasets that are skipped, since their function failed.
+"""Skipped splits: a Python dataset's function failed on them.
 
-A worker asks before it goes on without the rest of a split. How many may be skipped, of one
-iteration and by whichever workers, is registered with the function, which only workers read: they
-say it.
+A worker asks before it skips the rest of a split. The limit applies to an iteration, over all
+workers. It is registered with the function, which only workers read, so they send the limit.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from .state import MAX_SKIPS, Skip, State
 
 
 class SkipSplit(Command, frozen=True, kw_only=True):
-    """→ SplitSkipped, unless `limit` splits of the iteration were before. Whether it may be."""
+    """→ SplitSkipped, if the iteration has skipped fewer than `limit`. Answers whether it may."""
 
     task_id: int
     split: int
-    element: int  # of the split, from which on it is left out
+    element: int  # the first skipped element of the split
     reason: str
     limit: int
 

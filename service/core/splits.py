@@ -1,8 +1,8 @@
-"""Splits: who has leased which, of each source of an iteration.
+"""Splits: leases of an iteration's sources to tasks.
 
-A task asks for splits of one source's present pass and gets the next range of them. How many is
-what it wants, but never more than half of its even share of what is left, so that the last splits
-spread over all tasks whatever their speed. What has become of them is the ledger's (ledger.py).
+A task requests splits of a source's current pass and leases the next range. It gets as many as it
+wants, up to half of its even share of the remaining ones: so the last splits spread over all tasks,
+whatever their speed. The ledger records each split's state (ledger.py).
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from .base import Apply, Command, Decide, Decision, find_iteration, find_task, taken
+from .base import Apply, Command, Decide, Decision, find_iteration, find_task, reserve_id
 from .ledger import Ledger, Offer
 from .state import Iteration, Lease, State, Task
 
 MAX_NAMES = 1_000
-"""As many splits with names are in one lease."""
+"""The most splits with names in one lease."""
 
 
 class GetSplit(Command, frozen=True, kw_only=True):
     """TensorFlow's GetSplit. → SplitsLeased of one split, or PassStarted.
 
-    Answers the SplitsLeased event; at the end of the pass one without splits, of the source's
-    present pass, that is no event; None if there is no split yet.
+    Answers the SplitsLeased event. At the end of the pass: a SplitsLeased without splits that names
+    the source's current pass and is not journaled. None if no split has been found yet.
     """
 
     iteration_id: int
@@ -35,26 +35,27 @@ class GetSplit(Command, frozen=True, kw_only=True):
 class LeaseSplits(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
 
-    Answers as GetSplit does. If want is 0 and there is nothing to report it only asks: None, too,
-    as long as there are splits. If there is: None; or the lease of what is kept of one of which the
-    rest is returned, if the request is numbered. In one that is not, that counts as begun.
+    Answers as GetSplit does. `want=0` without reports is a query; None means that splits remain or
+    may be found. `want=0` with reports answers None. But if a numbered request returns part of a
+    lease, the answer is a new lease of the kept part; without a number, the kept part counts as
+    begun.
     """
 
     task_id: int
     source: int
     pass_number: int
     want: int
-    or_later: bool = False  # if that pass is over, from the present one
+    or_later: bool = False  # if that pass is over, lease from the current one
     begun: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
 
 
 class FindSplits(Command, frozen=True, kw_only=True):
-    """What is there of a source that grows. → SplitsFound, unless that was known."""
+    """Report the splits of a growing source. → SplitsFound, unless all were known."""
 
     iteration_id: int
     source: int
-    names: tuple[str, ...]  # as they shall be numbered
+    names: tuple[str, ...]  # in the order in which they get their numbers
     complete: bool
 
 
@@ -118,7 +119,7 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
 def _lease(
     state: State, offer: Offer, want: int, iteration: Iteration, source: int, task: Task | None
 ) -> Decision:
-    """Lease up to `want` of what is offered, to `task` or (GetSplit) to nobody known."""
+    """Lease up to `want` of the offer to `task`, or, for GetSplit, to no task."""
     events = []
     if offer.starts:
         started = ev.PassStarted(
@@ -142,7 +143,7 @@ def _lease(
 
 
 def _leased_anew(state: State, lease: Lease, count: int) -> ev.Event:
-    """The first splits of a lease that was returned."""
+    """A new lease of the first splits of a returned lease."""
     leased = ev.SplitsLeased(
         lease_id=state.next_id,
         iteration_id=lease.iteration_id,
@@ -185,7 +186,7 @@ def _find_ledger(iteration: Iteration, source: int) -> Ledger:
 
 
 def _require_one_way(state: State, iteration: Iteration, ledger: Ledger, *, singly: bool) -> None:
-    """Zipped sources are leased together by our workers, and each on its own by TensorFlow's."""
+    """Our workers lease zipped sources together, TensorFlow's singly. Refuses a mix of the two."""
     known = iteration.leased_singly
     if ledger.is_zipped and known is not None and known != singly:
         job = state.jobs[iteration.job_id]
@@ -202,20 +203,20 @@ def lease_begun(lease_id: int) -> ev.Event:
 
 
 def all_returned(lease: Lease) -> ev.Event:
-    """None of its elements was seen, nor will be."""
+    """The worker returns the whole lease: none of its elements was or will be seen."""
     returned = ev.LeaseReturned(lease_id=lease.lease_id, count=lease.count)
     return ev.Event(lease_returned=returned)
 
 
 def lost_leases(state: State, task_ids: Iterable[int]) -> Iterator[ev.Event]:
-    """Of tasks whose end nobody has heard of."""
+    """LeaseLost for each lease of these tasks, whose progress is unknown."""
     for task_id in task_ids:
         for lease_id in state.tasks[task_id].leases:
             yield ev.Event(lease_lost=ev.LeaseLost(lease_id=lease_id))
 
 
 def running_tasks(state: State, iteration_id: int) -> set[int]:
-    """Who may ask for its splits, now or once a worker that was given up has come back."""
+    """The tasks that may request splits, now or after a lost worker's return."""
     iteration = state.iterations.get(iteration_id)
     listed = [] if iteration is None else [state.tasks[i] for i in iteration.all_tasks]
     lost = (task for task in state.lost_tasks.values() if task.iteration_id == iteration_id)
@@ -223,7 +224,7 @@ def running_tasks(state: State, iteration_id: int) -> set[int]:
 
 
 def ledgers(sources: Sequence[ev.SplitSource]) -> list[Ledger]:
-    """Of an iteration that begins."""
+    """The ledgers of a new iteration."""
     kept = [Ledger(source_size(source), grows=grows(source)) for source in sources]
     for ledger, source in zip(kept, sources, strict=True):
         if source.HasField("leased_with"):
@@ -240,10 +241,10 @@ def _splits_leased(state: State, event: ev.SplitsLeased) -> None:
         iteration.leased_singly = event.lease_id == 0
     first, stop = event.first, event.first + event.count
     ledger.lease(event.pass_number, first, stop)
-    if event.lease_id == 0:  # nobody will say what becomes of it
+    if event.lease_id == 0:  # from GetSplit: nobody will report its progress
         ledger.begin(event.pass_number, first, stop)
         return
-    lease_id = taken(state, event.lease_id)
+    lease_id = reserve_id(state, event.lease_id)
     state.leases[lease_id] = Lease(
         lease_id,
         event.iteration_id,
@@ -281,7 +282,7 @@ def _end_lease(state: State, lease_id: int) -> Lease:
 
 
 def ledger_of(state: State, lease: Lease) -> Ledger:
-    """Where its splits are kept."""
+    """The ledger of the lease's splits."""
     return state.iterations[lease.iteration_id].ledgers[lease.source]
 
 

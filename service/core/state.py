@@ -1,13 +1,14 @@
-"""The dispatcher's state: what follows from the journal, and nothing else.
+"""The dispatcher's state: a pure function of the journal.
 
-It is changed by `apply` alone (machine.py), so that the live state and the replayed one are
-the same; it holds no clock, no connection and no cache. Redundant fields (an iteration's
-tasks, a worker's tasks) are kept in step by `apply` as well. The structs are msgspec's:
-compact, comparable, and a snapshot is their encoding, with no second schema to keep (encoding.py).
+Only `apply` changes it (machine.py), so the live state equals the replayed one. It holds no clock,
+no connection and no cache. `apply` also keeps redundant fields (an iteration's tasks, a worker's
+tasks) consistent. The structs are msgspec's: compact and comparable. A snapshot is their encoding,
+so there is no second schema (encoding.py).
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 
 import msgspec
@@ -17,25 +18,25 @@ from .ledger import Ledger
 from .ranges import Ranges
 
 MAX_ANSWERS = 1 << 17
-"""Answers kept for retries, one a caller; the caller that was quiet longest goes first."""
+"""Answers kept for retries, one a caller; the least recently answered caller is evicted."""
 
 MAX_SKIPS = 10
-"""Of an iteration's skipped splits, so many are told of."""
+"""The last skipped splits that an iteration keeps."""
 
 
 MAX_DEPARTED = 1000
-"""Goodbyes remembered, of workers and of consumers. A late heartbeat of such a worker, or a late
-retry of such a consumer's, comes within seconds, if at all."""
+"""Departed workers and consumers remembered. Their late heartbeats and retries arrive within
+seconds, if at all."""
 
 
 MAX_LOST_TASKS = 10_000
-"""Tasks remembered of workers that were given up, and may come back."""
+"""Tasks remembered of workers that are presumed dead and may return."""
 
 MAX_ENDED_SAVES = 1000
-"""Saves remembered that have ended; their directories say what became of the others."""
+"""Ended saves remembered; the directories record how the earlier ones ended."""
 
 MAX_RECENT = 1000
-"""Events that an error can tell a story of."""
+"""Recent events kept for error messages."""
 
 
 STATIC = frozenset({ev.FILE, ev.DATA, ev.FILE_OR_DATA, ev.HINT})
@@ -45,7 +46,7 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
     """A part of the state."""
 
 
-class Dataset(Struct):
+class Dataset(Struct, dict=True):
     dataset_id: str
     definition_bytes: bytes  # ev.DatasetDefinition
     compression_disabled: bool | None = None  # None: nobody asked yet
@@ -55,7 +56,20 @@ class Dataset(Struct):
 
     @property
     def definition(self) -> ev.DatasetDefinition:
+        """The whole definition, parsed on each access: slow for a million named splits."""
         return ev.DatasetDefinition.FromString(self.definition_bytes)
+
+    @functools.cached_property
+    def outline(self) -> ev.DatasetDefinition:
+        """The definition with the count of named splits instead of their names; cached.
+
+        Callers must not change it.
+        """
+        outline = self.definition
+        for source in outline.sources:
+            if source.HasField("explicit"):
+                source.count = len(source.explicit.splits)
+        return outline
 
 
 class Job(Struct):
@@ -67,10 +81,10 @@ class Job(Struct):
     cross_trainer_cache: bool
     target_workers: int
     iterations: dict[int, int] = {}  # epoch → iteration id
-    summarized: Ranges = []  # epochs that are finished, and of which nothing else is kept
-    lost_splits: int = 0  # of those
-    skipped_splits: int = 0  # likewise
-    used_ms: int = 0  # when it was made, joined or left last; 0: not known
+    summarized: Ranges = []  # finished epochs whose iterations were removed
+    lost_splits: int = 0  # of summarized epochs
+    skipped_splits: int = 0  # of summarized epochs
+    used_ms: int = 0  # when it was created, joined or left last; 0: not known
 
 
 class Lease(Struct):
@@ -88,20 +102,20 @@ class Lease(Struct):
 
 
 class Barrier(Struct):
-    """Tasks that are pending until all consumers of a coordinated read stop before one round."""
+    """Pending tasks of a coordinated read: they start once all consumers stop before one round."""
 
     tasks: list[int] = []
     target_round: int = 0  # 0: none is chosen yet
-    targets: int = 0  # how many were
-    blocked: set[int] = set()  # consumers that do not begin the target round
+    targets: int = 0  # how many target rounds were chosen
+    blocked: set[int] = set()  # consumers that stopped before the target round
 
 
 class Skip(Struct):
-    """A split whose rest was left out, since the dataset's function failed."""
+    """A split whose rest was skipped, because the dataset's function failed."""
 
     worker_address: str
     split: int
-    element: int  # of the split, from which on it is left out
+    element: int  # the first skipped element of the split
     reason: str
 
 
@@ -110,32 +124,32 @@ class Iteration(Struct):
     job_id: int
     epoch: int
     ledgers: list[Ledger]  # one a source; empty unless the job's sharding is DYNAMIC
-    leased_singly: bool | None = None  # zipped sources: by GetSplit, or (False) together; None: yet
-    tasks: list[int] = []  # that consumers know: not pending, nor lost but for orphaned ones
+    leased_singly: bool | None = None  # zipped sources: by GetSplit, or together; None: unleased
+    tasks: list[int] = []  # listed to consumers: running, completed and orphaned ones
     consumers: set[int] = set()
-    running_tasks: int = 0  # of those
-    completed_tasks: int = 0  # also of workers that were lost since
-    shards_read: set[int] = set()  # to their end, under static sharding
+    running_tasks: int = 0  # of `tasks`
+    completed_tasks: int = 0  # including those of workers that were lost since
+    shards_read: set[int] = set()  # completely, under static sharding
     finished: bool = False  # every task has ended and no further one will begin
     idle_since_ms: int = 0  # when the last consumer left
-    version: int = 1  # grows with every change that a consumer wants to hear of
+    version: int = 1  # grows with every change that matters to consumers
     barrier: Barrier | None = None  # None: no task is pending
-    begun_indices: set[int] = set()  # of consumers that began a coordinated read, gone or not
-    removed: dict[int, int] = {}  # task → the round from which on consumers do without it
+    begun_indices: set[int] = set()  # of consumers that began a coordinated read, even if they left
+    removed: dict[int, int] = {}  # task → the first round without it
     skipped: int = 0  # splits
     skips: list[Skip] = []  # the last of them
 
     @property
     def all_tasks(self) -> list[int]:
-        """The pending ones, too."""
+        """Listed and pending tasks."""
         return self.tasks if self.barrier is None else self.tasks + self.barrier.tasks
 
 
 class Orphan(Struct):
-    """With whom a task was lost. If that process comes back, it goes on with it."""
+    """The process that a task was lost with. If that process returns, it resumes the task."""
 
     uid: int
-    address: str = ""  # where consumers of a coordinated read ask for it; "": an early version's
+    address: str = ""  # listed to consumers of a coordinated read; "": an early version's
 
 
 class Task(Struct):
@@ -143,16 +157,16 @@ class Task(Struct):
     iteration_id: int
     worker_id: int
     shard: int | None = None  # under static sharding
-    sweeps: bool = False  # made for splits that were handed back when all others had ended
+    sweeps: bool = False  # created for returned splits after all others had ended
     completed: bool = False
     leases: list[int] = []
-    lost: list[Lease] = []  # its worker may come back for them
-    starting_round: int = 0  # in a coordinated read: the first one in which it is asked
-    orphan: Orphan | None = None  # None: its worker is there
+    lost: list[Lease] = []  # restored if its worker returns
+    starting_round: int = 0  # the first round of a coordinated read that includes it
+    orphan: Orphan | None = None  # None: its worker is registered
 
     @property
     def lost_with(self) -> int:
-        """The uid of the process that it was lost with; 0 if its worker is there."""
+        """The uid of the process that it was lost with; 0 if its worker is registered."""
         return 0 if self.orphan is None else self.orphan.uid
 
 
@@ -160,7 +174,7 @@ class Consumer(Struct):
     consumer_id: int
     iteration_id: int
     began: bool = False  # to read, in a coordinated read
-    caller: str = ""  # who asked to join, if that was numbered
+    caller: str = ""  # the caller of its numbered JoinIteration; "": not numbered
     stock: bool = False
     index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's, or old
 
@@ -175,51 +189,51 @@ class Worker(Struct):
     replaced_uid: int = 0  # of the process that it took the address from
     tasks: set[int] = set()  # not completed
     version: int = 1  # grows when `tasks` changes
-    draining: bool = False  # it gets nothing new, and ends soon
+    draining: bool = False  # it gets no new tasks, and ends soon
     no_python: bool = False  # one of ours that does not run Python datasets
 
 
 class Place(Struct):
-    """For one worker of the fixed list that static sharding needs."""
+    """One worker's entry in the fixed list of static sharding (places.py)."""
 
     configured: str  # host:port, host, or host:%port%
-    address: str = ""  # of the worker that has it, or had it last
+    address: str = ""  # of its current or last worker
 
 
 class SplitRun(Struct):
-    """Splits of a stream that follow each other in their pass, and in the save."""
+    """A run of a stream's splits, consecutive both in their pass and in the save."""
 
     pass_number: int
     first: int
-    place: int  # of the first of them, among all that were assigned of the save
+    place: int  # the first split's index among all assigned splits of the save
     count: int = 1
 
 
 class StreamSource(Struct):
-    """What a stock worker was given of a source, for one stream."""
+    """The splits of a source that a stock worker's stream got."""
 
     assigned: int = 0
-    runs: list[SplitRun] = []  # all of it, until the stream is complete
+    runs: list[SplitRun] = []  # all of them, until the stream is complete
 
 
 class Stream(Struct):
     """A part of a save, written by one worker at a time."""
 
-    address: str  # of the worker that writes it, or wrote it last
-    uid: int  # of its process
-    first: int = 0  # of Forebay's workers: the splits first … first + count − 1
+    address: str  # of its current or last worker
+    uid: int  # of that worker's process
+    first: int = 0  # Forebay's workers: the splits first … first + count − 1
     count: int = 0
-    sources: list[StreamSource] = []  # of TensorFlow's
-    chunks: int = 0  # of Forebay's: that were committed
-    elements: int = 0  # in all of them
-    last_elements: int = 0  # in the last of them
-    last_file: str = ""  # its name until it is renamed
+    sources: list[StreamSource] = []  # TensorFlow's workers
+    chunks: int = 0  # Forebay's workers: committed chunks
+    elements: int = 0  # in all committed chunks
+    last_elements: int = 0  # in the last committed chunk
+    last_file: str = ""  # the last chunk's file name until it is renamed
     completed: bool = False
-    assignments: int = 1  # the worker says which it writes for: an earlier one's is stale
+    assignments: int = 1  # a fencing token: commits under an earlier assignment are stale
 
 
 class SaveSource(Struct):
-    """How far a source was given out, split by split."""
+    """A source's position in its assignment, split by split."""
 
     size: int
     pass_number: int = 0
@@ -236,9 +250,9 @@ class Save(Struct):
     indivisible: str  # why Forebay's workers cannot write it
     definition_bytes: bytes = b""  # ev.DatasetDefinition
     sources: list[SaveSource] = []
-    stock: bool | None = None  # whose workers write it; None: nobody has begun yet
+    stock: bool | None = None  # whose workers write it; None: none has begun yet
     streams: list[Stream] = []
-    assigned: int = 0  # splits, one by one, over all sources
+    assigned: int = 0  # splits assigned one by one, over all sources
 
     @property
     def definition(self) -> ev.DatasetDefinition:
@@ -246,15 +260,15 @@ class Save(Struct):
 
 
 class EndedSave(Struct):
-    """What may yet be asked of a save that is over."""
+    """The summary of a save that has ended."""
 
     save_id: int
     path: str
     prepared: str
     streams: int = 0
-    completed: Ranges = []  # of these, by their numbers
+    completed: Ranges = []  # the completed streams' numbers
     assigned: int = 0  # splits
-    elements: int = 0  # of Forebay's workers, that were committed
+    elements: int = 0  # committed by Forebay's workers
     finished: bool = False
     failed: str = ""  # the canonical name of an error's status
     message: str = ""  # of that error
@@ -270,8 +284,8 @@ class Answer(Struct):
 class State(Struct, dict=True):
     journal_id: str = ""
     born_ms: int = 0  # when the journal began; 0: not known
-    predecessors: list[str] = []  # ids of before repairs, the latest last; "": not known
-    cut: bool = False  # the last repair's loss is known to nobody who worked with the journal
+    predecessors: list[str] = []  # journal ids before repairs, the latest last; "": not known
+    cut: bool = False  # the last repair cut events off, and no leader has handled that yet
     term: int = 0
     leader: str = ""
     sequence: int = 0  # of the last applied event
@@ -286,27 +300,27 @@ class State(Struct, dict=True):
     workers: dict[int, Worker] = {}
     worker_at: dict[str, int] = {}  # address → worker id
     places: list[Place] = []  # by the shard's number
-    departed: list[int] = []  # uids of workers that said goodbye, the latest last
+    departed: list[int] = []  # uids of workers that deregistered, the latest last
     tasks: dict[int, Task] = {}
-    lost_tasks: dict[int, Task] = {}  # listed no more; of unfinished iterations, the latest last
+    lost_tasks: dict[int, Task] = {}  # not listed; of unfinished iterations, the latest last
     leases: dict[int, Lease] = {}
-    saves: dict[int, Save] = {}  # that are being written
+    saves: dict[int, Save] = {}  # running
     ended_saves: dict[int, EndedSave] = {}  # the latest last
     save_at: dict[str, int] = {}  # path → save id
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
-    departed_callers: list[str] = []  # whose consumers left, the latest last
-    unused_blobs: list[str] = []  # no dataset has them, and they are to be deleted
+    departed_callers: list[str] = []  # callers whose consumers left, the latest last
+    unused_blobs: list[str] = []  # blobs without a dataset, to be deleted
 
     def __post_init__(self) -> None:
         self.recent: deque[tuple[int, ev.Event]] = deque(maxlen=MAX_RECENT)
-        """What was applied last, for the story of an error. No part of what is compared or kept."""
+        """Recent events for error messages; neither compared nor kept in snapshots."""
 
 
 def skip_caller(task_id: int) -> str:
-    """Who numbers a task's requests to skip splits. Forgotten with the task."""
+    """The caller name of a task's requests to skip splits. Forgotten with the task."""
     return f"task/{task_id}/skips"
 
 
 def lease_caller(task_id: int, source: int) -> str:
-    """Who numbers a task's lease requests of a source. Forgotten with the task."""
+    """The caller name of a task's lease requests for a source. Forgotten with the task."""
     return f"task/{task_id}/{source}"

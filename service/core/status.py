@@ -1,53 +1,133 @@
-"""The state in words and numbers: what `forebay status` and `journal show --at` print."""
+"""The status: a summary of the state that `forebay status` and `journal show --at` print.
+
+A status is of one position in the journal. Encoding thousands of jobs at once would block the event
+loop, so `encoded_status` copies what it needs and yields the JSON piece by piece. Copies and pieces
+are bytes: thousands of dictionaries would make the garbage collector scan the whole state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges, saves
 from .jobs import readers_of
-from .kinds import why_no_task
 from .ledger import Ledger
-from .places import place_of
+from .read_kinds import why_no_task
 from .state import Dataset, EndedSave, Iteration, Job, Save, State
 
 
 class Stranger(NamedTuple):
-    """Who has asked for another journal, and was refused."""
+    """A peer that was refused because it knows another journal."""
 
     who: str
     journal_id: str
-    sequence: int  # the newest event that it knows of there
-    time_ms: int  # when it asked last
+    sequence: int  # the newest event that it knows in that journal
+    time_ms: int  # of its last request
 
 
-def status(
-    state: State,
-    strangers: Iterable[Stranger] = (),
-    metrics: Mapping[int, dict[str, Any]] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits.
+Counted = Callable[[int], dict[str, Any] | None]
+"""Returns an iteration's user metrics, by its id."""
 
-    These are no state: `strangers`, who ask for another journal, and `metrics`, by iteration, that
-    users' code has counted.
+_encode = msgspec.json.encode
+_copy = msgspec.msgpack.Encoder().encode
+_parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_job_of = msgspec.msgpack.Decoder(Job).decode
+_iteration_of = msgspec.msgpack.Decoder(Iteration).decode
+
+
+def status(state: State) -> dict[str, Any]:
+    """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits."""
+    jobs = [
+        _job(state, job, _iterations(state, job), lambda _: None) for job in state.jobs.values()
+    ]
+    lists = {name: [*parts] for name, parts in _lists(state, ()).items()}
+    return {**_numbers(state), **lists, "jobs": jobs}
+
+
+def encoded_status(
+    state: State, strangers: Iterable[Stranger], counted: Counted
+) -> Iterator[bytes]:
+    """The status as JSON, in pieces, with data from outside the state: `strangers` and `counted`.
+
+    The pieces stay the same when the state changes after the return.
     """
+    pieces = [_encode(_numbers(state))[:-1]]
+    for name, parts in _lists(state, strangers).items():
+        pieces += (b',"%b":' % name.encode(), _list(parts))
+    jobs = _copy([*state.jobs.values()])
+    iterations = _copy([*map(_nameless, state.iterations.values())])
+    workers = {number: copy.copy(worker) for number, worker in state.workers.items()}
+    copied = State(datasets={**state.datasets}, workers=workers)
+    return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted)
+
+
+def _pieces(
+    first: list[bytes],
+    state: State,
+    jobs: bytes,
+    numbers: list[int],
+    iterations: bytes,
+    counted: Counted,
+) -> Iterator[bytes]:
+    """`state` is a partial copy without jobs; `numbers` are the iterations' ids, in order."""
+    yield from first
+    copies = dict(zip(numbers, _parts_of(iterations), strict=True))
+    separator = b',"jobs":['
+    for job in map(_job_of, _parts_of(jobs)):
+        state.jobs = {job.job_id: job}
+        its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
+        yield separator + _encode(_job(state, job, its, counted))
+        separator = b","
+    yield b"]}" if state.jobs else b',"jobs":[]}'
+
+
+def _list(parts: Iterable[dict[str, Any]]) -> bytes:
+    return b"[%b]" % b",".join([_encode(part) for part in parts])
+
+
+def _iterations(state: State, job: Job) -> Iterator[Iteration]:
+    return (state.iterations[number] for number in sorted(job.iterations.values()))
+
+
+def _nameless(iteration: Iteration) -> Iteration:
+    """The iteration without the names of found splits: there may be a million."""
+    if not any(ledger.names for ledger in iteration.ledgers):
+        return iteration
+    ledgers = [replace(ledger, names=[]) for ledger in iteration.ledgers]
+    return replace(iteration, ledgers=ledgers)
+
+
+def _numbers(state: State) -> dict[str, Any]:
     return {
         "journal_id": state.journal_id,
         "born_ms": state.born_ms,
-        "strangers": [s._asdict() for s in strangers],
         "sequence": state.sequence,
         "time_ms": state.time_ms,
         "leader": state.leader,
         "term": state.term,
-        "datasets": [
-            {"dataset_id": d.dataset_id, "unsplittable": d.definition.unsplittable or None}
+        "worker_addresses": [place.configured for place in state.places],
+        "leases": len(state.leases),
+    }
+
+
+def _lists(state: State, strangers: Iterable[Stranger]) -> dict[str, Iterator[dict[str, Any]]]:
+    """The lists' parts, computed lazily."""
+    places = {place.address: number for number, place in reversed([*enumerate(state.places)])}
+    return {
+        "strangers": (stranger._asdict() for stranger in strangers),
+        "datasets": (
+            {"dataset_id": d.dataset_id, "unsplittable": d.outline.unsplittable or None}
             for d in state.datasets.values()
-        ],
-        "workers": [
+        ),
+        "workers": (
             {
                 "worker_id": w.worker_id,
                 "address": w.address,
@@ -55,32 +135,32 @@ def status(
                 "draining": w.draining,
                 "tags": w.tags,
                 "running_tasks": len(w.tasks),
-                "place": place_of(state, w.address),
+                "place": places.get(w.address),
             }
             for w in state.workers.values()
-        ],
-        "worker_addresses": [place.configured for place in state.places],
-        "jobs": [
-            {
-                "job_id": job.job_id,
-                "name": job.name or None,
-                "dataset_id": job.dataset_id,
-                "sharding": ev.Sharding.Name(job.sharding),
-                "summarized": [[first, stop - 1] for first, stop in job.summarized],
-                "lost_splits": job.lost_splits,
-                "skipped_splits": job.skipped_splits,
-                "cross_trainer_cache": job.cross_trainer_cache,
-                "iterations": [
-                    _iteration(state, state.iterations[i]) | {"metrics": metrics.get(i)}
-                    for i in sorted(job.iterations.values())
-                ],
-            }
-            for job in state.jobs.values()
-        ],
-        "leases": len(state.leases),
-        "saves": [
-            *(_save(state, save) for save in state.saves.values()),
-            *map(_ended_save, state.ended_saves.values()),
+        ),
+        "saves": itertools.chain(
+            (_save(state, save) for save in state.saves.values()),
+            map(_ended_save, state.ended_saves.values()),
+        ),
+    }
+
+
+def _job(
+    state: State, job: Job, iterations: Iterable[Iteration], counted: Counted
+) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "name": job.name or None,
+        "dataset_id": job.dataset_id,
+        "sharding": ev.Sharding.Name(job.sharding),
+        "summarized": [[first, stop - 1] for first, stop in job.summarized],
+        "lost_splits": job.lost_splits,
+        "skipped_splits": job.skipped_splits,
+        "cross_trainer_cache": job.cross_trainer_cache,
+        "iterations": [
+            _iteration(state, job, each) | {"metrics": counted(each.iteration_id)}
+            for each in iterations
         ],
     }
 
@@ -113,19 +193,19 @@ def _ended_save(save: EndedSave) -> dict[str, Any]:
     }
 
 
-def datasets(state: State) -> list[dict[str, Any]]:
-    """A JSON-ready list of what is registered, and by whom it is read."""
+def encoded_datasets(state: State) -> str:
+    """The registered datasets, with their jobs and consumers, as JSON."""
     jobs: dict[str, list[Job]] = {}
     for job in state.jobs.values():
         jobs.setdefault(job.dataset_id, []).append(job)
-    return [_dataset(state, d, jobs.get(d.dataset_id, [])) for d in state.datasets.values()]
+    made = (_dataset(state, d, jobs.get(d.dataset_id, [])) for d in state.datasets.values())
+    return _list(made).decode()
 
 
 def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
-    definition = dataset.definition
     return {
         "dataset_id": dataset.dataset_id,
-        "structure": definition.structure or None,
+        "structure": dataset.outline.structure or None,
         "graph_bytes": dataset.graph_bytes or None,
         "registered_ms": dataset.registered_ms or None,
         "used_ms": dataset.used_ms or None,
@@ -134,8 +214,8 @@ def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
     }
 
 
-def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
-    definition = state.datasets[state.jobs[iteration.job_id].dataset_id].definition
+def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
+    sources = state.datasets[job.dataset_id].outline.sources if iteration.ledgers else ()
     return {
         "iteration_id": iteration.iteration_id,
         "epoch": iteration.epoch,
@@ -159,14 +239,14 @@ def _iteration(state: State, iteration: Iteration) -> dict[str, Any]:
                 **_ledger(x, x.size if iteration.leased_singly else x.size_together),
                 "waits_for": _waits_for(iteration, x, source),
             }
-            for x, source in zip(iteration.ledgers, definition.sources, strict=False)  # or none
+            for x, source in zip(iteration.ledgers, sources, strict=False)  # or none
             if x.leased_with is None or iteration.leased_singly
         ],
     }
 
 
 def _waits_for(iteration: Iteration, ledger: Ledger, source: ev.SplitSource) -> str | None:
-    """The save of which somebody reads all that there is, and which is not complete."""
+    """The path of an incomplete save whose chunks so far are all leased, and that has readers."""
     all_given_out = ledger.next >= ledger.size and not ledger.owes
     waits = ledger.grows and all_given_out and bool(iteration.consumers)
     return source.saved_chunks.path if waits else None

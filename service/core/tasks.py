@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .base import Apply, Command, Decide, Decision, Ids, find_task, taken
-from .kinds import COORDINATED, kind_of, staying
+from .base import Apply, Command, Decide, Decision, Ids, find_task, reserve_id
+from .read_kinds import COORDINATED, kind_of, staying
 from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller
 
@@ -14,7 +14,7 @@ from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease
 class CompleteTask(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, TaskCompleted, (IterationFinished or TaskCreated).
 
-    Unknown tasks are ignored, and those of coordinated reads, which have no end.
+    Ignores unknown tasks, and those of coordinated reads, which never complete.
     """
 
     task_id: int
@@ -35,7 +35,7 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
 
 
 def _task_created(state: State, event: ev.TaskCreated) -> None:
-    task_id = taken(state, event.task_id)
+    task_id = reserve_id(state, event.task_id)
     worker, iteration = state.workers[event.worker_id], state.iterations[event.iteration_id]
     task = state.tasks.get(task_id) or state.lost_tasks.pop(task_id, None)
     if task is None:
@@ -43,7 +43,7 @@ def _task_created(state: State, event: ev.TaskCreated) -> None:
         task = Task(task_id, event.iteration_id, event.worker_id, shard, event.sweeps)
     elif task.lost_with == worker.uid:
         _find_leases(state, task)
-    else:  # in a coordinated read, by who has come to the address
+    else:  # another process at the address resumes it, in a coordinated read
         task.lost = []
         _forget_answers(state, task)
     task.worker_id, task.orphan = worker.worker_id, None
@@ -52,13 +52,13 @@ def _task_created(state: State, event: ev.TaskCreated) -> None:
         iteration.tasks.append(task_id)
         iteration.running_tasks += not task.completed
     iteration.version += 1
-    if not task.completed:  # and is only read
+    if not task.completed:  # a completed one is only read
         worker.tasks.add(task_id)
         worker.version += 1
 
 
 def _find_leases(state: State, task: Task) -> None:
-    """The task's worker has come back, and has what it had leased."""
+    """Restore the leases of a task whose worker has returned."""
     for lease in task.lost:
         state.leases[lease.lease_id] = lease
         task.leases.append(lease.lease_id)
@@ -80,7 +80,7 @@ def _task_completed(state: State, event: ev.TaskCompleted) -> None:
 
 
 def lose(state: State, worker: Worker, comes_back: bool) -> None:
-    """The tasks of a worker that is lost: kept, with their leases, if it may come back."""
+    """Drop the tasks of a lost worker; if it may return, keep them with their leases."""
     lost = [t.task_id for t in state.tasks.values() if t.worker_id == worker.worker_id]
     for task_id in lost:
         task = state.tasks[task_id]
@@ -106,14 +106,14 @@ def lose(state: State, worker: Worker, comes_back: bool) -> None:
 
 
 def forget_lost(state: State, which: Callable[[Task], bool]) -> None:
-    """If their worker comes back, it does not get these again."""
+    """Forget these lost tasks: a worker that returns does not get them again."""
     for task in [task for task in state.lost_tasks.values() if which(task)]:
         del state.lost_tasks[task.task_id]
         _forget_answers(state, task)
 
 
 def forget(state: State, iteration: Iteration) -> None:
-    """All of the iteration's tasks: its workers need not run them any more."""
+    """Remove all tasks of the iteration, so that its workers stop running them."""
     forget_lost(state, lambda task: task.iteration_id == iteration.iteration_id)
     for task_id in iteration.all_tasks:
         task = state.tasks.pop(task_id)
@@ -127,7 +127,7 @@ def forget(state: State, iteration: Iteration) -> None:
 
 
 def remove(state: State, task: Task) -> None:
-    """A running or pending task of a coordinated read goes, and the others go on."""
+    """Remove a running or pending task of a coordinated read; the others continue."""
     iteration = state.iterations[task.iteration_id]
     if task.task_id in iteration.tasks:
         iteration.tasks.remove(task.task_id)
@@ -141,7 +141,7 @@ def remove(state: State, task: Task) -> None:
 
 
 def no_longer_pending(iteration: Iteration, task_id: int) -> None:
-    """Consumers go on once none is."""
+    """Remove the task from the barrier; the last one lifts the barrier, and consumers continue."""
     assert iteration.barrier is not None
     iteration.barrier.tasks.remove(task_id)
     if not iteration.barrier.tasks:

@@ -1,4 +1,4 @@
-"""Terms: who leads, and what a leader finds when the journal is new or was repaired."""
+"""Terms: the election of a leader, also for a journal that is new or was repaired."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from . import consumers, splits, tasks, workers
 from .base import Apply, Command, Decide, Decision
 from .consumers import left
 from .iterations import collected, over
-from .kinds import DIVIDED, kind_of
 from .places import listed
+from .read_kinds import DIVIDED, kind_of
 from .saves import failed
 from .splits import lost_leases
 from .state import Place, State
 
 MAX_CUT_IDS = 10**12
-"""More ids than a repair can have cut off, even if the journal was corrupt at its beginning."""
+"""An upper bound of the ids that a repair can cut off, even at the journal's beginning."""
 
 _REPAIRED_SAVE = (
     "a repair of the journal has cut events off, so nobody knows what belongs to the save: delete "
@@ -29,10 +29,11 @@ class ElectLeader(Command, frozen=True, kw_only=True):
     """A dispatcher has taken over. → LeaderElected
 
     After a repair that cut events off: → LeaseLost …, ConsumerLeft …, WorkerLost …, the ends of
-    coordinated reads (IterationPaused …, IterationCollected …), SaveFailed … first. Nobody who
-    worked with the journal goes on, directories may have what it lacks, and no id that may have
-    been given out is given again. With another list of workers than before: → ConsumerLeft …,
-    IterationCollected … first, of those that were being divided among them.
+    coordinated reads (IterationPaused …, IterationCollected …), SaveFailed … first. All workers and
+    consumers must restart, since they may know of lost events. A save's directory may hold what
+    the journal lacks. No id that may have been used is used again.
+    With a new list of workers: → ConsumerLeft …, IterationCollected … first, for the unfinished
+    iterations that were divided among the old list.
     """
 
     term: int
@@ -61,7 +62,7 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
 
 
 def _dismissals(state: State) -> list[ev.Event]:
-    """Of everybody who may have been told what a repair has cut off."""
+    """Events that dismiss all workers and consumers: they may know of events that were cut off."""
     reason = "a repair of the journal has cut events off"
     ends = [
         iteration
@@ -81,7 +82,7 @@ def _dismissals(state: State) -> list[ev.Event]:
 
 
 def _undivided(state: State, dismissed: bool) -> list[ev.Event]:
-    """Ends what was being divided among a list of workers that is not any more."""
+    """Events that end the statically sharded iterations of an outdated list of workers."""
     events = []
     for iteration in state.iterations.values():
         if kind_of(state.jobs[iteration.job_id]) is DIVIDED and not iteration.finished:
@@ -93,7 +94,7 @@ def _undivided(state: State, dismissed: bool) -> list[ev.Event]:
 
 
 def _first_id(state: State, journal_id: str) -> int:
-    """Journals begin at different numbers, so that the ids of one mean nothing in another."""
+    """A first id that depends on the journal, so that ids of another journal are unknown here."""
     digest = hashlib.sha256(journal_id.encode()).hexdigest()
     begin = 1000 * (1 + int(digest[:8], 16) % 10**6)
     return max(begin, state.next_id + MAX_CUT_IDS if state.journal_id else 0)
@@ -117,8 +118,8 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
 
 
 def _begin_anew(state: State, journal_id: str) -> None:
-    """What events of format 1 left to be concluded from another journal id."""
-    how = splits.APPLY | consumers.APPLY | workers.APPLY  # no event of its own, so not `apply`
+    """Apply the dismissals that format 1 did not journal, but implied by a new journal id."""
+    how = splits.APPLY | consumers.APPLY | workers.APPLY  # no journaled events, so not `apply`
     for event in _dismissals(state):
         kind = event.WhichOneof("event") or ""
         how[kind](state, getattr(event, kind))

@@ -1,13 +1,13 @@
-"""Workers: who runs tasks. One that was given up and comes back has its tasks as they were."""
+"""Workers: they run tasks. A worker presumed dead that registers again resumes its tasks."""
 
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, taken
-from .kinds import can_run, kind_of, staying
+from .base import Apply, Command, Decide, Decision, Ids, reserve_id
 from .places import find_place
+from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases
 from .state import MAX_DEPARTED, State, Worker
 
@@ -15,11 +15,10 @@ from .state import MAX_DEPARTED, State, Worker
 class RegisterWorker(Command, frozen=True, kw_only=True):
     """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
 
-    It gets a task of each iteration that somebody reads, and those that it had before it was lost,
-    as the iteration's kind has it (kinds.py). Answers the worker's id. A worker that is registered
-    stays as it is, but for coordinated reads that it has no task of: TaskProposed. One that drains
-    gets nothing that it has not had before: WorkerDrains, once, with LeaseReturned … and
-    TaskRemoved of each round that it was yet to join.
+    The worker gets a task of each iteration with consumers, and resumes its lost tasks, as the
+    iteration's kind allows (read_kinds.py). Answers the worker's id. For a registered
+    worker: → TaskProposed for each coordinated read in which it has no task. A draining worker gets
+    no new task: → WorkerDrains, once, with LeaseReturned … and TaskRemoved for each pending task.
     """
 
     address: str
@@ -36,13 +35,13 @@ class LoseWorker(Command, frozen=True, kw_only=True):
 
     worker_id: int
     reason: str
-    left: bool = False  # it said goodbye, so its process does not come back
+    left: bool = False  # it deregistered, so its process will not return
 
 
 def _register_worker(state: State, command: RegisterWorker) -> Decision:
     if not command.address:
         raise InvalidArgument("a worker without an address; give it one that clients can reach")
-    if command.uid in state.departed:  # a heartbeat that was overtaken by the goodbye
+    if command.uid in state.departed:  # a heartbeat that arrived after the deregistration
         raise FailedPrecondition(
             f"the worker process {command.uid} at {command.address} has said goodbye; start "
             "another one"
@@ -95,7 +94,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
 
 
 def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
-    worker_id = taken(state, event.worker_id)
+    worker_id = reserve_id(state, event.worker_id)
     state.workers[worker_id] = Worker(
         worker_id,
         event.address,
@@ -110,7 +109,7 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
     state.worker_at[event.address] = worker_id
     if event.HasField("place"):
         state.places[event.place].address = event.address
-    if event.replaced_uid:  # which is refused from now on
+    if event.replaced_uid:  # from now on that process is refused
         tasks.forget_lost(state, lambda task: task.lost_with == event.replaced_uid)
 
 
@@ -122,7 +121,7 @@ def _lose_worker(state: State, command: LoseWorker) -> Decision:
 
 
 def _drains(state: State, worker: Worker) -> list[ev.Event]:
-    """It joins no read any more; of its pending tasks nobody has had an element."""
+    """Remove its pending tasks; their leases are returned, since no consumer got an element."""
     events = [ev.Event(worker_drains=ev.WorkerDrains(worker_id=worker.worker_id))]
     for task_id in sorted(worker.tasks):
         task = state.tasks[task_id]

@@ -1,10 +1,11 @@
-"""Delivery policies: which of a task's blocks go to whom (base.py is the contract)."""
+"""Delivery policies: which subscription gets which of a task's blocks (base.py: the contract)."""
 
 from __future__ import annotations
 
 from .addressed import AddressedOutput, BundleRun
 from .any_output import AnyOutput
 from .base import (
+    BeginsAnew,
     BundleForgotten,
     End,
     EndOfBundle,
@@ -20,6 +21,7 @@ from .base import (
     TaskUnknown,
 )
 from .cached import MAX_TRAINERS, CachedOutput, Skips
+from .memory import MemoryBudget
 from .orders import ANY, Addressed, AnyBlock, Cached, Order, Rounds
 from .rounds import RoundsOutput
 
@@ -30,6 +32,7 @@ __all__ = [
     "AddressedOutput",
     "AnyBlock",
     "AnyOutput",
+    "BeginsAnew",
     "BundleForgotten",
     "BundleRun",
     "Cached",
@@ -39,6 +42,7 @@ __all__ = [
     "EndOfTask",
     "HeldByOthers",
     "Listener",
+    "MemoryBudget",
     "Order",
     "OutputCancelled",
     "Part",

@@ -1,24 +1,24 @@
-"""*Addressed*: elements have names, (bundle, index), and are read by them.
+"""*Addressed*: consumers read elements by name, (bundle, index).
 
 n consumers that read together have a stride of n: *reader* i gets elements i, i + n, … of each
-bundle. A bundle may be run again, after somebody asked for what was forgotten. Its elements are
-the same each time, so what was given before is still right.
+bundle. A bundle may run again after a reader asked for elements that were forgotten. Each run
+produces the same elements, so blocks given earlier remain valid.
 
-**Who is waited for.** Whoever begins a *run* of a bundle says for which readers, and from where on.
-A block of it is kept until each of these has moved past it, whether it has come yet or not, and
-nobody else holds it up: neither those who have all that they want, nor those who read another run.
-Who closes its subscription has moved on from all of it. Therefore each reader opens a subscription
-to each bundle, and learns its length so, even if none of the bundle's elements is for it.
+**Backpressure.** `begin` names the readers of a *run* of a bundle, and where each starts. The run
+keeps a block until each of these readers has moved past it, whether the reader has subscribed yet
+or not. Other readers don't hold it up. A reader that closes its subscription has moved past all
+blocks. Therefore each reader opens a subscription to each bundle, even if it gets none of its
+elements; so it also learns the bundle's length.
 
-**When a run is over.** A run that has readers no more is forgotten with all its blocks, and its
-producer is told to stop. A reader is in one run of a bundle, the last that was begun for it; and
-has one subscription, the last that was opened. A newer *generation*, of an order or a run, ends all
-that is of an older one, and what is asked for under an older one is refused: Superseded.
+**End of a run.** A run without readers is forgotten with all its blocks, and its producer is told
+to stop. A reader belongs to one run of a bundle, the latest that began for it. It has one
+subscription, the latest that it opened. A newer *generation*, of an order or a run, ends everything
+of older ones; orders of an older generation get Superseded.
 
-**What is not there.** A subscription to a bundle that was not begun in this generation waits for
-it, until the task ends: its consumer may have heard of the bundle before the worker has. For one
-that was, and is not run for this reader from that index on, or not any more, the answer is
-BundleForgotten: it takes another run.
+**Missing bundles.** A consumer may hear of a bundle before the worker does. A subscription to a
+bundle that has not begun in this generation therefore waits, until the task ends. If the bundle has
+begun, but no run gives this reader elements from its index on, the answer is BundleForgotten: the
+bundle must run again.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from .orders import Addressed, BundleReader, Order
 class AddressedOutput(TaskOutput):
     """One task's bundles, from any number of producers, each of which has a BundleRun.
 
-    It holds up to `max_bytes` of each run. How many run at a time is the worker's to bound. An
-    element is given to each reader that asks for it, and reported for each; that it was given to
-    none is reported when it is forgotten.
+    It buffers up to `max_bytes` of each run; the worker bounds the number of runs. An element is
+    reported once for each reader that it was given to. If no reader got it, it is reported as
+    dropped when it is forgotten.
     """
 
     def __init__(self, max_bytes: int = 64 << 20, listener: Listener | None = None) -> None:
         super().__init__(max_bytes, listener)
-        self._generation = 0  # the newest; all below is of it
+        self._generation = 0  # the newest; the fields below belong to it
         self._runs: dict[int, list[BundleRun]] = {}  # by bundle, those that have readers
-        self._begun = 0  # a bit for each bundle that was
-        self._waiting: dict[_AddressedSubscription, None] = {}  # for their bundles to begin
+        self._begun = 0  # bit set: the bundles that have begun
+        self._waiting: dict[_AddressedSubscription, None] = {}  # until their bundles begin
 
     def begin(self, readers: Iterable[Addressed]) -> BundleRun:
-        """A bundle is run, perhaps again, for these readers: each in a place of its own, `index`.
+        """Begin a run of a bundle for these readers, each from its own `index` on.
 
-        Runs that were begun for some of them before go on without them.
+        Earlier runs that had some of these readers continue without them.
 
         Raises OutputCancelled if their generation is not the newest, or the task has ended;
         ValueError for readers of several bundles or generations, twice the same, or none.
@@ -128,7 +128,7 @@ class AddressedOutput(TaskOutput):
         return (run for runs in self._runs.values() for run in runs)
 
     def _reach(self, generation: int) -> bool:
-        """Whether it is the newest. All that is of an older one has ended then."""
+        """Whether this is the newest generation. A newer one ends everything of older ones."""
         if generation > self._generation:
             self._generation = generation
             self._end_all(Superseded(generation))
@@ -144,7 +144,7 @@ class AddressedOutput(TaskOutput):
         self._waiting.clear()
 
     def _seat(self, subscription: _AddressedSubscription) -> None:
-        """Give it the place that it asks for, in the run that was begun for it."""
+        """Let the subscription join the run that began for its reader."""
         order = subscription.order
         for run in self._runs.get(order.bundle, ()):
             if order.reader in run.at and run.kept <= order.index:
@@ -175,28 +175,28 @@ class _Kept:
     __slots__ = ("block", "cost", "given", "stop")
 
     def __init__(self, block: Block, size: int) -> None:
-        self.block = replace(block, loan=None)  # several may be given it
+        self.block = replace(block, loan=None)  # several readers may get it
         self.cost = size
         self.stop = block.index + block.count
         self.given: npt.NDArray[np.bool_] = np.zeros(block.count, np.bool_)  # to any reader
 
     def missed(self) -> Iterator[Part]:
-        """What was given to nobody."""
+        """The elements that no reader got."""
         edges = np.flatnonzero(np.diff(self.given, prepend=True, append=True)).tolist()
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             yield Part(stop - start, self.block.bundle, self.block.index + start)
 
 
 class BundleRun:
-    """One run of a bundle. Its producer has `put`, `finish`, `fail` and `cancel`, and puts the
-    elements from `index` on; the rest is for the policy, under the lock of the output.
+    """One run of a bundle. Its producer puts the elements from `index` on.
 
-    When it has no readers any more, `put`, `finish` and `fail` raise OutputCancelled and change
-    nothing; after `finish` or `fail`, RuntimeError.
+    The producer calls `put`, `finish`, `fail` and `cancel`; the policy calls the other methods,
+    with the output's lock held. Once the run has no readers, `put`, `finish` and `fail` raise
+    OutputCancelled and change nothing; after `finish` or `fail` they raise RuntimeError.
     """
 
     def __init__(self, output: AddressedOutput, orders: Sequence[Addressed]) -> None:
-        self.at = {order.reader: order.index for order in orders}  # what each wants next
+        self.at = {order.reader: order.index for order in orders}  # each reader's next element
         if len({(order.bundle, order.generation) for order in orders}) != 1:
             raise ValueError(f"a run is for readers of one bundle and generation, not {orders}")
         if len(self.at) != len(orders):
@@ -206,10 +206,10 @@ class BundleRun:
         self.index = min(self.at.values())
         self.blocks: list[_Kept] = []  # without gaps
         self._output = output
-        self.kept = self._stop = self.index  # what is in `blocks`, or would be
+        self.kept = self._stop = self.index  # the elements in `blocks`: from, and up to
         self._bytes = 0
-        self._behind = 0  # how many readers want some of the first of `blocks`, or what is before
-        self._open: dict[BundleReader, _AddressedSubscription] = {}  # of those that have come
+        self._behind = 0  # how many readers have not moved past the first of `blocks`
+        self._open: dict[BundleReader, _AddressedSubscription] = {}  # that have joined
         self._end: End | None = None
 
     # -- the producer --------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class BundleRun:
     def put(self, block: Block) -> None:
         """Add a block, waiting while the buffer is full.
 
-        Raises ValueError if it does not follow the block before, or cannot travel; TypeError.
+        Raises ValueError if it does not follow the last block; as `check_block` does.
         """
         check_block(block)
         size = cost(block)
@@ -230,7 +230,7 @@ class BundleRun:
                     f"{self._stop} on of bundle {self.bundle} are to be put"
                 )
             while self.blocks and self._bytes + size > output._max_bytes:
-                output.changed.wait()  # for readers, or for what ends the run
+                output.changed.wait()  # until readers move on, or the run ends
                 self._check()
             if block.count:
                 self.blocks.append(_Kept(block, size))
@@ -242,8 +242,8 @@ class BundleRun:
         output._tell()
 
     def finish(self, length: int | None = None) -> None:
-        """The bundle has no more elements. Its length is where what was put ends, or less, if the
-        run has begun behind its end. Raises ValueError for another.
+        """The bundle has no more elements. `length` defaults to where the last block ended; it may
+        be less if the run began behind the bundle's end. Raises ValueError for other lengths.
         """
         stop = self._stop
         if length is not None and length != stop and not (length < stop == self.index):
@@ -253,11 +253,11 @@ class BundleRun:
         self._conclude(EndOfBundle(self.bundle, stop if length is None else length))
 
     def fail(self, code: str, message: str) -> None:
-        """The bundle's pipeline raised. Its readers are told after the blocks before."""
+        """The bundle's pipeline raised. Readers get TaskFailed after the blocks before it."""
         self._conclude(TaskFailed(code, message))
 
     def cancel(self) -> None:
-        """The run is given up: its readers get BundleForgotten. Idempotent."""
+        """Abandon the run: its readers get BundleForgotten. Idempotent."""
         output = self._output
         with output.changed:
             self.lose(list(self.at))
@@ -281,7 +281,7 @@ class BundleRun:
     # -- readers -------------------------------------------------------------------------------
 
     def join(self, subscription: _AddressedSubscription) -> None:
-        """Whoever had its place before has lost it."""
+        """Seat the subscription; an earlier one of the same reader gets Superseded."""
         reader = subscription.order.reader
         if (before := self._open.get(reader)) is not None:
             before.end = Superseded(self.generation)
@@ -291,7 +291,7 @@ class BundleRun:
         self._look()
 
     def lose(self, readers: Iterable[BundleReader], end: End | None = None) -> None:
-        """These readers want no more of it, or are told this `end`; BundleForgotten if None."""
+        """Remove these readers. Their subscriptions get `end`; by default, BundleForgotten."""
         for reader in readers:
             index = self.at.pop(reader, None)
             subscription = self._open.pop(reader, None)
@@ -302,7 +302,7 @@ class BundleRun:
     def next(
         self, order: Addressed, credit: bool, max_elements: int | None
     ) -> tuple[Block, int] | End | None:
-        """What is next for a reader."""
+        """The reader's next block with its cost, or the end, or None."""
         index = self.at[order.reader]
         number = bisect_right(self.blocks, index, key=_stop)
         if number == len(self.blocks):
@@ -325,7 +325,7 @@ class BundleRun:
         return block, cost(block)
 
     def _look(self) -> None:
-        """Who is behind the first block? If nobody is, forget it."""
+        """Count the readers that are behind the first block; forget it if none is."""
         while self.blocks:
             first = self.blocks[0]
             self._behind = sum(index < first.stop for index in self.at.values())
@@ -352,7 +352,7 @@ class _AddressedSubscription(Subscription):
         super().__init__(output)
         self.order = order  # as it was opened
         self.run: BundleRun | None = None  # once the bundle has begun
-        self.end: End | None = None  # if it has lost its place, or never had one
+        self.end: End | None = None  # once it was removed from its run, or if no run fits
 
     def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
         output = self.output

@@ -1,12 +1,13 @@
-"""*Any*: first come, first served. Each block goes to one consumer, whoever asks for it first.
+"""*Any*: first come, first served. Each block goes to the first consumer that asks for one.
 
-Who hands back gives what its trainer did not take to whoever asks next. Until a trainer has taken
-all, the output is not drained, so that its task is there for what may come back.
+A subscription that hands back returns what its trainer did not take; the next ones that ask get it.
+The output is drained only when trainers have taken everything, so its task stays until then.
 """
 
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,31 +23,42 @@ from .base import (
     TaskUnknown,
     refused,
 )
+from .memory import MemoryBudget
 from .orders import AnyBlock, Order
+from .windows import Windows
 
 
 class AnyOutput(TaskOutput):
-    """One task's blocks, from one producer to any number of consumers, each block to one.
+    """One producer, any number of consumers; each block goes to exactly one.
 
     Subscriptions that do not hand back have no state of their own: several threads may share one.
     """
 
-    def __init__(self, max_bytes: int = 64 << 20, listener: Listener | None = None) -> None:
-        super().__init__(max_bytes, listener)
+    def __init__(
+        self,
+        max_bytes: int = 64 << 20,
+        listener: Listener | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        super().__init__(max_bytes, listener, budget)
         self._blocks: collections.deque[tuple[Block, int]] = collections.deque()  # with their cost
         self._bytes = 0
-        self._held = 0  # elements that subscriptions have, and may hand back
+        self._buffered = 0  # elements of those
+        self._windows = Windows()  # of the subscriptions that hand back
         self._awaits_takes = True
 
     def put(self, block: Block) -> None:
         check_block(block)
         size = cost(block)
         with self.changed:
-            while self._end is None and self._blocks and self._bytes + size > self._max_bytes:
-                self.changed.wait()  # for a consumer, or for cancel()
-            self._check_open()
+            self._take_memory(
+                block.values_bytes,
+                lambda: bool(self._blocks) and self._bytes + size > self._max_bytes,
+                lambda: False,
+            )
             self._blocks.append((block, size))
             self._bytes += size
+            self._buffered += block.count
             self.changed.notify_all()
         self._tell()
 
@@ -63,20 +75,23 @@ class AnyOutput(TaskOutput):
 
     @property
     def waiting_elements(self) -> int:
-        with self.changed:
-            return sum(block.count for block, _ in self._blocks)
+        return self._buffered
 
     def _holds(self) -> bool:
-        return bool(self._blocks) or self._awaits(self._held)
+        return bool(self._blocks) or self._awaits(self._windows.held)
 
     def _awaits(self, elements: int) -> bool:
-        """Whether these, which subscriptions have, are still worth waiting for."""
+        """Whether to wait for so many elements that subscriptions hold."""
         return elements > 0 and self._awaits_takes and isinstance(self._end, EndOfTask)
 
     def _clear(self) -> None:
+        self._done_with([block for block, _ in self._blocks])
         self._dropped(block for block, _ in self._blocks)
         self._blocks.clear()
-        self._bytes = 0
+        self._bytes = self._buffered = 0
+
+    def _done_with(self, blocks: Sequence[Block]) -> None:
+        self._memory.release(sum(block.values_bytes for block in blocks))
 
 
 class _AnySubscription(Subscription):
@@ -98,36 +113,61 @@ class _AnySubscription(Subscription):
                 size, rest_size = cost(block), cost(rest)
                 output._blocks.appendleft((rest, rest_size))
                 output._bytes += rest_size
+            output._buffered -= block.count
             output.changed.notify_all()
             return block, size
 
     def received(self, blocks: Sequence[Block]) -> None:
+        self.output._done_with(blocks)
         self.output._acknowledged(blocks)
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
+        self.output._done_with(lacking)
         self.output._dropped(lacking)
 
 
 class _HandingBack(_AnySubscription):
     hands_back = True
-    _mine = 0  # elements of those that are held
+
+    def __init__(self, output: AnyOutput) -> None:
+        super().__init__(output)
+        with output.changed:
+            self._window = output._windows.open(time.monotonic())
 
     def next(
         self, credit: bool, max_elements: int | None = None
     ) -> tuple[Block, int] | End | HeldByOthers | None:
-        output = self.output
+        output, window = self.output, self._window
         with output.changed:
-            item = super().next(credit, max_elements)
-            if isinstance(item, tuple):
-                self._hold(item[0].count)
-            others = output._held - self._mine
+            now_s = time.monotonic()
+            room = window.room(output._buffered if credit else 0, output.ended, now_s)
+            if room:
+                limit = room if max_elements is None else min(room, max_elements)
+                item = super().next(credit, limit)
+                assert isinstance(item, tuple)
+                window.give(item[0].count, now_s)
+                return item
+            # A block without elements needs no room: windows count elements.
+            empty = bool(credit and output._blocks and not output._blocks[0][0].count)
+            item = super().next(empty)
+            others = output._windows.held - window.held
             if isinstance(item, EndOfTask) and output._awaits(others):
                 return HeldByOthers(others)
             return item
 
-    def received(self, blocks: Sequence[Block]) -> None:
+    def retry_s(self) -> float | None:
         with self.output.changed:
-            self._hold(-sum(block.count for block in blocks))
+            at_s = self._window.retry_at_s
+            return None if at_s is None else max(0.0, at_s - time.monotonic())
+
+    def set_round_trip(self, seconds: float) -> None:
+        self._window.round_trip_s = seconds
+
+    def received(self, blocks: Sequence[Block]) -> None:
+        output = self.output
+        with output.changed:
+            self._window.take(sum(block.count for block in blocks), time.monotonic())
+            output.changed.notify_all()
         super().received(blocks)
 
     def hand_back(self, blocks: Sequence[Block]) -> None:
@@ -136,20 +176,19 @@ class _HandingBack(_AnySubscription):
             if isinstance(output._end, TaskUnknown):
                 output._dropped(blocks)
             else:
-                # Whose memory they lie in, their consumer has, too.
+                # The consumer may still map the lent memory, so it cannot be passed on again.
                 blocks = [replace(block, loan=None) for block in blocks]
                 sized = [(block, cost(block)) for block in blocks]
                 output._blocks.extendleft(reversed(sized))
                 output._bytes += sum(size for _, size in sized)
-            self._hold(-sum(block.count for block in blocks))
+                output._buffered += sum(block.count for block in blocks)
+            self._leave()
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
         with self.output.changed:
-            self._hold(-self._mine)
+            self._leave()
         super().close(lacking)
 
-    def _hold(self, elements: int) -> None:
-        """So many more."""
-        self._mine += elements
-        self.output._held += elements
+    def _leave(self) -> None:
+        self._window.close()
         self.output.changed.notify_all()

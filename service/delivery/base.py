@@ -1,43 +1,43 @@
-"""The seam between a task's producer and those who read the task: which block goes to whom.
+"""Delivery policies: the interface between a task's producer and the consumers of its blocks.
 
-A *policy* is a TaskOutput: it buffers a task's blocks, and gives them to *subscriptions*, which
-are what one consumer reads of the task, each opened with an order (orders.py). What it gives to
-which subscription, and when it forgets a block, is all that policies differ in.
+A *policy* is a TaskOutput. It buffers a task's blocks and gives them to *subscriptions*. One
+consumer opens a subscription with an order (orders.py). Policies differ only in which subscription
+gets a block, and in when they forget it.
 
-Between subscriptions and consumers is a *carrier*: the transport, which has credit, and keeps
-what it was given until the consumer has it, so that a cut connection loses nothing, under any
-policy; or a face that answers one request at a time.
+A *carrier* connects subscriptions and consumers. The transport is one: it has credit, and keeps
+each block until the consumer has received it. So a cut connection loses nothing, under any policy.
+A face that answers one request at a time is another.
 
-**Ordering.** A subscription gives its blocks in the order of the policy, and then its end, again
-and again. What it was given stays its consumer's, and is given to nobody else instead.
+**Ordering.** A subscription gives its blocks in the policy's order, and then its end, repeatedly.
+A block that it was given belongs to its consumer; no other subscription gets it instead.
 
-**Handing back.** A subscription that `hands_back` has what it was given until it is said to be
-received, which its carrier then says of what a trainer has *taken*, and may hand the rest back,
-for others. So the task ends for others only when it has nothing left: until then they are told how
-much others have (HeldByOthers), and may go without waiting for it.
+**Handing back.** A subscription that `hands_back` holds its blocks until `received`. Its carrier
+calls that for elements that the trainer has *taken*, and may hand the others back. The task ends
+for a subscription only when no other one holds elements. Until then `next` answers HeldByOthers,
+and the consumer may leave without waiting.
 
-**Wake-ups.** As long as there is something for a subscription, `next` with credit gives it.
-Whenever the producer's side (`put`, `finish`, `fail`, `cancel`, or what else a policy has) may
-have made something ready, `on_change` is called, by the thread that did so, with no lock of the
-output held. `open` and a subscription's methods never call it, since carriers call them under their
-own lock. What `open` ends and what `close` leaves to others they are told when they are asked next:
-carriers then ask those that had nothing.
+**Wake-ups.** `next` with credit gives a block as long as the subscription has one. The producer's
+methods (`put`, `finish`, `fail`, `cancel`, or a policy's own) call `on_change` when they may have
+made something ready; they don't hold the output's lock then. `open` and the methods of
+subscriptions don't notify, since carriers call them under their own lock. After `open` or `close`
+a carrier therefore polls its idle subscriptions again.
 
-**Waiting.** Only the producer waits, in `put`, while the buffer is full; and who calls
-`wait_drained` or `Subscription.wait`. `next`, `received`, `close` and `cancel` never do.
+**Waiting.** Only `put` (while the buffer is full), `wait_drained` and `Subscription.wait` block.
+`next`, `received`, `close` and `cancel` never do.
 
-**Threads.** All methods are thread-safe. Of one subscription, one thread at a time calls `next`,
+**Threads.** All methods are thread-safe. Only one thread at a time calls `next` of a subscription,
 unless its policy says otherwise.
 
-**Reports.** A Listener hears of each element that was put, once: when it was acknowledged (a
-consumer's process has it) or dropped (nobody gets it from here any more). So both add up to what
-was put, once nothing waits and all subscriptions are closed. A policy that gives an element to
-several subscriptions reports it for each, and as dropped if it was given to none.
+**Reports.** The Listener hears once of each element that was put: as acknowledged (a consumer's
+process has it) or as dropped (nobody will get it from here). Both add up to the elements put, once
+the buffer is empty and all subscriptions are closed. If a policy gives an element to several
+subscriptions, it reports it for each; if to none, as dropped.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,17 +46,18 @@ from typing import Protocol
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import ForebayError
+from .memory import LOOK_S, STARVED_S, MemoryBudget
 from .orders import Order
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfTask:
-    """The task has ended; its last block has come before."""
+    """The task has ended; its last block was given before."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """The task's pipeline raised, or it cannot be read in that order."""
+    """The task's pipeline raised, or the task cannot be read in that order."""
 
     code: str  # canonical status name, such as INVALID_ARGUMENT
     message: str
@@ -64,31 +65,33 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnknown:
-    """The worker does not have the task, or has it no longer."""
+    """The worker does not have the task, or no longer has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfBundle:
-    """The bundle has ended; the last block of it for this subscription has come before."""
+    """The bundle has ended; this subscription's last block of it was given before."""
 
     bundle: int
-    length: int  # elements, whoever they were for
+    length: int  # elements, of all readers
 
 
 @dataclass(frozen=True, slots=True)
 class BundleForgotten:
-    """The bundle is not run for this reader from `index` on, or not any more: it has to be run
-    again for it, and then it may ask again. What was given before is right.
+    """No run of the bundle gives this reader the elements from `index` on.
+
+    The reader may ask again once the bundle is run again for it. Earlier blocks remain valid.
     """
 
     bundle: int
-    index: int  # of the element that it would have been given next
+    index: int  # of the reader's next element
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Another has taken the place of this reader: one of a newer `generation`; or, if it is the
-    reader's own, whoever asked for the same elements after it.
+    """A reader of a newer `generation` has replaced this one.
+
+    If `generation` is the reader's own, a later subscription asked for the same elements.
     """
 
     generation: int
@@ -96,21 +99,25 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class HeldByOthers:
-    """No end: the task makes no more, and has given all to subscriptions that may hand it back."""
+    """The task produces no more, but other subscriptions may still hand elements back."""
 
-    elements: int  # that others than this one have
+    elements: int  # that the other subscriptions hold
 
 
 End = EndOfTask | TaskFailed | TaskUnknown | EndOfBundle | BundleForgotten | Superseded
 
 
 class OutputCancelled(ForebayError):
-    """Nobody wants the blocks any more: their producer should stop."""
+    """No consumer wants further blocks: their producer should stop."""
+
+
+class BeginsAnew(ForebayError):
+    """All blocks so far, and this one, are dropped: the producer restarts with its first block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some elements of a task: how many, and which where that is known."""
+    """Some elements of a task: how many, and which, if known."""
 
     count: int
     bundle: int | None = None
@@ -119,20 +126,20 @@ class Part:
 
 
 class Listener(Protocol):
-    """Who keeps the ledger. Called with locks held: it must not wait, nor call back."""
+    """Keeps the ledger. Called with locks held: it must neither wait nor call back."""
 
     def acknowledged(self, part: Part) -> None:
-        """A consumer has these."""
+        """A consumer has received these elements."""
 
     def dropped(self, part: Part) -> None:
-        """Nobody gets these any more: their consumer has gone, or they were never asked for."""
+        """No consumer will get these: theirs has gone, or none asked for them."""
 
 
 class Subscription(ABC):
-    """What one consumer reads of a task."""
+    """One consumer's view of a task: the blocks that the policy gives to it."""
 
     hands_back = False
-    """Whether what is not received may be handed back."""
+    """Whether blocks that are not yet received may be handed back."""
 
     def __init__(self, output: TaskOutput) -> None:
         self.output = output
@@ -141,34 +148,42 @@ class Subscription(ABC):
     def next(
         self, credit: bool, max_elements: int | None = None
     ) -> tuple[Block, int] | End | HeldByOthers | None:
-        """The next block with its cost; the end, again and again, if no block is left for this
-        subscription; None if there is neither yet. Likewise HeldByOthers, if it hands back.
+        """Return the next block with its cost, or the end, or None if neither is ready.
 
-        Without `credit` there is no block. A block has `max_elements` at most; what is cut off
-        stays. Never waits.
+        The end is returned on every call after the last block. A subscription that hands back may
+        also get HeldByOthers. Without `credit` no block is returned. A larger block is split: the
+        elements beyond `max_elements` stay in the buffer. Never waits.
         """
 
     @abstractmethod
     def received(self, blocks: Sequence[Block]) -> None:
-        """The consumer has these: the longest given ago of those not yet received. Never waits."""
+        """The consumer has these: the oldest of those given and not yet received. Never waits."""
 
     @abstractmethod
     def close(self, lacking: Sequence[Block] = ()) -> None:
-        """The consumer wants no more; it never received what is `lacking` of what was given.
+        """The consumer wants no more. It never received the blocks in `lacking`.
 
-        To be called once, and nothing after it. Never waits.
+        Call it once, as the last method. Never waits.
         """
 
     def hand_back(self, blocks: Sequence[Block]) -> None:
-        """Of what was given and not received: these go to others, in this order, before all else.
+        """Return blocks that were given and not received: others get them first, in this order.
 
-        Only if it `hands_back`. Never waits.
+        Only if `hands_back` is true. Never waits.
         """
         raise TypeError(f"{type(self).__name__} hands nothing back")
 
+    def retry_s(self) -> float | None:
+        """After how many seconds `next` may give a block although nothing changes; or None."""
+        return None
+
+    def set_round_trip(self, seconds: float) -> None:  # noqa: B027 - most policies ignore it
+        """Set the measured round trip between worker and consumer."""
+
     def wait(self, timeout_s: float, max_elements: int | None = None) -> Block | End | None:
-        """`next` for a consumer without a connection: waits for it, None if it does not come in
-        time. What it gives counts as received.
+        """`next` for a consumer without a connection: waits; None after `timeout_s`.
+
+        The returned block counts as received.
         """
         found: tuple[Block, int] | End | HeldByOthers | None = None
 
@@ -188,18 +203,27 @@ class Subscription(ABC):
 
 
 class TaskOutput(ABC):
-    """One task's blocks, from its producer to its subscriptions: the contract is above.
+    """One task's blocks, from its producer to its subscriptions: the module states the contract.
 
-    It holds up to `max_bytes` of blocks, by their cost, and one block however large; a policy
-    says of what.
+    It buffers blocks up to a total cost of `max_bytes`, and always one block however large. The
+    policy defines which blocks count. All outputs of a worker share a `budget`, which also counts
+    blocks that were given to consumers, as far as the policy keeps them.
     """
 
-    def __init__(self, max_bytes: int = 64 << 20, listener: Listener | None = None) -> None:
-        # How its blocks travel; its producer may set it before the first one.
+    def __init__(
+        self,
+        max_bytes: int = 64 << 20,
+        listener: Listener | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        # How blocks are compressed; the producer may set it before the first block.
         self.compression: ev.BlockCompression = ev.MEASURED
-        self.changed = threading.Condition(threading.RLock())  # guards all, also of policies
-        self._opened = False  # for good, once there was a subscription
-        self._when_opened: Callable[[], None] | None = None
+        self.changed = threading.Condition(threading.RLock())  # guards all state, also of policies
+        self.opens = 0  # subscriptions opened so far
+        self._when_opened: list[tuple[int, Callable[[], None]]] = []
+        self._memory = (budget or MemoryBudget()).share()
+        self._parked_after: int | None = None  # see `park`; a number of subscriptions
+        self._begins_anew = False
         self._max_bytes = max_bytes
         self._listener = listener
         self._end: End | None = None
@@ -211,106 +235,187 @@ class TaskOutput(ABC):
     def put(self, block: Block) -> None:
         """Add a block, waiting while the buffer is full.
 
-        Raises OutputCancelled; TypeError or ValueError for a block that cannot travel, or that
-        the policy cannot place.
+        Raises OutputCancelled; BeginsAnew; TypeError or ValueError for a block that cannot be sent,
+        or that the policy cannot place.
         """
 
     def finish(self) -> None:
-        """There are no more blocks. Consumers are told once the last one is handed out."""
+        """End the task: consumers get EndOfTask after the last block. Raises BeginsAnew."""
         self._finish(EndOfTask())
 
     def fail(self, code: str, message: str) -> None:
-        """The pipeline raised. Consumers are told after the blocks that came before it.
+        """The pipeline raised. Consumers get TaskFailed after the blocks that came before it.
 
         `code` is a canonical status name, such as "INVALID_ARGUMENT".
         """
         self._finish(TaskFailed(code, message))
 
     def cancel(self) -> None:
-        """Drop what is buffered; `put` raises from now on. Consumers get TaskUnknown."""
+        """Drop the buffered blocks; `put` raises from now on. Consumers get TaskUnknown."""
         with self.changed:
             self._end = TaskUnknown()
             self._clear()
+            self._memory.close()
             self.changed.notify_all()
         self._tell()
 
+    def park(self, after: int | None) -> None:
+        """Let `put` exceed the buffer until more than `after` subscriptions were opened, so that
+        the pipeline of a task that nobody reads can end. None restores the bound."""
+        with self.changed:
+            self._parked_after = after
+            self.changed.notify_all()
+
+    def begin_anew(self, after: int) -> bool:
+        """Drop the buffered blocks; `put` and `finish` raise until `restart`.
+
+        An output that has ended keeps its blocks, since nothing is put any more. If more than
+        `after` subscriptions were opened, it drops nothing and returns False: those consumers would
+        get the end of one run and the whole of another.
+        """
+        with self.changed:
+            if self.opens > after:
+                return False
+            if self._end is None:
+                self._clear()
+                self._begins_anew = True
+            self.changed.notify_all()
+        return True
+
+    def restart(self) -> None:
+        """The producer puts its first block next. Idempotent."""
+        self._begins_anew = False
+
+    def shed(self, *, after: int, restart: bool = False) -> int | None:
+        """Drop the buffered blocks and return their number of elements. `restart` reopens an output
+        that has ended, for a producer that starts over. If more than `after` subscriptions were
+        opened, drop nothing and return None."""
+        with self.changed:
+            if self.opens > after:
+                return None
+            elements = self.waiting_elements
+            self._clear()
+            if restart and isinstance(self._end, EndOfTask):
+                self._end = None
+            self.changed.notify_all()
+        self._tell()
+        return elements
+
     # -- the carrier ----------------------------------------------------------------------------
 
-    def open(self, order: Order) -> Subscription | End:
-        """A subscription for a consumer; an end if it can never have a block. Never waits.
+    def open(self, order: Order, *, tell: bool = True) -> Subscription | End:
+        """Open a subscription; return an end if it can never have a block.
 
-        An order of another policy's is answered with TaskFailed.
+        An order of another policy gets TaskFailed. The `when_opened` callbacks may start a thread,
+        which can take half a second on a busy machine. A caller that holds a lock therefore passes
+        `tell=False`, and calls `tell_opened` after releasing it; `open` then never waits.
         """
         opened = self._open(order)
         if isinstance(opened, Subscription):
             with self.changed:
-                self._opened = True
-                callback, self._when_opened = self._when_opened, None
-            if callback is not None:
-                callback()
+                self.opens += 1
+            if tell:
+                self.tell_opened()
         return opened
 
-    def when_opened(self, callback: Callable[[], None]) -> None:
-        """Have this called once there is a subscription: now, if there was one. It never waits."""
+    def tell_opened(self) -> None:
+        """Run the `when_opened` callbacks that are due. Idempotent."""
         with self.changed:
-            if not self._opened:
-                self._when_opened = callback
-                return
-        callback()
+            due = [callback for after, callback in self._when_opened if self.opens > after]
+            self._when_opened = [each for each in self._when_opened if self.opens <= each[0]]
+        for callback in due:
+            callback()
+
+    def when_opened(self, callback: Callable[[], None], after: int = 0) -> None:
+        """Call this once more than `after` subscriptions have been opened: now, if they have."""
+        with self.changed:
+            self._when_opened.append((after, callback))
+        self.tell_opened()
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
-        """Have this called, from any thread, when a subscription may have something new."""
+        """Call this, from any thread, when a subscription may have something new."""
         self._on_change = callback
 
     # -- the worker -----------------------------------------------------------------------------
 
     def wait_drained(self, timeout_s: float) -> bool:
-        """Wait until the output has ended and every element has been given to who wants it; and
-        received by who may hand it back, unless `forgo_handing_back` was called.
+        """Wait until the output is drained or parked; return whether it is drained.
 
-        What was given is kept until its consumer says that it has it: see BlockServer.stop.
+        It is drained when it has ended and every element was given to a consumer. Subscriptions
+        that hand back must also have received theirs, unless `forgo_handing_back` was called. The
+        transport keeps given blocks until consumers acknowledge them: see BlockServer.stop.
         """
+
+        def drained() -> bool:
+            return self._end is not None and not self._holds()
+
         with self.changed:
-            return self.changed.wait_for(
-                lambda: self._end is not None and not self._holds(), timeout_s
-            )
+            self.changed.wait_for(lambda: self._parked_after is not None or drained(), timeout_s)
+            return drained()
 
     def forgo_handing_back(self) -> None:  # noqa: B027 - most policies have none
-        """Wait no more for what may be handed back: nobody could be given it much longer."""
+        """Stop waiting for elements that may be handed back: soon no consumer could get them."""
 
     @property
     @abstractmethod
     def waiting_elements(self) -> int:
-        """How many elements are buffered that were given to nobody."""
+        """How many buffered elements were given to no consumer."""
 
     @property
     def ended(self) -> bool:
         """Whether there will be no more blocks."""
         return self._end is not None
 
+    @property
+    def held_bytes(self) -> int:
+        """How much of the worker's memory budget it holds."""
+        return self._memory.held
+
     # -- for policies ---------------------------------------------------------------------------
 
     @abstractmethod
     def _open(self, order: Order) -> Subscription | End:
-        """`open`, which remembers that there was a subscription."""
+        """The policy's part of `open`."""
 
     @abstractmethod
     def _holds(self) -> bool:
-        """Whether any block is buffered."""
+        """Whether `wait_drained` must still wait once the output has ended."""
 
     @abstractmethod
     def _clear(self) -> None:
-        """Drop all that is buffered, and report it."""
+        """Drop all buffered blocks, and report them as dropped."""
 
     def _check_open(self) -> None:
-        """For `put`, once there is room."""
+        """Raise if `put` is not allowed now; called once there is room."""
         if isinstance(self._end, TaskUnknown):
             raise OutputCancelled("the task was cancelled")
+        if self._begins_anew:
+            raise BeginsAnew("nobody reads the task any more")
         if self._end is not None:
             raise RuntimeError("put() after finish() or fail()")
 
+    def _take_memory(
+        self, size: int, is_full: Callable[[], bool], must: Callable[[], bool]
+    ) -> None:
+        """For `put`, with the lock held: wait until the output has room and the worker has memory.
+        Don't wait if the block `must` be put, because consumers cannot go on without it."""
+        give_up_s = time.monotonic() + STARVED_S
+        while self._end is None and not self._begins_anew:
+            forced = must() or (self._parked_after is not None and self.opens <= self._parked_after)
+            if not forced and is_full():
+                self.changed.wait()  # until a consumer reads, or cancel()
+                continue
+            forced |= time.monotonic() >= give_up_s and not self.waiting_elements
+            if self._memory.take(size, force=forced):
+                break
+            self.changed.wait(LOOK_S)  # until other outputs release memory, or as above
+        self._memory.wait_no_more()
+        self._check_open()
+
     def _finish(self, end: End) -> None:
         with self.changed:
+            if isinstance(end, EndOfTask) and self._begins_anew:
+                self._check_open()
             if self._end is None:
                 self._end = end
             self.changed.notify_all()
@@ -332,12 +437,12 @@ class TaskOutput(ABC):
 
 
 def refused(order: Order, offered: str) -> TaskFailed:
-    """The answer to an order of another policy's."""
+    """The answer to an order of another policy."""
     return TaskFailed("INVALID_ARGUMENT", f"{order!r} of a task that gives {offered}")
 
 
 def parts_of(blocks: Iterable[Block], stride: int) -> Iterator[Part]:
-    """What the blocks are of: one part for those that follow one another."""
+    """The blocks' parts; blocks that follow one another make one part."""
     part: Part | None = None
     for block in filter(lambda block: block.count, blocks):
         if part is not None and _follows(part, block):

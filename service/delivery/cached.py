@@ -1,21 +1,21 @@
-"""*Cached*: every trainer reads all of it, one production for all of them.
+"""*Cached*: every trainer reads the whole task, which is produced once.
 
-A window slides over what the task produces. Each *trainer*, named by an id, has a position in it,
-at which all who read under that id go on: an element goes to one of them, and to a trainer at most
-once. Who is new begins with the oldest element of the window.
+A window slides over the task's elements. Each *trainer*, named by an id, has a position in it. All
+readers under that id share the position: each element goes to one of them, so a trainer gets it at
+most once. A new trainer begins with the oldest element of the window.
 
-**Who is waited for.** The fastest trainer alone: the producer runs `ahead_bytes` ahead of it, and
-no further. For what is new the oldest elements are forgotten. A trainer that had not come to them
-yet skips them, and goes on with the oldest that there are; the next block that it is given says
-how many they were (`Block.skipped`).
+**Backpressure.** The producer waits only for the fastest trainer: it runs at most `ahead_bytes`
+ahead of it. New elements evict the oldest ones. A trainer that had not reached the evicted elements
+skips them, and continues with the oldest in the window. Its next block says how many it skipped
+(`Block.skipped`).
 
-**What outlives whom.** Positions live as long as the task, whether anybody reads under that id or
-not: who comes back goes on behind what it was given before. Of more than MAX_TRAINERS, the one that
-was given something longest ago is forgotten, and would be new. What was on its way to a reader that
-closes goes to nobody instead; with the task, on a worker that ends, go window and positions.
+**Lifetimes.** A position lives as long as the task, even without readers: a trainer that returns
+continues behind its last element. With more than MAX_TRAINERS, the least recently served one is
+forgotten, and would be new. Elements on their way to a reader that closes are lost to its trainer.
+The window and the positions vanish with the task, as when its worker ends.
 
-Blocks are shared: all trainers are given the same arrays, which nobody may write to. What a block
-is compressed to on its way is kept for the next trainers, as long as it is one of the last blocks.
+Blocks are shared: all trainers get the same arrays, which nobody may write to. The encodings of the
+last ENCODED_BLOCKS blocks are kept for the next trainers.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ from dataclasses import dataclass, replace
 from ..block_limits import check_block, cost
 from ..blocks import Block, Encodings, strided
 from .base import End, Listener, Subscription, TaskOutput, TaskUnknown, refused
+from .memory import MemoryBudget
 from .orders import Cached, Order
 
 
 class Skips:
-    """Adds up what a trainer has skipped. Thread-safe."""
+    """Counts the elements that a trainer has skipped. Thread-safe."""
 
     def __init__(self) -> None:
         self.elements = 0
         self._lock = threading.Lock()
 
     def add(self, elements: int) -> bool:
-        """So many more; whether it is time to say so, as they have about doubled."""
+        """Add so many; return whether to report them, as the sum has about doubled."""
         with self._lock:
             before, self.elements = self.elements, self.elements + elements
             return before.bit_length() < self.elements.bit_length()
 
 
 MAX_TRAINERS = 10_000
-"""Whose positions are kept."""
+"""How many trainers' positions are kept."""
 
 ENCODED_BLOCKS = 8
-"""The last ones that were given out: of these it is kept what they were compressed to."""
+"""How many of the last blocks given out keep their encodings."""
 
 
 @dataclass(slots=True)
 class _Trainer:
-    """Where a trainer goes on: both count from the first of the task."""
+    """A trainer's position; both numbers count from the task's first."""
 
     block: int
     element: int
@@ -62,9 +63,9 @@ class _Trainer:
 class CachedOutput(TaskOutput):
     """One task's blocks, from one producer to any number of trainers, each block to all of them.
 
-    `max_bytes` bound the window; of these, up to `ahead_bytes` have been given to no trainer yet.
-    Blocks come and go as a whole. A trainer's subscriptions may be shared by threads. Elements are
-    reported for each trainer that they are given to; that one is given to none, when the task ends.
+    `max_bytes` bound the window; up to `ahead_bytes` of it have been given to no trainer yet. Only
+    whole blocks are evicted. Threads may share a subscription. Elements are reported for each
+    trainer that they are given to. Elements that nobody received are dropped when the task ends.
     """
 
     def __init__(
@@ -73,35 +74,39 @@ class CachedOutput(TaskOutput):
         listener: Listener | None = None,
         *,
         ahead_bytes: int = 8 << 20,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        super().__init__(max_bytes, listener)
-        self._ahead_bytes = min(ahead_bytes, max_bytes)  # so what is new never displaces itself
+        super().__init__(max_bytes, listener, budget)
+        self._ahead_bytes = min(ahead_bytes, max_bytes)  # so new blocks never evict each other
         # By their number: each block, its cost, and the number of its first element.
         self._window: dict[int, tuple[Block, int, int]] = {}
-        self._first = 0  # the oldest block there
+        self._first = 0  # the oldest block of the window
         self._stop = 0  # behind the newest
-        self._front = 0  # the oldest that no trainer has been given the whole of
-        self._bytes = 0  # of all
-        self._new_bytes = 0  # of those from the front on
+        self._front = 0  # the oldest block that no trainer has been given completely
+        self._bytes = 0  # of the window
+        self._new_bytes = 0  # of the blocks from the front on
         self._put = 0  # elements
-        self._given = 0  # those before this one were, each to some trainer
-        self._trainers: dict[str, _Trainer] = {}  # by when they were given something last
+        self._given = 0  # all elements before this one were given to some trainer
+        self._trainers: dict[str, _Trainer] = {}  # the least recently served first
 
     def put(self, block: Block) -> None:
         check_block(block)
-        if not block.count:  # it must not displace what trainers have yet to read
+        if not block.count:  # it must not evict elements that trainers have yet to read
             with self.changed:
                 self._check_open()
             return
         size = cost(block)
         with self.changed:
-            while (
-                self._end is None and self._new_bytes and self._new_bytes + size > self._ahead_bytes
-            ):
-                self.changed.wait()  # for a trainer, or for cancel()
-            self._check_open()
+            # The window's size is configured per worker, whatever other outputs hold.
+            self._take_memory(
+                size,
+                lambda: bool(self._new_bytes) and self._new_bytes + size > self._ahead_bytes,
+                lambda: not self._new_bytes or self._new_bytes + size <= self._ahead_bytes,
+            )
             while self._first < self._front and self._bytes + size > self._max_bytes:
-                self._bytes -= self._window.pop(self._first)[1]
+                freed = self._window.pop(self._first)[1]
+                self._bytes -= freed
+                self._memory.release(freed)
                 self._first += 1
             kept = replace(block, encodings=Encodings(), loan=None)
             self._window[self._stop] = kept, size, self._put
@@ -131,6 +136,7 @@ class CachedOutput(TaskOutput):
             given = max(0, self._given - first)
             self._dropped([strided(block, given, 1, block.count - given)])
         self._window.clear()
+        self._memory.release(self._bytes)
         self._first = self._front = self._stop
         self._bytes = self._new_bytes = 0
         self._given = self._put
@@ -138,11 +144,12 @@ class CachedOutput(TaskOutput):
     def _give(
         self, trainer_id: str, credit: bool, max_elements: int | None
     ) -> tuple[Block, int] | End | None:
-        """What is next for a trainer."""
+        """The trainer's next block with its cost, or the end, or None."""
         trainer = self._trainers.get(trainer_id)
-        if isinstance(self._end, TaskUnknown) or (
-            self._first == self._stop if trainer is None else trainer.block == self._stop
-        ):
+        is_empty = self._first == self._stop
+        if isinstance(self._end, TaskUnknown) or is_empty:
+            return self._end
+        if trainer is not None and trainer.block == self._stop:
             return self._end
         if not credit:
             return None
@@ -178,7 +185,7 @@ class CachedOutput(TaskOutput):
 
 
 class _CachedSubscription(Subscription):
-    """All that it has is whose it is."""
+    """A subscription without state but its trainer's id."""
 
     output: CachedOutput
 

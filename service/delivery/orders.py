@@ -1,7 +1,7 @@
-"""Orders: what a consumer asks for when it opens a subscription of a task.
+"""Orders: what a consumer asks for when it opens a subscription to a task.
 
-A policy serves one kind of order. Another kind is another class here, with its field of `Read`
-in transfer.proto; who carries orders does not look into them.
+Each policy serves one kind of order. A new kind needs a class here and a field of `Read` in
+transfer.proto. Carriers don't look into orders.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from ..errors import InvalidArgument, ProtocolError
 from ..proto import transfer_pb2 as pb
 
 MAX_STRIDE = 1 << 16
-"""For a run of a bundle is begun for as many readers, if a whole group reads it."""
+"""Bounds the readers of a bundle's run: a whole group has one for each remainder of its stride."""
 
 MAX_INDEX = 1 << 62
 
 BundleReader = tuple[int, int]
-"""Which of those that read a bundle together: their stride, and the remainder of its indexes."""
+"""A reader of a bundle: its group's stride, and the remainder of the reader's indexes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a subscription gives. Immutable."""
+    """Which elements a subscription gives. Immutable."""
 
     def after(self, block: Block) -> Order:
-        """The order of who has received this block of it, and now wants what follows.
+        """The order for the blocks that follow this one.
 
-        Raises ValueError if the block is not what comes next in this order.
+        Raises ValueError if this block is not the next one of the order.
         """
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class AnyBlock(Order):
-    """Whatever block comes next. What is not taken in the end may be handed back, for others."""
+    """Whatever block comes next. Elements not taken at the end may be handed back, for others."""
 
     hands_back: bool = False
 
@@ -45,8 +45,8 @@ class AnyBlock(Order):
 class Addressed(Order):
     """Elements `index`, `index + stride`, … of a bundle, to its end.
 
-    The `generation` grows whenever its readers go back, or are others: what is of an older one is
-    ended. Raises ValueError for numbers that cannot be.
+    The `generation` grows whenever the readers go back or change, and ends what belongs to older
+    ones. Raises ValueError for invalid numbers.
     """
 
     bundle: int
@@ -67,7 +67,7 @@ class Addressed(Order):
         return self.stride, self.index % self.stride
 
     def together(self) -> list[Addressed]:
-        """The orders of all that read the bundle together, from `index` on."""
+        """The orders of all readers of the group, from `index` on."""
         return [dataclasses.replace(self, index=self.index + i) for i in range(self.stride)]
 
     def after(self, block: Block) -> Addressed:
@@ -81,8 +81,8 @@ class Addressed(Order):
 
 @dataclass(frozen=True, slots=True)
 class Rounds(Order):
-    """From `round` on, which counts a task's from 0, one element a round: what is consumer
-    `consumer`'s of `of`. Raises ValueError for numbers that cannot be.
+    """The elements of consumer `consumer` of `of`, one a round, from `round` on (0: the task's
+    first). Raises ValueError for invalid numbers.
     """
 
     consumer: int
@@ -103,7 +103,7 @@ class Rounds(Order):
 
 @dataclass(frozen=True, slots=True)
 class Cached(Order):
-    """What a trainer has not been given of a task that every trainer reads all of.
+    """The elements that the trainer was not given yet, of a task that every trainer reads whole.
 
     Raises InvalidArgument without an id.
     """
@@ -121,7 +121,7 @@ ANY = AnyBlock()
 
 
 def encode(order: Order, read: pb.Read) -> pb.Read:
-    """Writes the order into `read`, and returns it."""
+    """Write the order into `read`, and return `read`."""
     match order:
         case AnyBlock(hands_back):
             read.any.hands_back = hands_back

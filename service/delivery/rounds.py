@@ -1,11 +1,11 @@
 """*Rounds*: coordinated reads. In each round every consumer gets an element, or none does.
 
-Element k of a task is of its round k // n, for consumer k % n of n. An element is given once all of
-its round are there, so that a worker that stops early ends for all consumers after the same round.
-A block is kept until each consumer has been given what is its own in it, whether that has come
-already or not: the slowest holds up the others, but for what the buffer holds.
+Element k of a task belongs to its round k // n, and to consumer k % n of n. A round's elements are
+given once all of them were put. So if a worker stops early, all consumers end after the same round.
+A block is kept until each consumer was given its elements, whether that consumer has subscribed yet
+or not. The slowest consumer therefore holds up the others, once the buffer is full.
 
-Which round of the consumers a task's first one is they know (service/core/rounds.py).
+Rounds count from 0 in each task; the consumers map them to theirs (service/core/rounds.py).
 """
 
 from __future__ import annotations
@@ -26,22 +26,27 @@ from .base import (
     TaskUnknown,
     refused,
 )
+from .memory import MemoryBudget
 from .orders import Order, Rounds
 
 
 class RoundsOutput(TaskOutput):
     """One task's elements, from one producer to `num_consumers` consumers in turn.
 
-    It holds up to `max_bytes`, or as many as it takes for the slowest consumer to go on.
+    It buffers up to `max_bytes`, or more if the slowest consumer needs that to go on.
     """
 
     def __init__(
-        self, num_consumers: int, max_bytes: int = 64 << 20, listener: Listener | None = None
+        self,
+        num_consumers: int,
+        max_bytes: int = 64 << 20,
+        listener: Listener | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        super().__init__(max_bytes, listener)
+        super().__init__(max_bytes, listener, budget)
         self.num_consumers = num_consumers
-        self._at = list(range(num_consumers))  # the element that each is given next
-        self._readers: dict[int, _RoundsSubscription] = {}  # by consumer, who has come last
+        self._at = list(range(num_consumers))  # each consumer's next element
+        self._readers: dict[int, _RoundsSubscription] = {}  # by consumer, the latest
         self._blocks: list[tuple[Block, int]] = []  # with their cost; `index` is the element's
         self._bytes = 0
         self._stop = 0  # elements that were put
@@ -50,9 +55,11 @@ class RoundsOutput(TaskOutput):
         check_block(block)
         size = cost(block)
         with self.changed:
-            while self._end is None and self._bytes + size > self._max_bytes and self._can_go_on():
-                self.changed.wait()  # for the slowest consumer, or for cancel()
-            self._check_open()
+            self._take_memory(
+                size if block.count else 0,
+                lambda: self._bytes + size > self._max_bytes,
+                lambda: not self._can_go_on(),
+            )
             if block.count:
                 self._blocks.append((Block(block.count, block.components, None, self._stop), size))
                 self._bytes += size
@@ -61,7 +68,7 @@ class RoundsOutput(TaskOutput):
         self._tell()
 
     def finish(self) -> None:
-        """As for any task; the last round, if it is not complete, is for nobody."""
+        """As for any task; drops the last round if it is incomplete."""
         with self.changed:
             if self._end is None and (incomplete := self._stop - self._complete):
                 self._stop = self._complete
@@ -96,11 +103,11 @@ class RoundsOutput(TaskOutput):
 
     @property
     def _complete(self) -> int:
-        """How many elements are of rounds that are."""
+        """How many elements belong to complete rounds."""
         return self._stop - self._stop % self.num_consumers
 
     def _can_go_on(self) -> bool:
-        """Whether the slowest consumer has an element to come for."""
+        """Whether the buffer has an element for the slowest consumer."""
         return min(self._at) < self._complete
 
     def _holds(self) -> bool:
@@ -108,6 +115,7 @@ class RoundsOutput(TaskOutput):
 
     def _clear(self) -> None:
         self._drop(self.waiting_elements)
+        self._memory.release(self._bytes)
         self._blocks.clear()
         self._bytes = self._stop = 0
         self._at = list(range(self.num_consumers))
@@ -132,7 +140,9 @@ class RoundsOutput(TaskOutput):
         self._at[consumer] = at + count * stride
         slowest = min(self._at)
         while self._blocks and _stop(self._blocks[0]) <= slowest:
-            self._bytes -= self._blocks.pop(0)[1]
+            freed = self._blocks.pop(0)[1]
+            self._bytes -= freed
+            self._memory.release(freed)
         self.changed.notify_all()
         given = Block(count, given.components, None, at // stride)
         return given, cost(given)
@@ -143,14 +153,14 @@ def _stop(kept: tuple[Block, int]) -> int:
 
 
 class _RoundsSubscription(Subscription):
-    """Its blocks' `index` is the round of the first element; the others are of those after it."""
+    """A block's `index` is its first element's round; each further element is one round later."""
 
     output: RoundsOutput
 
     def __init__(self, output: RoundsOutput, consumer: int) -> None:
         super().__init__(output)
         self.consumer = consumer
-        self.end: End | None = None  # once another has its place
+        self.end: End | None = None  # once a later subscription has replaced it
 
     def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
         with self.output.changed:

@@ -1,8 +1,8 @@
-"""How every method of both faces answers: nothing leaves that a crash or another leader could undo.
+"""The wrapper around every RPC method: no answer leaves that a crash or a new leader could undo.
 
-    request → is it of our history? → the method → durable, and still the leader → answer, position
+    request → check history → the method → durable, and still the leader → answer, position
 
-So a method only translates: it reads the state, or executes a command, and returns what to say.
+So a method only translates: it reads the state or executes a command, and returns the response.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def answering(
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
-    `messages` has <name>Request and <name>Response. `askers` say in words who asks, by the request:
-    of the methods whose requests say what journal they know. `deciding` are those that answer what
-    they have just decided: that the storage took it proves that this one leads.
+    `messages` has <name>Request and <name>Response. `askers` describe the sender of a request, for
+    the methods whose requests have the field `known` (a journal position). `deciding` names the
+    methods that answer their own decision: its append proves that this dispatcher leads.
     """
     asked = askers or {}
     for name in functions:
@@ -48,12 +48,12 @@ def answering(
         async def answer(request: Any) -> Any:
             since_s = time.monotonic() if name in deciding else math.inf
             if asker is not None:
-                await dispatcher.check_history(asker(request), request.known)
+                await dispatcher.history.check(asker(request), request.known)
             try:
                 response = await function(request)
             except Unavailable:
                 raise
-            except ForebayError:  # what it says of the state must be so, too
+            except ForebayError:  # an error describes the state, so it must be settled, too
                 await dispatcher.settled(since_s)
                 raise
             await dispatcher.settled(since_s)

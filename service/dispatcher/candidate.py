@@ -1,7 +1,7 @@
 """Becoming the leader: follow the journal while another writes it, take over when it is silent.
 
-A standby keeps a state as warm as the leader's, so that all it has left to do is to take the
-writer's place, apply the last few events, and begin a term of its own.
+A warm standby keeps a replayed state. To take over it becomes the writer, applies the last
+few events, and begins its own term.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ from ...storage import (
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
-from .dispatcher import Dispatcher, apply_journaled, birth, continues, recover
+from .dispatcher import Dispatcher
+from .history import birth, continues
 from .leadership import RENEWALS_A_LEASE
 from .options import DispatcherOptions
+from .recovery import apply_journaled, recover
 
 log = logging.getLogger(__name__)
 
 POLLS_A_LEASE = 40
 PATIENCE_LEASES = 2.0
-"""How long a dispatcher that is no standby waits to see whether the present leader is alive."""
+"""A dispatcher that is no standby waits this many leases to see if the current leader is alive."""
 
 
 class Follower:
-    """A state that keeps up with a journal. Blocking; for one thread at a time."""
+    """A state that follows a journal. Blocking; for one thread at a time."""
 
     def __init__(self, storage: Storage) -> None:
         self.state = State()
-        self.replayed = 0  # events, for the state of now
-        self.known = pb.JournalPosition()  # an event that had been acknowledged
+        self.replayed = 0  # events replayed for the current state
+        self.known = pb.JournalPosition()  # an acknowledged event
         self._storage = storage
 
     def catch_up(self) -> None:
-        """Apply what was appended since.
+        """Apply newly appended events.
 
-        What is read beside a writer may vanish again, if its append fails. So the event that
-        was applied last is looked at again each time; if another stands in its place, which
-        is of a later term then, the state is made anew. Raises StorageError.
+        An event read while a writer appends may vanish if its append fails. So each call checks the
+        last applied event again. If an event of a later term has replaced it, the state is
+        recovered from scratch. Raises StorageError.
         """
         while not (self.state.sequence and self._go_on()):
             snapshots = self._storage.snapshots()
@@ -64,55 +66,55 @@ class Follower:
             except Corrupt:
                 if self._storage.snapshots() == snapshots:
                     raise
-                # What was to be replayed has been trimmed meanwhile, behind a newer snapshot.
+                # The events to replay were trimmed meanwhile, behind a newer snapshot.
 
     def _go_on(self) -> bool:
-        """Whether the journal still begins with what this state was made of."""
+        """Apply new events; False if the journal no longer contains this state's last event."""
         state = self.state
         try:
             records = self._storage.read(state.sequence - 1)
             last = next(records, None)
-            # Each term begins with an event that says so, so the state knows that event's term.
+            # Each term begins with a LeaderElected, so the state knows its last event's term.
             if last is None or (last.sequence, last.term) != (state.sequence, state.term):
                 return False
             for record in records:
-                # An append follows an acknowledged one.
+                # A writer appends only after its previous append was acknowledged.
                 self.known = pb.JournalPosition(journal_id=state.journal_id, sequence=last.sequence)
                 apply_journaled(state, record.sequence, decode(record.sequence, record.data))
                 self.replayed += 1
-        except Missing:  # trimmed: this state is far behind
+        except Missing:  # trimmed: this state is too far behind
             return False
         return True
 
 
 class Candidate:
-    """Who would lead, again and again. `address` is what clients are told."""
+    """A dispatcher that competes for the lead, repeatedly. `address` is announced to clients."""
 
     def __init__(
         self, storage: Storage, options: DispatcherOptions, address: str, place: str = ""
     ) -> None:
-        """`place` is what `Storage.open_writer` says about it."""
+        """For `place` see `Storage.open_writer`."""
         self.standby = options.standby
         self._storage = storage
         self._options = options
         self._address = address
         self._place = place
         self._follower = Follower(storage)
-        self._known = pb.JournalPosition()  # the newest event that this process knows of
+        self._known = pb.JournalPosition()  # the newest acknowledged event known here
         self._complained = False
-        self._exists = False  # there was a journal, as this process began
+        self._exists = False  # a journal was found
 
     def leader(self) -> str:
-        """Who leads, as far as the journal that was followed says; "" if it is not known."""
+        """The leader's address by the followed journal; "" if unknown or this one."""
         leader = self._follower.state.leader
         return leader if leader != self._address else ""
 
     async def take_over(self) -> Dispatcher:
-        """Wait for the writer's place, and lead.
+        """Wait until this process becomes the writer, and lead.
 
-        A standby waits for as long as it takes; others give up when they have seen that the
-        present leader is alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt;
-        who is no standby, Fenced and Unavailable as well.
+        A standby waits without limit; others give up once they see that the current leader is
+        alive. Raises Locked, StorageUnusable, NewerFormat, Corrupt; without `standby` also Fenced
+        and Unavailable.
         """
         while True:
             self._follower = Follower(self._storage)
@@ -145,7 +147,7 @@ class Candidate:
         return dispatcher
 
     async def _catch_up_as(self, writer: Writer) -> None:
-        """With signs of life, since a cold replay may take longer than a lease."""
+        """Catch up while renewing the lease: a cold replay may take longer than a lease."""
         replay = asyncio.create_task(asyncio.to_thread(self._follower.catch_up))
         interval_s = writer.lease_ms / 1000 / RENEWALS_A_LEASE
         while not (await asyncio.wait([replay], timeout=interval_s))[0]:
@@ -156,7 +158,7 @@ class Candidate:
         await replay
 
     def remember(self, position: pb.JournalPosition) -> None:
-        """That event was acknowledged: no journal that lacks it may be led."""
+        """Record an acknowledged event: this process refuses to lead a journal without it."""
         known = self._known
         if position.sequence and (
             position.journal_id != known.journal_id or position.sequence > known.sequence
@@ -164,7 +166,7 @@ class Candidate:
             self._known = position
 
     async def _check_history(self, writer: Writer) -> None:
-        """Whether the journal holds what this process knows of it. Raises Corrupt."""
+        """Check that the journal holds all events known here. Raises Corrupt, StorageUnusable."""
         state, known = self._follower.state, self._known
         if state.sequence != writer.last_sequence:
             raise Corrupt(
@@ -226,12 +228,12 @@ class Candidate:
         except asyncio.CancelledError:
             (writer,) = await asyncio.gather(opening, return_exceptions=True)
             if isinstance(writer, Writer):
-                await asyncio.to_thread(writer.close)  # or nobody leads until its lease is out
+                await asyncio.to_thread(writer.close)  # else nobody leads until lease expiry
             raise
 
     def _open_writer_now(self, owner: str) -> Writer:
         if self._options.existing and not self._exists:
-            if not holds_anything(self._storage):  # so that nothing is touched
+            if not holds_anything(self._storage):  # before anything is written
                 raise no_journal(self._storage)
             self._exists = True
         return self._storage.open_writer(
@@ -256,7 +258,7 @@ class Candidate:
 
 
 def no_journal(storage: Storage) -> StorageUnusable:
-    """What `--existing` says."""
+    """The error for `--existing` without a journal."""
     return StorageUnusable(
         f"{storage.url} holds no journal, and --existing says that it does: is its disk mounted, "
         "its data there? To begin a new journal, leave --existing out once"
@@ -264,11 +266,11 @@ def no_journal(storage: Storage) -> StorageUnusable:
 
 
 def place_of(address: str) -> str:
-    """The place of who listens on `address` of this machine: nobody else can, meanwhile."""
+    """An id of the listener on `address` of this machine; only one process can listen there."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
         network = os.stat("/proc/self/ns/net").st_ino
     except OSError:
-        return ""  # not Linux: whoever follows has to wait until the lease is out
+        return ""  # not Linux: the next process must wait for lease expiry
     return f"{boot}/{network}/{address}"

@@ -1,7 +1,7 @@
-"""Threads for what a file system may take for ever to do.
+"""Daemon threads for file I/O that may hang for ever.
 
-They are daemons, one for each piece of work: those of a ThreadPoolExecutor are waited for when the
-process ends, and a stopped dispatcher's would not end before the file system answered.
+Each piece of work gets its own thread. The interpreter joins a ThreadPoolExecutor's threads at
+exit, so a stopped dispatcher would not end before the file system answered.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 
 class FileThreads:
-    """At most so many at a time; who comes then waits. To be used on one event loop."""
+    """Runs work in at most `most` threads at a time; more work waits. For one event loop."""
 
     def __init__(self, most: int, name: str) -> None:
         self._places = asyncio.Semaphore(most)
         self._name = name
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """What `work` returns, or raises. It goes on, and keeps its place, if this is cancelled."""
+        """Returns or raises what `work` does. Cancelling does not stop it or free its place."""
         await self._places.acquire()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
@@ -35,7 +35,7 @@ class FileThreads:
         def run() -> None:
             try:
                 ended = partial(end, outcome.set_result, work(*args))
-            except BaseException as error:  # noqa: BLE001 - whoever waits is told
+            except BaseException as error:  # noqa: BLE001 - the waiter gets it
                 ended = partial(end, outcome.set_exception, error)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(ended)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import itertools
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -16,12 +17,12 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.jobs import epochs_over
-from ..core.kinds import why_no_task
+from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, lease_caller, skip_caller
-from ..core.status import datasets, status
+from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument, Unavailable
 from ..metrics import shown
-from ..pipelines.definitions import compresses, sanitize, without_compression
+from ..pipelines.definitions import compresses, require_bytes, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
@@ -29,7 +30,11 @@ from .dispatcher import Dispatcher
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
-TARGET_WORKERS_AUTO = 1  # as stock clients say it, so that both share jobs
+
+SLICE_S = 0.0003
+"""A status yields to the event loop after about this long."""
+
+TARGET_WORKERS_AUTO = 1  # the default of stock clients, so that both kinds share jobs
 
 
 def _joining(request: pb.JoinIterationRequest) -> str:
@@ -51,9 +56,9 @@ _ASKERS: dict[str, Callable[[Any], str]] = {
     "LeaveService": "worker {0.worker_id}".format,
     "CommitChunk": "stream {0.stream} of save {0.save_id}".format,
     "EndStream": "stream {0.stream} of save {0.save_id}".format,
-    "FindGoneConsumers": "a worker that drains".format,
+    "FindGoneConsumers": "a worker".format,
 }
-"""Who asks: of the methods that name what a journal has given out, and say which one they know."""
+"""Describes the sender, for the methods whose requests have the field `known`."""
 
 _DECIDING = (
     "RegisterDataset",
@@ -116,6 +121,7 @@ class ForebayFace:
             compression=request.compression,
         )
         graph = request.python
+        require_bytes(graph or request.graph)
         if request.python:
             definition.python_function.SetInParent()
         elif request.graph:
@@ -123,29 +129,40 @@ class ForebayFace:
         else:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
         dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
-        return pb.RegisterDatasetResponse(dataset_id=dataset_id)
+        differs = ""
+        if request.dataset_id:  # without an id, only an equal dataset is reused
+            differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
+        return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
-        definition = dataset.definition
-        graph = b""
-        if request.with_graph:
-            graph = await self._dispatcher.graphs.read(dataset)
-        if compresses(definition):
-            # Readers and workers must agree, so the first of them decides, as TensorFlow's do.
+        plain = False
+        if compresses(dataset.outline):
+            # Readers and workers must agree, so the first request decides, as in TensorFlow.
             undecided = c.DecideCompression(dataset_id=dataset.dataset_id, disable=False)
-            if await self._dispatcher.execute(undecided):
-                definition, graph = without_compression(definition, graph)
-        colocated = self._dispatcher.options.deployment_mode == "COLOCATED"
-        return pb.GetDatasetResponse(
-            definition=definition,
-            graph=graph,
-            colocated=colocated,
-            epochs_over=epochs_over(self._dispatcher.state, request.job_name),
+            plain = await self._dispatcher.execute(undecided)
+        response = pb.GetDatasetResponse()
+        if request.with_graph:
+            graph, digest = await self._dispatcher.graphs.pieces.of(dataset, plain=plain)
+            begin = request.offset if request.digest == digest else 0
+            end = begin + request.piece_bytes if request.piece_bytes else len(graph)
+            if not 0 <= begin <= end:
+                raise InvalidArgument(
+                    f"a piece of {request.piece_bytes} bytes from {begin} on is none of a graph"
+                )
+            response.graph, response.graph_bytes = graph[begin:end], len(graph)
+            response.digest = digest
+            if begin:
+                return response
+        response.definition.CopyFrom(
+            without_compression(dataset.definition) if plain else dataset.definition
         )
+        response.colocated = self._dispatcher.options.deployment_mode == "COLOCATED"
+        response.epochs_over = epochs_over(self._dispatcher.state, request.job_name)
+        return response
 
     async def list_datasets(self, _: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:
-        return pb.ListDatasetsResponse(datasets=json.dumps(datasets(self._dispatcher.state)))
+        return pb.ListDatasetsResponse(datasets=encoded_datasets(self._dispatcher.state))
 
     async def remove_dataset(self, request: pb.RemoveDatasetRequest) -> pb.RemoveDatasetResponse:
         removed: ev.DatasetRemoved = await self._dispatcher.execute(
@@ -163,7 +180,7 @@ class ForebayFace:
     ) -> pb.GetOrCreateJobResponse:
         command = c.GetOrCreateJob(request=_numbered(request.request), **_job(request))
         job_id = await self._dispatcher.execute(command)
-        job = self._dispatcher.state.jobs.get(job_id)  # a retry's may be gone
+        job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
         return pb.GetOrCreateJobResponse(
             job_id=job_id,
             dataset_id=job.dataset_id if job else "",
@@ -184,15 +201,15 @@ class ForebayFace:
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
         joined: ev.ConsumerJoined | Job = await self._dispatcher.execute(command)
-        if isinstance(joined, Job):  # which may be gone
+        if isinstance(joined, Job):  # of another dataset; it may have been removed
             return pb.JoinIterationResponse(job_id=joined.job_id, dataset_id=joined.dataset_id)
-        self._dispatcher.attendance.saw(joined.consumer_id)
+        self._dispatcher.failure_detector.saw(joined.consumer_id)
         response = pb.JoinIterationResponse(
             iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
         )
-        if joined.consumer_id in state.consumers:  # a retry's may be gone
+        if joined.consumer_id in state.consumers:  # a retry's consumer may have left
             iteration = state.iterations[joined.iteration_id]
-            # In rounds they say where they are before they hear of tasks.
+            # In a coordinated read consumers report their round before they get tasks.
             if state.jobs[iteration.job_id].num_consumers is None:
                 response.news.CopyFrom(self._news(iteration))
         return response
@@ -209,21 +226,21 @@ class ForebayFace:
         for task_id in iteration.tasks if refusing else ():
             worker = state.workers.get(state.tasks[task_id].worker_id)
             if worker is not None and worker.uid in refusing:
-                dispatcher.attendance.refuses(worker.worker_id, refusing[worker.uid])
-        dispatcher.attendance.saw(consumer_id)
+                dispatcher.failure_detector.refuses(worker.worker_id, refusing[worker.uid])
+        dispatcher.failure_detector.saw(consumer_id)
         if request.HasField("rounds"):
             await self._report_round(consumer_id, request.rounds)
             self._iteration_of(consumer_id)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
-        # One that does not wait comes beside one that does, and ends no earlier than that.
-        with dispatcher.attendance.poll(consumer_id) if wait_ms else nullcontext():
+        # A heartbeat that does not wait may run beside a poll, so it does not count as one.
+        with dispatcher.failure_detector.poll(consumer_id) if wait_ms else nullcontext():
             await dispatcher.wait_until(
                 lambda: iteration.version != request.version or consumer_id not in state.consumers,
                 wait_ms,
             )
             self._iteration_of(consumer_id)
             response = self._news(iteration)
-            # Who is told of no round to stop before goes on: with the tasks of the same answer.
+            # Without a block_round the consumer continues, with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:
                 response.block_round = iteration.barrier.target_round
             await dispatcher.settled()  # within the poll, which may break meanwhile
@@ -282,7 +299,7 @@ class ForebayFace:
         worker = state.workers.get(state.worker_at.get(request.address, 0))
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         if worker is None or worker.uid != request.uid:
-            wait_ms = 0  # what it says of an earlier registration is out of date
+            wait_ms = 0  # its version is of an earlier registration
         worker_id = await dispatcher.execute(
             c.RegisterWorker(
                 address=request.address,
@@ -297,7 +314,7 @@ class ForebayFace:
         if worker is None:
             raise Unavailable(f"worker {request.address} was replaced; beat again")
         response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
-        with dispatcher.attendance.poll(worker_id):
+        with dispatcher.failure_detector.poll(worker_id):
             may_write_more = dispatcher.saves.watch(worker)
             await dispatcher.wait_until(
                 lambda: (
@@ -308,10 +325,10 @@ class ForebayFace:
                 wait_ms,
             )
             streams, are_all = await dispatcher.saves.write(worker_id)
-            if worker_id not in state.workers:  # "no tasks" would have it drop what it has
+            if worker_id not in state.workers:  # an empty list would make it drop its tasks
                 raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
-            response.version = worker.version if are_all else 0  # so that it asks again at once
-            graphs: dict[str, str] = {}  # by dataset; many tasks may be of one
+            response.version = worker.version if are_all else 0  # 0: the worker polls again at once
+            graphs: dict[str, str] = {}  # by dataset; many tasks may share one
             for task_id in sorted(worker.tasks):
                 task = state.tasks[task_id]
                 iteration = state.iterations[task.iteration_id]
@@ -337,12 +354,12 @@ class ForebayFace:
         return response
 
     def _unique_graph(self, dataset_id: str) -> str:
-        """The name of its graph; empty if others may have had it, in an early version."""
-        name = stored(self._dispatcher.state.datasets[dataset_id].definition).blob
+        """The name of the dataset's graph; "" for an early version's, which is not unique."""
+        name = stored(self._dispatcher.state.datasets[dataset_id].outline).blob
         return name if "." in name else ""
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
-        self._dispatcher.attendance.heard_of(request.task_id)
+        self._dispatcher.failure_detector.heard_of(request.task_id)
         state = self._dispatcher.state
         lease = c.LeaseSplits(
             request=(
@@ -361,7 +378,7 @@ class ForebayFace:
         task = state.tasks.get(lease.task_id)
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(lease)
         if leased is None and lease.want > 0 and task is not None:
-            await self._dispatcher.growth.wait(task.iteration_id, lease.source)
+            await self._dispatcher.growing_sources.wait(task.iteration_id, lease.source)
             leased = await self._dispatcher.execute(lease)
         if leased is None:
             return pb.LeaseSplitsResponse(not_yet=lease.want > 0)
@@ -379,7 +396,7 @@ class ForebayFace:
         return response
 
     async def skip_split(self, request: pb.SkipSplitRequest) -> pb.SkipSplitResponse:
-        self._dispatcher.attendance.heard_of(request.task_id)
+        self._dispatcher.failure_detector.heard_of(request.task_id)
         skip = c.SkipSplit(
             request=(skip_caller(request.task_id), request.request.number),
             task_id=request.task_id,
@@ -406,12 +423,26 @@ class ForebayFace:
     async def find_gone_consumers(
         self, request: pb.FindGoneConsumersRequest
     ) -> pb.FindGoneConsumersResponse:
-        gone = [i for i in request.consumer_ids if self._dispatcher.attendance.is_gone(i)]
-        return pb.FindGoneConsumersResponse(gone=gone)
+        state, failure_detector = self._dispatcher.state, self._dispatcher.failure_detector
+
+        def is_gone(consumer_id: int) -> bool:
+            if request.left:
+                return consumer_id not in state.consumers
+            return failure_detector.is_gone(consumer_id)
+
+        def is_read(task_id: int) -> bool:
+            task = state.tasks.get(task_id)
+            return task is None or bool(state.iterations[task.iteration_id].consumers)
+
+        return pb.FindGoneConsumersResponse(
+            gone=filter(is_gone, request.consumer_ids),
+            unread_task_ids=itertools.filterfalse(is_read, request.task_ids),
+        )
 
     async def start_save(self, request: pb.StartSaveRequest) -> pb.StartSaveResponse:
         if not request.graph:
             raise InvalidArgument("a dataset without a graph; save a tf.data.Dataset")
+        require_bytes(request.graph)
         graph = await asyncio.to_thread(sanitize, request.graph)
         await self._dispatcher.saves.start(
             request.path, graph, request.sources, request.metadata, _numbered(request.request)
@@ -455,9 +486,22 @@ class ForebayFace:
 
     async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
         dispatcher = self._dispatcher
-        metrics = {i: shown(told) for i, told in dispatcher.user_metrics.totals().items()}
-        found = status(dispatcher.state, dispatcher.strangers(), metrics)
-        return pb.GetStatusResponse(status=json.dumps(found))
+
+        def counted(iteration_id: int) -> dict[str, Any] | None:
+            total = dispatcher.user_metrics.total(iteration_id)
+            return None if total is None else shown(total)
+
+        pieces, found = (
+            encoded_status(dispatcher.state, dispatcher.history.strangers(), counted),
+            [],
+        )
+        since_s = time.monotonic()
+        for piece in pieces:
+            found.append(piece)
+            if time.monotonic() - since_s > SLICE_S:
+                await asyncio.sleep(0)  # let other requests run
+                since_s = time.monotonic()
+        return pb.GetStatusResponse(status=b"".join(found).decode())
 
 
 def _stream(save: Save, number: int) -> pb.Stream:
@@ -479,7 +523,7 @@ def _stream(save: Save, number: int) -> pb.Stream:
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
-    """Of a command what says which job it is, and what it is to be."""
+    """The arguments of a command that identify and define a job."""
     return {
         "dataset_id": request.dataset_id,
         "name": request.job_name,
@@ -491,7 +535,7 @@ def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
 
 
 def _wait_ms(wanted: int, timeout_ms: int) -> int:
-    """How long a heartbeat may wait: it has to be over before its sender is given up."""
+    """How long a heartbeat may wait: it must end well before its sender's timeout."""
     return min(wanted, MAX_WAIT_MS, timeout_ms // 3 if timeout_ms >= 0 else MAX_WAIT_MS)
 
 

@@ -1,8 +1,8 @@
-"""Graphs: what datasets are, kept as blobs beside the journal.
+"""Graphs: the datasets' serialized graphs, stored as blobs beside the journal.
 
-A graph is stored before the event that names it, and deleted after the one that no longer does. So
-a dispatcher that dies in between leaves one that nothing names; the next one removes it, once
-whoever was told of events that the journal has lost has had time to say so.
+The dispatcher stores a graph before it journals the event that names it, and deletes the graph
+after the event that drops it. A crash in between leaves an orphaned blob. The next dispatcher
+removes it, once peers that know lost events have had time to report them.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ import contextlib
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Missing, Storage, StorageError, Writer
+from ...storage.base import is_blob
 from ..core import commands as c
 from ..core.base import find_dataset
 from ..core.datasets import fingerprint
 from ..core.state import Dataset, State
 from ..errors import ForebayError, NotFound, Unavailable
 from ..pipelines import definitions
-
-if TYPE_CHECKING:
-    from .dispatcher import Dispatcher
+from .decider import Decider
+from .graph_pieces import GraphPieces
+from .history import JournalHistory
 
 log = logging.getLogger(__name__)
 
 USED_MS = 60_000
-"""How old it may be what is known of a dataset's last use, when it is registered again."""
+"""A repeated registration journals the dataset's use only if the last one is older than this."""
 
 
 class Graphs:
-    """Of one dispatcher. Everything but reading and writing blobs runs on its event loop."""
+    """The graphs of one dispatcher. All but blob I/O runs on its event loop."""
 
-    def __init__(self, dispatcher: Dispatcher, storage: Storage, writer: Writer) -> None:
-        self._dispatcher = dispatcher
+    def __init__(
+        self, decider: Decider, history: JournalHistory, storage: Storage, writer: Writer
+    ) -> None:
+        self._decider = decider
+        self._history = history
         self._storage = storage
         self._writer = writer
+        self.pieces = GraphPieces(self.read)
         self._marks = (f"{writer.term}-{number}" for number in itertools.count(1))
 
     async def register(
@@ -47,9 +51,9 @@ class Graphs:
     ) -> str:
         """Register a dataset of this graph, unless it is known; return its id.
 
-        Without a `dataset_id`, an equal one is known that was registered without one, too: who
-        chooses an id has it for himself. If the graph of the one that is known cannot be read,
-        this one takes its place. Raises what RegisterDataset does, InvalidGraph, Unavailable.
+        Without a `dataset_id`, reuses an equal dataset that was also registered without one. If the
+        known dataset's graph cannot be read, this graph replaces it. Raises the errors of
+        RegisterDataset, InvalidGraph, Unavailable.
         """
         if not dataset_id:
             print_ = await asyncio.to_thread(definitions.fingerprint, definition, graph)
@@ -59,11 +63,11 @@ class Graphs:
             lost = known is not None and await self.is_lost(known)
             if known is None or lost:
                 return await self._register_anew(dataset_id, definition, graph, known)
-            if self._known(dataset_id, definition) is known:  # and was not removed meanwhile
+            if self._known(dataset_id, definition) is known:  # not removed meanwhile
                 return await self._register_known(known, dataset_id, definition)
 
     def _known(self, dataset_id: str, definition: ev.DatasetDefinition) -> Dataset | None:
-        state = self._dispatcher.state
+        state = self._decider.state
         equal = dataset_id or state.dataset_by_fingerprint.get(fingerprint(definition), "")
         return state.datasets.get(equal)
 
@@ -71,7 +75,7 @@ class Graphs:
         self, known: Dataset, dataset_id: str, definition: ev.DatasetDefinition
     ) -> str:
         renews = time.time_ns() // 1_000_000 - known.used_ms > USED_MS
-        answer: str = await self._dispatcher.execute(
+        answer: str = await self._decider.execute(
             c.RegisterDataset(dataset_id=dataset_id, definition=definition, renews=renews)
         )
         return answer
@@ -79,18 +83,18 @@ class Graphs:
     async def _register_anew(
         self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes, lost: Dataset | None
     ) -> str:
-        """Store the graph first; `lost` is the dataset that has lost its own, if there is one.
+        """Store the graph, then register it; `lost` is the dataset whose graph it replaces.
 
-        No graph has the name that another one ever had. So a dispatcher that was displaced as it
-        was about to delete the graph of a dataset that had been removed can take it from nobody.
+        Blob names are never reused. So a displaced dispatcher that still deletes a removed
+        dataset's blob cannot delete another dataset's.
         """
         try:
             blob = await asyncio.to_thread(self._writer.write_blob, graph, next(self._marks))
         except StorageError as error:
             raise Unavailable(f"the dataset could not be stored: {error}") from error
         stored(definition).blob = blob
-        if lost is not None and self._dispatcher.state.datasets.get(lost.dataset_id) is not lost:
-            lost = None  # it was removed, or was restored, meanwhile
+        if lost is not None and self._decider.state.datasets.get(lost.dataset_id) is not lost:
+            lost = None  # it was removed or restored meanwhile
         register = c.RegisterDataset(
             dataset_id=dataset_id if lost is None else lost.dataset_id,
             definition=definition,
@@ -98,53 +102,71 @@ class Graphs:
             graph_bytes=len(graph),
         )
         try:
-            answer: str = await self._dispatcher.execute(register)
+            answer: str = await self._decider.execute(register)
         except ForebayError:
             await self._delete_blob(blob)
             raise
-        registered = self._dispatcher.state.datasets.get(answer)
-        if registered is None or stored(registered.definition).blob != blob:
-            await self._delete_blob(blob)  # somebody has registered an equal one meanwhile
+        registered = self._decider.state.datasets.get(answer)
+        if registered is None or stored(registered.outline).blob != blob:
+            await self._delete_blob(blob)  # an equal one was registered meanwhile
         return answer
 
+    async def difference(
+        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes
+    ) -> str:
+        """How the registered dataset of this id differs from the one in the request; "" if it does
+        not, or its graph cannot be read."""
+        known = self._decider.state.datasets.get(dataset_id)
+        blob = "" if known is None else stored(known.definition).blob
+        if known is None or blob == stored(definition).blob or is_blob(blob, graph):
+            return ""
+        try:
+            registered = await self._read_blob(blob)
+        except StorageError as error:
+            log.info("dataset %s cannot be compared with another one: %s", dataset_id, error)
+            return ""
+        return await asyncio.to_thread(
+            definitions.difference, known.definition, registered, definition, graph
+        )
+
     async def renew(self, known: Dataset) -> None:
-        """Somebody is given the id of this dataset."""
+        """Journal the dataset's use, if the last one is older than USED_MS."""
         await self._register_known(known, known.dataset_id, known.definition)
 
     async def _delete_blob(self, name: str) -> None:
-        """One of this term's, of which no event says anything."""
-        if not self._dispatcher.stopped.is_set():  # else who knows what the journal says
-            with contextlib.suppress(StorageError):  # then it stays, and nobody knows it
+        """Delete a blob of this term that no event names."""
+        if not self._decider.stopped.is_set():  # else its event may be journaled after all
+            with contextlib.suppress(StorageError):  # it stays until the next term's `collect`
                 await asyncio.to_thread(self._writer.delete_blob, name)
 
     async def delete_unused(self) -> None:
-        """Of datasets that were removed. Raises Unavailable; what could not be deleted stays."""
-        await self._dispatcher.durable()  # or they might be back after a crash
-        for blob in list(self._dispatcher.state.unused_blobs):
+        """Delete removed datasets' graphs; keeps those that fail. Raises Unavailable."""
+        await self._decider.durable()  # else a crash could bring the datasets back
+        for blob in list(self._decider.state.unused_blobs):
             try:
                 await asyncio.to_thread(self._writer.delete_blob, blob)
             except StorageError as error:
                 log.error("the graph %s, which no dataset has, cannot be deleted: %s", blob, error)
             else:
-                await self._dispatcher.execute(c.ForgetBlob(blob=blob))
+                await self._decider.execute(c.ForgetBlob(blob=blob))
 
     async def is_lost(self, known: Dataset) -> bool:
-        """Whether the dataset's graph cannot be read. Not, if that is removed meanwhile."""
+        """Whether the graph is missing or corrupt; False if the dataset is removed meanwhile."""
         try:
-            await self._read_blob(stored(known.definition).blob)
+            await self._read_blob(stored(known.outline).blob)
         except (Corrupt, Missing) as error:
-            if self._dispatcher.state.datasets.get(known.dataset_id) is not known:
+            if self._decider.state.datasets.get(known.dataset_id) is not known:
                 return False
             log.error("dataset %s has lost its graph: %s", known.dataset_id, error)
             return True
         return False
 
     async def read(self, dataset: Dataset) -> bytes:
-        """The dataset's graph. Raises NotFound if that is removed meanwhile, Missing, Corrupt."""
+        """The dataset's graph. Raises NotFound if it is removed meanwhile, Missing, Corrupt."""
         try:
-            return await self._read_blob(stored(dataset.definition).blob)
+            return await self._read_blob(stored(dataset.outline).blob)
         except Missing:
-            if find_dataset(self._dispatcher.state, dataset.dataset_id) is dataset:
+            if find_dataset(self._decider.state, dataset.dataset_id) is dataset:
                 raise
             raise NotFound(
                 f"dataset {dataset.dataset_id} was replaced as it was being read; ask again"
@@ -154,19 +176,19 @@ class Graphs:
         return await asyncio.to_thread(self._storage.read_blob, name)
 
     async def collect(self) -> None:
-        """Remove what dispatchers before this one have stored, and no event names.
+        """Remove the blobs of earlier terms that no event names.
 
-        Nobody misses it: an event of an earlier term that is not in the journal by now never will
-        be. Unless it was lost, and a person brings it back: so not after a repair, which may have
-        cut it off; nor once the journal is known to lack events.
+        That is safe: an event of an earlier term that is not journaled by now never will be. Only
+        a person may restore a lost event. So this removes nothing after a repair, or once the
+        journal is known to lack events.
         """
-        dispatcher, state = self._dispatcher, self._dispatcher.state
+        decider, state = self._decider, self._decider.state
         if state.predecessors:
             return
         try:
             named = {*needed_blobs(state).values(), *state.unused_blobs}
             for blob in await asyncio.to_thread(self._storage.blobs):
-                if dispatcher.condemns or dispatcher.stopped.is_set():
+                if self._history.condemns or decider.stopped.is_set():
                     return
                 if blob not in named and 0 < _term(blob) < self._writer.term:
                     await asyncio.to_thread(self._writer.delete_blob, blob)
@@ -176,11 +198,11 @@ class Graphs:
 
 
 def needed_blobs(state: State) -> dict[str, str]:
-    """The names of what its datasets are kept as, by their ids."""
-    return {name: stored(known.definition).blob for name, known in state.datasets.items()}
+    """The blob names of the datasets' graphs, by dataset id."""
+    return {name: stored(known.outline).blob for name, known in state.datasets.items()}
 
 
 def _term(blob: str) -> int:
-    """In which it was stored; 0 if its name, an early version's, does not say."""
+    """The term in which the blob was stored; 0 for an early version's name."""
     term = blob.partition(".")[2].partition("-")[0]
     return int(term) if term.isdecimal() else 0

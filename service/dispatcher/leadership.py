@@ -1,9 +1,9 @@
-"""That this dispatcher still leads: kept up by renewing, and known for a while after that.
+"""The leader's lease: renewed in the background, and checked before answers to queries.
 
-Decisions need no such knowledge: the storage itself refuses the append of a dispatcher that
-was displaced. Answers to questions do. For the length of a lease from when a renewal was
-*sent*, nobody can have taken over, because whoever wants to must have seen this writer silent
-for as long; a process that was paused finds its lease run out, and asks before it answers.
+Decisions need no lease: the storage itself refuses the append of a displaced dispatcher. Queries
+do. For one lease from when a renewal was *sent*, no other dispatcher can take over: it must first
+see this writer silent for that long. A process that was paused finds its lease expired, and renews
+before it answers.
 """
 
 from __future__ import annotations
@@ -23,43 +23,42 @@ RENEWALS_A_LEASE = 4
 
 
 class Leadership:
-    """Of the dispatcher whose writer this is. Everything runs on one event loop."""
+    """The lease of one dispatcher's writer. Everything runs on one event loop."""
 
     def __init__(self, writer: Writer, on_lost: Callable[[StorageError], None]) -> None:
-        """`on_lost` is called when another has taken over, or the storage has lost records."""
+        """`on_lost` is called when another dispatcher leads, or the storage has lost records."""
         self._writer = writer
         self._on_lost = on_lost
         self._lease_s = writer.lease_ms / 1000
         self._proved_s = -math.inf  # when the last renewal that succeeded was sent, monotonic
         self._led_s = -math.inf  # when the last append that succeeded was sent
-        # Of its own: a renewal must not queue behind graphs that are read and written.
+        # A thread of its own: a renewal must not queue behind reads and writes of graphs.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forebay-renewal")
         self._renewal: asyncio.Task[None] | None = None
         self._complained = False
 
     @property
     def known(self) -> bool:
-        """Whether a renewal's time has not run out."""
+        """Whether the lease has not expired."""
         return time.monotonic() <= self._proved_s + self._lease_s
 
     def led(self, sent_s: float) -> None:
-        """The storage has taken an append that was sent then, as it does from the leader alone."""
+        """Record an append that was sent at `sent_s`: the storage accepts only the leader's."""
         self._led_s = max(self._led_s, sent_s)
 
     async def prove(self, since_s: float = math.inf) -> None:
-        """Return when it is certain that nobody had taken over at `since_s`, or at some time after
-        it; if that lies ahead, when this was called.
+        """Wait for proof that this dispatcher led at `since_s`, at most now, or at a later time.
 
-        At once, within the lease. Raises StorageError.
+        Returns at once within the lease. Raises StorageError.
         """
         since_s = min(since_s, time.monotonic())
-        # A renewal that was under way already proves nothing: this process may have been paused
-        # between its answer and now.
+        # A renewal already in flight proves nothing: this process may have been paused between
+        # its answer and now.
         while not self.known and max(self._proved_s, self._led_s) < since_s:
             await self._renew()
 
     async def keep(self) -> None:
-        """Renew, again and again, until cancelled or displaced."""
+        """Renew periodically until cancelled or displaced."""
         interval_s = self._lease_s / RENEWALS_A_LEASE
         while True:
             try:
@@ -77,7 +76,7 @@ class Leadership:
             await asyncio.sleep(interval_s)
 
     async def close(self) -> None:
-        """Wait for a renewal that is under way."""
+        """Wait for the renewal in flight."""
         if self._renewal is not None:
             await asyncio.wait([self._renewal])
         self._thread.shutdown(wait=False)
@@ -100,4 +99,4 @@ class Leadership:
 
 def _was_seen(renewal: asyncio.Task[None]) -> None:
     if not renewal.cancelled():
-        renewal.exception()  # whoever waited for it has it; perhaps nobody does any more
+        renewal.exception()  # marks it as retrieved; perhaps nobody awaits it

@@ -1,8 +1,8 @@
-"""What listens on a dispatcher's port: a gRPC server for each time that it changes its role.
+"""The listener on a dispatcher's port: a new gRPC server for each change of role.
 
-A connection must not outlive the role in which it was accepted: a client that knows one address
-only, behind which somebody else leads by now, has to connect anew to get there. So each role
-has a server of its own, and that of a standby ends its connections after a while.
+A connection must not outlive the role in which it was accepted. A client may know only one
+address, behind which another dispatcher leads by now: it must reconnect to reach the leader. So
+each role has its own server, and a standby's server ends its connections after a while.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ Handler = grpc.GenericRpcHandler  # of a service
 
 STANDBY_OPTIONS = [*SERVER_OPTIONS, ("grpc.max_connection_age_ms", 2_000)]
 REBIND_S = 5.0
-"""How long the system may take to give the port back."""
+"""How long to wait for the system to free the port."""
 
 
 class ServedPort:
-    """Holds a port. `open` serves on it, in one role after another."""
+    """A port on which `open` serves one role after another."""
 
     def __init__(self, host: str, port: int, *, standby: bool) -> None:
-        """Listen on host:port (0: any free one), at first as a standby or not.
-
-        Raises AddressInUse.
-        """
+        """Bind host:port (0: any free one); `standby` is the first role. Raises AddressInUse."""
         self._host = host
         self._server = _server(standby)
         self.address = bind(self._server, host, port)
@@ -42,7 +39,7 @@ class ServedPort:
     async def open(self, handlers: Sequence[Any], *, standby: bool) -> None:
         """Serve these services from now on, and end all earlier connections.
 
-        Raises AddressInUse if another process has taken the port in between.
+        Raises AddressInUse if another process has taken the port meanwhile.
         """
         if self._started:
             await self._server.stop(None)
@@ -57,7 +54,7 @@ class ServedPort:
         self._started = True
 
     async def close(self, grace_s: float) -> None:
-        """Take no more calls, and end those that last longer than `grace_s`."""
+        """Accept no more calls, and cancel those that last longer than `grace_s`."""
         await self._server.stop(grace_s)
 
     async def _bind(self) -> None:
@@ -77,14 +74,13 @@ def _server(standby: bool) -> grpc.aio.Server:
 
 
 class StandbyHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
-    """What a standby answers, whatever it is asked.
+    """Answers every call to a standby with UNAVAILABLE, which every client retries.
 
-    UNAVAILABLE, which every client retries; who leads is in the metadata, for those that
-    understand it.
+    The metadata names the leader, for clients that understand it.
     """
 
     def __init__(self, leader: Callable[[], str]) -> None:
-        """`leader` tells who leads; "" if that is not known."""
+        """`leader` returns the leader's address; "" if it is unknown."""
         self._leader = leader
         self._handler = grpc.unary_unary_rpc_method_handler(self._refuse)
 

@@ -1,4 +1,4 @@
-"""What a dispatcher can be told."""
+"""The dispatcher's options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from ..options import Option, ServerOptions
 DEPLOYMENT_MODES = ("COLOCATED", "REMOTE", "HYBRID")
 MAX_PORT = 65535
 MOST_SAVES = 3
-"""At a time a worker, if nothing is said: tf.data service's own number."""
+"""The default number of saves that a worker writes at a time; tf.data service's own."""
+
+HOUR_MS = 3_600_000
+
+LEAST_SILENCE_MS = 50
+"""The least timeout: members send three heartbeats in one, and cannot in a shorter one."""
 
 _FORMS = "give each worker HOST:PORT, HOST or HOST:%port%"
 _ADDRESS = re.compile(r"(?!.*://)[^\s,%]+(:%port(_[a-zA-Z0-9_]+)?%)?")
@@ -39,7 +44,7 @@ def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
                 f"no worker can have the address {address!r}, at place {place} of the list of "
                 f"workers; {_FORMS}"
             )
-        if port and address in listed:  # whose second shard nobody would read
+        if port and address in listed:  # nobody would read its second shard
             raise InvalidArgument(
                 f"the list of workers has {address!r} twice, and one worker is there: {given!r}; "
                 "give each worker a port of its own"
@@ -49,7 +54,7 @@ def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _deployment_mode(mode: str | int) -> str:
-    """By its name, short or as TensorFlow's enumeration has it, or its number there."""
+    """The mode's short name, from that name, TensorFlow's enumerator, or its number."""
     names = ("", *DEPLOYMENT_MODES)
     if isinstance(mode, int) and not isinstance(mode, bool) and 0 <= mode < len(names):
         return names[mode]
@@ -63,7 +68,7 @@ def _deployment_mode(mode: str | int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherOptions(ServerOptions):
-    """Times in milliseconds; a timeout of −1 never runs out."""
+    """Times in milliseconds; a timeout of −1 never expires."""
 
     storage: Annotated[
         str,
@@ -81,7 +86,7 @@ class DispatcherOptions(ServerOptions):
         bool, Option("Wait for the leader on this storage to fall silent, then lead.")
     ] = False
     leader_lease_ms: Annotated[
-        int, Option("How long a silent leader keeps its place.", least=100)
+        int, Option("How long a silent leader keeps its place.", least=100, most=HOUR_MS)
     ] = 2_000
     allow_volatile: Annotated[
         bool, Option("Use a Redis whose settings can lose acknowledged events.")
@@ -107,30 +112,38 @@ class DispatcherOptions(ServerOptions):
         int, Option("How often it looks for iterations that nobody reads.", least=1)
     ] = 60_000
     job_gc_timeout_ms: Annotated[
-        int, Option("Collect an iteration that nobody read for so long; -1: never.", least=-1)
+        int,
+        Option(
+            "Collect an iteration that nobody read for so long; 0: at once, -1: never.",
+            least=0,
+            off=-1,
+        ),
     ] = 300_000
     dynamic_gc_timeout_ms: Annotated[
         int,
         Option(
             "The same with DYNAMIC sharding. If somebody joins such an iteration again, it goes "
             "on with the splits that are left.",
-            least=-1,
+            least=0,
+            off=-1,
         ),
     ] = 300_000
     max_idle_iterations: Annotated[
         int,
         Option(
             "Of the iterations of a job that nobody reads, such as epochs that were left early, "
-            "keep the latest so many at once; -1: all.",
-            least=-1,
+            "keep the latest so many at once; 0: none, -1: all.",
+            least=0,
+            off=-1,
         ),
     ] = 16
     finished_retention_ms: Annotated[
         int,
         Option(
             "When nobody has read a finished epoch for so long, keep no more of it than that it is "
-            "finished; -1: keep all. Who comes later gets its end, sooner or later.",
-            least=-1,
+            "finished; 0: at once, -1: keep all. Who comes later gets its end, sooner or later.",
+            least=0,
+            off=-1,
         ),
     ] = 300_000
     unused_retention_hours: Annotated[
@@ -138,11 +151,17 @@ class DispatcherOptions(ServerOptions):
         Option(
             "Remove datasets that nobody has registered or read for so long, with their jobs, and "
             "jobs of others that nobody has read for so long; -1: never.",
-            least=-1,
+            least=0.0001,
+            off=-1,
         ),
     ] = -1.0
     worker_timeout_ms: Annotated[
-        int, Option("Give up a worker that is silent for so long; -1: never.", least=-1)
+        int,
+        Option(
+            "Give up a worker that is silent for so long; -1: never.",
+            least=LEAST_SILENCE_MS,
+            off=-1,
+        ),
     ] = 60_000
     reconnect_grace_ms: Annotated[
         int,
@@ -150,10 +169,16 @@ class DispatcherOptions(ServerOptions):
             "How long a worker has to come back whose connection broke; three times that after a "
             "change of dispatchers.",
             least=100,
+            most=HOUR_MS,
         ),
     ] = 5_000
     client_timeout_ms: Annotated[
-        int, Option("Give up a consumer that is silent for so long; -1: never.", least=-1)
+        int,
+        Option(
+            "Give up a consumer that is silent for so long; -1: never.",
+            least=LEAST_SILENCE_MS,
+            off=-1,
+        ),
     ] = 120_000
     worker_max_concurrent_snapshots: Annotated[
         int, Option("How many saves a worker writes at a time, at most; 0: three.", least=0)
@@ -162,10 +187,14 @@ class DispatcherOptions(ServerOptions):
         int, Option("Events between snapshots of the state, at least.", least=1)
     ] = 50_000
     retention_hours: Annotated[
-        float, Option("How long history is kept, for audit and rewind.", least=0.0)
+        float,
+        Option(
+            "How long history is kept, for audit and rewind; 0: no longer than a restart needs it.",
+            least=0.0,
+        ),
     ] = 168.0
 
     @property
     def most_saves_a_worker(self) -> int:
-        """How many of them each worker writes at a time."""
+        """The most saves that a worker writes at a time."""
         return self.worker_max_concurrent_snapshots or MOST_SAVES

@@ -1,6 +1,6 @@
-"""A save's directory, as TensorFlow's workers and readers have it: the work on its files.
+"""A save's directory: the file I/O, in the layout of TensorFlow's workers and readers.
 
-All of it blocks, is called by threads of the dispatcher's (saves.py), and may be done again.
+All functions block, run in the dispatcher's threads (saves.py), and are idempotent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SCALAR_INT64 = b"\x08\x09\x12\x00\x22\x08"
 
 
 def split_tensor(value: int) -> bytes:
-    """A split as TensorFlow's workers have it: a serialized TensorProto."""
+    """A split for TensorFlow's workers: a serialized TensorProto."""
     return _split(_SCALAR_INT64, value)
 
 
@@ -62,7 +62,7 @@ class SplitFile(NamedTuple):
 
 
 def split_files(save: Save, number: int, written: Sequence[int]) -> list[SplitFile]:
-    """Those of a stream's splits behind the first `written` of each source."""
+    """The files of a stream's splits behind the first `written` of each source."""
     stream = save.streams[number]
     if list(written) == [source.assigned for source in stream.sources]:
         return []
@@ -84,9 +84,9 @@ def split_files(save: Save, number: int, written: Sequence[int]) -> list[SplitFi
 
 
 def look_at(path: str) -> tuple[str, bool]:
-    """The path as it is known, and whether nothing is there.
+    """The normalized path, and whether nothing is there.
 
-    Raises InvalidArgument if it lies within a directory that a dataset was saved to.
+    Raises InvalidArgument if it lies within the directory of another save.
     """
     if not is_absolute(path):
         return path, False
@@ -101,7 +101,7 @@ def look_at(path: str) -> tuple[str, bool]:
 
 
 def prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) -> None:
-    """A directory with all that a save has before its first stream."""
+    """Create a directory with everything that a save has before its first stream."""
     os.makedirs(f"{path}/{CHUNKS}", exist_ok=True)
     os.makedirs(f"{path}/streams", exist_ok=True)
     write_whole(f"{path}/{IDENTITY}", path.encode())
@@ -111,12 +111,12 @@ def prepare(path: str, metadata: tf.DistributedSnapshotMetadata, graph: bytes) -
 
 
 def remove(path: str) -> None:
-    """The directory, if it is there."""
+    """Remove the directory if it exists; ignores errors."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def place(prepared: str, path: str) -> None:
-    """Rename what was prepared, unless that is done. Raises OSError, too, if neither is there."""
+    """Rename the prepared directory, if not yet done. Raises OSError, also if neither exists."""
     if _has(path, prepared):
         return
     if not os.path.lexists(prepared):
@@ -126,7 +126,7 @@ def place(prepared: str, path: str) -> None:
 
 
 def _has(path: str, prepared: str) -> bool:
-    """Whether the save that was prepared there is at the path, and not somebody else's files."""
+    """Whether the directory at the path is the save that was prepared as `prepared`."""
     try:
         with open(f"{path}/{IDENTITY}", "rb") as file:
             return file.read() == prepared.encode()
@@ -135,14 +135,14 @@ def _has(path: str, prepared: str) -> bool:
 
 
 def own(path: str, stream: int, sources: int, address: str) -> None:
-    """What a worker finds of a stream that it shall write."""
+    """Create a stream's directories and name its owner, for the worker that will write it."""
     for source in range(sources):
         os.makedirs(split_directory(path, stream, source, 0), exist_ok=True)
     write_whole(f"{stream_directory(path, stream)}/owner_worker", address.encode(), durable=False)
 
 
 def write_splits(files: list[SplitFile]) -> None:
-    """Those that are not there, whole."""
+    """Write the files that are missing or incomplete."""
     for directory, name, value in files:
         path, data = f"{directory}/{name}", frame(split_tensor(value))
         try:
@@ -154,7 +154,7 @@ def write_splits(files: list[SplitFile]) -> None:
 
 
 def seal(save: EndedSave) -> None:
-    """Say how it has ended, if what is at its path is that save."""
+    """Write how the save ended, if the directory at its path is that save."""
     path = save.path
     if os.path.lexists(save.prepared):
         remove(save.prepared)
@@ -164,7 +164,7 @@ def seal(save: EndedSave) -> None:
     elif save.finished:
         if not os.path.exists(f"{path}/{DONE}"):
             write_whole(f"{path}/{DONE}", b"")
-    # After a repair, the journal may lack the end of a save that had been finished, and said so.
+    # After a repair, the journal may lack the end of a save whose directory says "finished".
     elif not os.path.exists(f"{path}/{DONE}") and not os.path.exists(f"{path}/{ERROR}"):
         code = save.failed if save.failed in CODES else "UNKNOWN"
         status = tf.StatusProto(code=code, message=save.message)
@@ -172,7 +172,7 @@ def seal(save: EndedSave) -> None:
 
 
 def cannot_write(path: str, error: OSError) -> FailedPrecondition:
-    """The error that this was, as whoever saves is told."""
+    """The I/O error as an error for the client that saves."""
     return FailedPrecondition(
         f"a dataset cannot be saved to {path}: {error.strerror or error} "
         f"({error.filename or path}); give a path on a file system with enough space that the "
@@ -181,5 +181,5 @@ def cannot_write(path: str, error: OSError) -> FailedPrecondition:
 
 
 def code_of(error: OSError) -> str:
-    """The canonical status that a save ends with for it."""
+    """The canonical status of a save that fails by this I/O error."""
     return _CODES.get(error.errno or 0, "FAILED_PRECONDITION")

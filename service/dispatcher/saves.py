@@ -1,12 +1,11 @@
-"""Saves: their directories follow the state (core/saves.py).
+"""Saves: the directories follow the state (core/saves.py).
 
-What is decided is journaled first, and then done in the directory, before anybody is told of it. So
-a dispatcher that begins finds directories that lack the last of what was decided, and never such as
-have more; it makes up for that before it tells anybody of a stream. A directory that cannot be
-written ends its save, and nothing else.
+Each decision is journaled first, then carried out in the directory, and only then answered. So a
+new leader may find directories that lag behind the journal, but never one that is ahead. It catches
+up before it assigns a stream. A directory that cannot be written fails its own save only.
 
-A save's directory is made under another name before the save is decided, and renamed afterwards:
-what cannot be written is refused, and whoever finds the directory finds all that load needs.
+A save's directory is created under another name before the save is decided, and renamed afterwards.
+So a path that cannot be written is refused, and a directory at the path has all that load needs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
@@ -40,31 +39,29 @@ from ..errors import (
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
 from . import save_directory as directory
+from .decider import Decider
 from .file_threads import FileThreads
-
-if TYPE_CHECKING:
-    from .dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
 COMPRESSIONS = ("", "GZIP", "SNAPPY", "ZLIB")
 THREADS = 16
-"""As many saves can hang before others wait for them."""
+"""So many saves can hang before others wait for them."""
 
 READY_S = 1.0
-"""How long a heartbeat waits for the file system: a stream that is not ready then comes later."""
+"""How long a heartbeat waits for the file system; a later heartbeat brings unready streams."""
 
 SILENT_S = 15.0
-"""After so long a new leader doubts that a stream is being written of which it does not hear."""
+"""A new leader doubts that a stream is being written after this much silence about it."""
 
 DOUBTED_S = 120.0
-"""For so long: then all threads of a worker have found it, or have given up."""
+"""How long a new leader doubts: then all threads of a worker have found it or given up."""
 
 WITHHELD = -math.inf
-"""For a time at which it was heard of a stream: its worker is to let it go first."""
+"""Marks a stream that is withheld from its worker until the worker has dropped it."""
 
 RETRY_S = 5.0
-"""How soon it is tried again to say in a directory that its save is over."""
+"""The pause before writing a save's end to its directory is retried."""
 
 _MAY_FREE = frozenset(
     {
@@ -72,40 +69,40 @@ _MAY_FREE = frozenset(
         *("worker_registered", "worker_drains", "worker_lost"),
     }
 )
-"""Events without which no worker may write another stream than before."""
+"""Events that may make another stream available to a worker."""
 
 _CODE_NAMES = {number: name for name, number in tf.Code.items()}
 
 
 class Saves:
-    """Of one dispatcher. Everything but the files' work runs on its event loop.
+    """The saves of one dispatcher. All but file I/O runs on its event loop.
 
-    That is done in threads of its own, and one at a time of a save: a file system that hangs holds
-    up neither reading nor other saves. Whoever waits for it may go away; it goes on.
+    File I/O runs in threads, one at a time for a save: a hanging file system delays neither reads
+    nor other saves. The I/O continues if its waiters are cancelled.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
         self._threads = FileThreads(THREADS, "forebay-saves")
-        self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # what goes on, by what it is for
+        self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # running tasks, by purpose
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by save
-        self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # of streams, who may write
-        self._written: dict[tuple[int, int], list[int]] = {}  # how many splits of each source
-        self._sealed: set[int] = set()  # those whose directories say that they are over
+        self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # who may write each stream
+        self._written: dict[tuple[int, int], list[int]] = {}  # splits written, by source
+        self._sealed: set[int] = set()  # saves whose directories say that they are over
         self._changes = 0  # events that may have given a worker another stream
-        self._waiting: dict[int, str] = {}  # saves, and which kind of worker they lack
+        self._waiting: dict[int, str] = {}  # the missing kind of worker, by save
         self._ended = asyncio.Event()
         self._doubted_until_s = time.monotonic() + DOUBTED_S
         self._heard_s = {  # when a split was last asked for, of streams begun in an earlier term
             (save.save_id, number): time.monotonic()
-            for save in dispatcher.state.saves.values()
+            for save in decider.state.saves.values()
             for number, stream in enumerate(save.streams)
             if not stream.completed
         }
-        dispatcher.subscribe(self._see)
+        decider.subscribe(self._see)
 
     async def close(self) -> None:
-        """Leave what hangs."""
+        """Wait briefly for running I/O, then abandon it."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=READY_S)
         left = list(self._tasks.values())
@@ -124,9 +121,9 @@ class Saves:
         """Begin to save the dataset of this graph.
 
         Raises AlreadyExists, InvalidArgument, FailedPrecondition if the directory cannot be
-        written, Unimplemented if nobody can save the dataset, Unavailable.
+        written, Unimplemented if no worker can save the dataset, Unavailable.
         """
-        if not self._dispatcher.position().lasting:
+        if not self._decider.position().lasting:
             raise InvalidArgument(
                 "tf.data distributed snapshot requires running tf.data service in the fault "
                 "tolerant mode. Give the dispatcher a storage that outlasts it: a directory or a "
@@ -145,8 +142,8 @@ class Saves:
         request: tuple[str, int] | None,
     ) -> None:
         path, is_gone = await self._threads.run(directory.look_at, path)
-        state = self._dispatcher.state
-        # A retry finds what another dispatcher has prepared.
+        state = self._decider.state
+        # Named after the request, so that a retry finds what another dispatcher has prepared.
         unique = uuid.uuid4().hex if request is None else _digest(request)
         command = c.StartSave(
             request=request,
@@ -159,7 +156,7 @@ class Saves:
         )
         known = state.save_at.get(path)
         if not is_absolute(path) or known in state.saves or (known is not None and not is_gone):
-            started = await self._dispatcher.execute(command)  # refused, or answered before
+            started = await self._decider.execute(command)  # refused, or answered before
         elif not is_gone:
             raise AlreadyExists(
                 f"tf.data snapshot at {path} already exists, or something else does; save to "
@@ -168,14 +165,14 @@ class Saves:
         else:
             try:
                 await self._threads.run(directory.prepare, command.prepared, metadata, graph)
-                started = await self._dispatcher.execute(command)
+                started = await self._decider.execute(command)
             except OSError as error:
                 raise directory.cannot_write(path, error) from error
             finally:
                 begun = state.saves.get(state.save_at.get(path, 0))
                 unused = begun is None or begun.prepared != command.prepared
-                # Once this one has stopped, it may be another dispatcher's.
-                if unused and not self._dispatcher.stopped.is_set():
+                # Once this dispatcher has stopped, another one may be using the directory.
+                if unused and not self._decider.stopped.is_set():
                     await self._threads.run(directory.remove, command.prepared)
         save = state.saves.get(started.save_id)
         if save is not None and not await self._follow(save):
@@ -184,14 +181,15 @@ class Saves:
                 raise FailedPrecondition(ended.message)
 
     async def write(self, worker_id: int) -> tuple[list[tuple[Save, int]], bool]:
-        """What a worker shall write, perhaps a stream more than before: saves and the numbers of
-        their streams, whose directories are ready; and whether these are all.
+        """Assign the worker another stream if possible, and prepare its streams' directories.
+
+        Returns its ready streams, as (save, stream number), and whether these are all.
         """
-        dispatcher, state = self._dispatcher, self._dispatcher.state
+        decider, state = self._decider, self._decider.state
         if not state.saves:
             return [], True
-        most = dispatcher.options.most_saves_a_worker
-        await dispatcher.execute(c.AssignStream(worker_id=worker_id, most=most))
+        most = decider.options.most_saves_a_worker
+        await decider.execute(c.AssignStream(worker_id=worker_id, most=most))
         worker = state.workers.get(worker_id)
         if worker is None:
             return [], True
@@ -214,7 +212,7 @@ class Saves:
         return ready, len(ready) == len(found)
 
     def watch(self, worker: Worker) -> Callable[[], bool]:
-        """Whether `write` has another stream for it; looks only if that can have changed."""
+        """A check whether `write` has another stream for it; cheap while nothing has changed."""
         seen = -1
 
         def may_write_more() -> bool:
@@ -222,21 +220,21 @@ class Saves:
             if seen == self._changes:
                 return False
             seen = self._changes
-            dispatcher = self._dispatcher
-            return may_assign(dispatcher.state, worker, dispatcher.options.most_saves_a_worker)
+            decider = self._decider
+            return may_assign(decider.state, worker, decider.options.most_saves_a_worker)
 
         return may_write_more
 
     async def report(self, address: str, path: str, progress: tf.SnapshotTaskProgress) -> None:
-        """What one of TensorFlow's workers says of a stream."""
-        save_id = self._dispatcher.state.save_at.get(path, 0)
+        """Handle a TensorFlow worker's report about a stream."""
+        save_id = self._decider.state.save_at.get(path, 0)
         number = progress.snapshot_task.stream_index
         if progress.completed:
-            await self._dispatcher.execute(
+            await self._decider.execute(
                 c.CompleteStream(save_id=save_id, stream=number, worker_address=address)
             )
         elif progress.status.code:
-            await self._dispatcher.execute(
+            await self._decider.execute(
                 c.FailSave(
                     save_id=save_id,
                     code=_CODE_NAMES.get(progress.status.code, str(progress.status.code)),
@@ -249,20 +247,19 @@ class Saves:
     def told(
         self, streams: Sequence[tuple[Save, int]], reports: Mapping[str, tf.SnapshotTaskProgress]
     ) -> list[tuple[Save, int]]:
-        """Those of the streams of one of TensorFlow's workers that it is told to write now.
-        `reports` are what it says of those that it has, by their saves' paths.
+        """The subset of a TensorFlow worker's streams to send in its heartbeat's answer.
+        `reports` are its reports of the streams that it has, by their saves' paths.
 
-        It gives up a stream, without a word, if it misses the dispatcher for longer than its
-        `dispatcher_timeout_ms`: one of its threads may, when others have found the dispatcher
-        again. So if of a stream of an earlier term nobody asks for a split any more, it is not told
-        to write that until it has it no longer: then it begins the stream anew behind its last
-        checkpoint.
+        A worker's thread silently gives up its stream if it misses the dispatcher for longer than
+        `dispatcher_timeout_ms`, even when other threads have reconnected. So if nobody requests
+        splits of an earlier term's stream, the answer leaves it out until the worker has dropped
+        it. The worker then restarts the stream from its last checkpoint.
         """
         told = []
         for save, number in streams:
             stream, says = (save.save_id, number), reports.get(save.path)
             if says is None or says.snapshot_task.stream_index != number:
-                self._heard_s.pop(stream, None)  # it begins the stream, and knows this dispatcher
+                self._heard_s.pop(stream, None)  # it starts the stream, so it knows this leader
             elif not (says.completed or says.status.code):
                 heard_s = self._heard_s.get(stream, math.inf)
                 if time.monotonic() - heard_s >= SILENT_S:
@@ -280,11 +277,11 @@ class Saves:
             self._heard_s[stream] = time.monotonic()
 
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
-        """The next split of a stream, whose file has been written. Raises FailedPrecondition,
+        """The next split of a stream, after its file is written. Raises FailedPrecondition,
         NotFound, InvalidArgument, Unavailable."""
-        state, number = self._dispatcher.state, request.stream_index
+        state, number = self._decider.state, request.stream_index
         save = find_save(state, request.base_path)
-        assigned, event = await self._dispatcher.execute(
+        assigned, event = await self._decider.execute(
             c.AssignSplit(
                 path=request.base_path,
                 stream=number,
@@ -307,13 +304,13 @@ class Saves:
         return response
 
     async def follow(self) -> None:
-        """Until it is cancelled, say in the directories of saves that are over how they ended."""
-        for save in list(self._dispatcher.state.saves.values()):
+        """Write to the directories of ended saves how they ended, until cancelled."""
+        for save in list(self._decider.state.saves.values()):
             self._once(save.save_id, partial(self._follow, save))
         while True:
             self._ended.clear()
             try:
-                await self._dispatcher.settled()
+                await self._decider.settled()
             except Unavailable:
                 left = True
             else:
@@ -331,7 +328,7 @@ class Saves:
             self._ended.set()
 
     def _say_who_is_lacking(self) -> None:
-        state, before = self._dispatcher.state, self._waiting
+        state, before = self._decider.state, self._waiting
         found = {save.save_id: waits_for(state, save) for save in state.saves.values()}
         self._waiting = {save_id: what for save_id, what in found.items() if what}
         for save_id in self._waiting.keys() - before.keys():
@@ -339,8 +336,8 @@ class Saves:
             log.warning("the save at %s waits for %s; start one", path, what)
 
     async def _seal_all(self) -> bool:
-        """Whether some directory could not be written."""
-        ended = self._dispatcher.state.ended_saves
+        """Seal all ended saves; returns whether some directory could not be written."""
+        ended = self._decider.state.ended_saves
         self._sealed &= ended.keys()
         tasks = [
             self._once(("seal", save.save_id), partial(self._seal, save))
@@ -358,7 +355,7 @@ class Saves:
             except OSError as error:
                 log.error("that the save at %s is over cannot be said there: %s", save.path, error)
                 return
-            except Exception:  # a bug, which is this save's alone
+            except Exception:  # a bug; it must not affect other saves
                 log.exception("that the save at %s is over cannot be said there", save.path)
             self._sealed.add(save.save_id)
             for key in [key for key in self._owners if key[0] == save.save_id]:
@@ -369,11 +366,11 @@ class Saves:
             log.info("the save at %s is finished", save.path)
 
     async def _follow(self, save: Save, number: int | None = None) -> bool:
-        """Bring the save's directory, and of one stream what is there, up to what has been decided.
+        """Bring the save's directory, and one stream's files, up to date with the state.
 
-        If that cannot be, the save fails. Whether it is still being written.
+        Fails the save on I/O errors. Returns whether the save is still being written.
         """
-        state, save_id = self._dispatcher.state, save.save_id
+        state, save_id = self._decider.state, save.save_id
         async with self._lock(save):
             owner: tuple[str, int] = ("", 0)
             files: list[directory.SplitFile] = []
@@ -384,8 +381,8 @@ class Saves:
                     written = self._written.get((save_id, number), [0] * len(stream.sources))
                     files = directory.split_files(save, number, written)
                     counts = [source.assigned for source in stream.sources]
-            # Nothing may be in the directory that the journal does not have.
-            await self._dispatcher.settled()
+            # The directory must never be ahead of the journal.
+            await self._decider.settled()
             if save_id not in state.saves:
                 return False
             try:
@@ -401,7 +398,7 @@ class Saves:
             except OSError as error:
                 reason = str(directory.cannot_write(save.path, error))
                 code = directory.code_of(error)
-        await self._dispatcher.execute(c.FailSave(save_id=save_id, code=code, message=reason))
+        await self._decider.execute(c.FailSave(save_id=save_id, code=code, message=reason))
         return False
 
     def _lock(self, save: Save | EndedSave) -> asyncio.Lock:
@@ -410,7 +407,7 @@ class Saves:
     def _once(
         self, key: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]
     ) -> asyncio.Task[Any]:
-        """The task of this key, which goes on when nobody waits for it any more."""
+        """The running task of this key, or a new one; it survives cancelled waiters."""
         if (task := self._tasks.get(key)) is None:
             task = self._tasks[key] = asyncio.create_task(work(), name="forebay-save")
             task.add_done_callback(partial(self._done, key))
@@ -419,7 +416,7 @@ class Saves:
     def _done(self, key: Hashable, task: asyncio.Task[Any]) -> None:
         del self._tasks[key]
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, ForebayError):  # a bug; perhaps nobody waits
+        if error is not None and not isinstance(error, ForebayError):  # a bug, perhaps unawaited
             log.error("the file work of a save failed", exc_info=error)
 
 
@@ -453,6 +450,6 @@ def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
         return str(error)
     if min(map(source_size, sources), default=ENDLESS) == ENDLESS:
         return "its source has no end"
-    if doubts := definitions.nondeterministic(graph):  # else whoever goes on with one skips wrongly
+    if doubts := definitions.nondeterministic(graph):  # else a resumed stream would skip wrongly
         return f"its elements may be others each time: {doubts[0]}"
     return ""

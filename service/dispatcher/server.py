@@ -1,4 +1,4 @@
-"""The dispatcher's process: it stands by, and leads; it ends when its journal cannot be written.
+"""The dispatcher's process: it stands by and leads; it exits when it cannot write its journal.
 
 stand by ─► lead ─► displaced by another: stand by …
               └───► the journal cannot be written: exit. Recovery is by replay
@@ -24,15 +24,15 @@ from .tensorflow_face import TensorFlowFace
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
-"""For answers to what the journal holds to leave: cutting them off would lose splits."""
+"""The time to send answers to journaled decisions: cutting them off would lose splits."""
 
 
 async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> bool:
     """Run a dispatcher until SIGTERM or SIGINT, or until its journal fails.
 
-    Calls `ready` with the address once calls are answered; a standby answers them with the
-    leader's. Returns whether it was stopped, rather than failed. Raises StorageError when the
-    journal cannot be taken over, InvalidArgument, and AddressInUse.
+    Calls `ready` with the address once it answers calls; a standby's answers name the leader.
+    Returns True if a signal stopped it, False if it failed or was displaced. Raises StorageError
+    when it cannot take over the journal, InvalidArgument, and AddressInUse.
     """
     _check(options)
     listener = ServedPort(options.host, options.port, standby=options.standby)
@@ -51,7 +51,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     try:
         await asyncio.wait((lead, stop), return_when=asyncio.FIRST_COMPLETED)
         if lead.done():
-            lead.result()  # raises what it failed with
+            lead.result()  # raises its error
         return interrupted.is_set()
     finally:
         for task in (stop, lead):
@@ -76,7 +76,7 @@ def _check(options: DispatcherOptions) -> None:
 
 
 async def _lead(listener: ServedPort, candidate: Candidate, ready: Callable[[], None]) -> None:
-    """Stand by and lead in turn, until the journal fails."""
+    """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
     refusal = StandbyHandler(candidate.leader)
     if candidate.standby:
         await listener.open([refusal], standby=True)

@@ -1,8 +1,9 @@
-"""Pushes new tasks to TensorFlow's workers, which would ask for them only every 30 seconds."""
+"""Pushes new tasks to TensorFlow's workers, which otherwise poll only every 30 seconds."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 PUSHERS = 8
 MAX_WAITING = 10_000
-"""Pushes that wait for their turn; what is more is left to the workers' heartbeats."""
+"""The most queued pushes; the workers' heartbeats fetch the others."""
 TIMEOUT_S = 10.0
 PATIENCE_S = 2.0
 """How long a client that joins an iteration is kept waiting for its tasks to be pushed."""
@@ -27,15 +28,19 @@ PATIENCE_S = 2.0
 class TaskPusher:
     """Calls ProcessTask of a stock worker for each task created for it.
 
-    A push may fail or be left out: the worker's heartbeat fetches the task. One that arrives
-    twice is ignored by the worker. `task_def` answers None for tasks that are over.
+    A push may fail or be left out: the worker's heartbeat fetches the task. A worker ignores a
+    task that arrives twice. `task_def` returns None for ended tasks. Each push holds its `turn`.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, task_def: Callable[[int], Awaitable[pb.TaskDef | None]]
+        self,
+        dispatcher: Dispatcher,
+        task_def: Callable[[int], Awaitable[pb.TaskDef | None]],
+        turn: Callable[[Iterable[int]], contextlib.AbstractAsyncContextManager[None]],
     ) -> None:
         self._dispatcher = dispatcher
         self._task_def = task_def
+        self._turn = turn
         self._waiting: asyncio.Queue[int] = asyncio.Queue(MAX_WAITING)
         self._unpushed: dict[int, asyncio.Future[None]] = {}
         self._pushers = [
@@ -43,7 +48,7 @@ class TaskPusher:
         ]
         for pusher in self._pushers:
             pusher.add_done_callback(dispatcher.task_ended)
-        # The dispatcher before this one may have died with its pushes undone.
+        # An earlier leader may have died before it pushed these.
         for worker in dispatcher.state.workers.values():
             if worker.stock:
                 for task_id in worker.tasks:
@@ -51,13 +56,13 @@ class TaskPusher:
         dispatcher.subscribe(self._see)
 
     async def wait_until_pushed(self, task_ids: Iterable[int]) -> None:
-        """Return when workers have these tasks, or PATIENCE_S later."""
+        """Wait until these tasks' pushes have ended, for at most PATIENCE_S."""
         unpushed = [self._unpushed[i] for i in task_ids if i in self._unpushed]
         if unpushed:
             await asyncio.wait(unpushed, timeout=PATIENCE_S)
 
     async def close(self) -> None:
-        """Give up the pushes that wait or are under way."""
+        """Cancel queued and running pushes."""
         for pusher in self._pushers:
             pusher.cancel()
         await asyncio.wait(self._pushers)
@@ -79,7 +84,8 @@ class TaskPusher:
         while True:
             task_id = await self._waiting.get()
             try:
-                await self._push(task_id)
+                async with self._turn([task_id]):
+                    await self._push(task_id)
             except grpc.aio.AioRpcError as error:
                 self._log(task_id, f"{error.code().name}: {error.details()}")
             except ForebayError as error:

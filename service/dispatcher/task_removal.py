@@ -1,17 +1,17 @@
-"""Whether a task of a coordinated read goes: only if all consumers ask for it in the same round.
+"""Task removal in coordinated reads: all consumers must ask for it in the same round.
 
-A consumer that asks cannot reach the task's worker, has no element of it in this round, and does
-not pass it until it is answered. So while all of them ask, none has an element, and none will. Who
-asks is not state: after a change of dispatchers they ask again. That the task is removed is.
+A consumer that asks cannot reach the task's worker, has no element of it in this round, and waits
+in this round for the answer. So while all consumers ask, none has an element, and none gets one.
+The votes are not state: after a change of leaders the consumers ask again. The removal is state.
 
 If they ask in different rounds, some have an element that the others lack. They wait for the
-worker, which makes up for it once it is back. If it was given up, they are told: to go on would be
-to give the consumers elements of different rounds in the same step.
+worker, which catches up once it has returned. If it is presumed dead, they get an error: otherwise
+they would read different rounds' elements in the same step.
 
-Forebay's consumers have elements of rounds to come. Each says of a task whose worker is lost in
-which round it has stopped, and up to which one it has all: the task goes after the last round that
-all have, which is one that none has passed. If one has passed it, the read is over for all, by a
-decision: whatever comes afterwards, nobody goes on without those that were told.
+Forebay's consumers prefetch elements of later rounds. For a task whose worker is lost, each reports
+the round in which it stopped, and the last round that it has completely. The dispatcher removes the
+task after the last round that all have, unless a consumer has passed that round. Then a journaled
+decision ejects all consumers, so that none continues without the others.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ import asyncio
 import collections
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..core import commands as c
 from ..core.state import Orphan, Task
 from ..errors import FailedPrecondition, InvalidArgument
 from ..proto import forebay_pb2 as pb
-
-if TYPE_CHECKING:
-    from .dispatcher import Dispatcher
+from .decider import Decider
 
 log = logging.getLogger(__name__)
 
@@ -53,30 +50,30 @@ def _future() -> asyncio.Future[bool]:
 
 @dataclass(eq=False)
 class _Vote:
-    """Consumers that wait for each other, to remove a task in one round."""
+    """The consumers that ask to remove a task in one round, and wait for the others."""
 
     round: int
-    torn: str = ""  # why its consumers cannot go on
+    torn: str = ""  # why its consumers cannot continue
     asking: collections.Counter[int] = field(default_factory=collections.Counter)
     removed: asyncio.Future[bool] = field(default_factory=_future)
 
 
 class TaskRemovals:
-    """Of all tasks. Everything runs on the dispatcher's event loop."""
+    """The removals of one dispatcher. Everything runs on its event loop."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
         self._votes: dict[int, _Vote] = {}  # by task
-        # By task and the worker that it was lost with: of each consumer, where it is.
+        # By task and lost worker (0: not lost): each consumer's report, by its index.
         self._held: dict[tuple[int, int], dict[int, pb.HeldTask]] = {}
 
     async def ask(self, task_id: int, consumer_index: int, round_: int) -> bool:
-        """Wait for the other consumers; whether the task is removed now.
+        """Wait for the other consumers; returns whether the task was removed.
 
-        Not, if they do not come in time, or one asks in another round. Raises InvalidArgument,
+        False if they do not ask in time, or one asks in another round. Raises InvalidArgument,
         FailedPrecondition, Unavailable.
         """
-        state = self._dispatcher.state
+        state = self._decider.state
         task = state.tasks.get(task_id)
         if task is None:
             return True
@@ -97,12 +94,12 @@ class TaskRemovals:
         vote.asking[consumer_index] += 1
         if len(vote.asking) == num_consumers:
             try:
-                await self._dispatcher.execute(c.RemoveTask(task_id=task_id, round=round_))
-            finally:  # decided, though this consumer may be gone before it is durable
+                await self._decider.execute(c.RemoveTask(task_id=task_id, round=round_))
+            finally:  # the others must hear of it even if this consumer's call is cancelled
                 self._end(task_id, vote, removed=task_id not in state.tasks)
             return True
         try:
-            # Shielded, since the others wait for the same.
+            # Shielded, since the others await the same future.
             removed = await asyncio.wait_for(asyncio.shield(vote.removed), PATIENCE_S)
         except TimeoutError:
             return task_id not in state.tasks  # it may just have been decided
@@ -115,13 +112,13 @@ class TaskRemovals:
         return removed
 
     async def hold(self, mine: pb.HeldTask, consumer_index: int) -> None:
-        """A consumer stops before a round, if the task's worker is lost or has ended it. Once all
-        have, it goes.
+        """Record where a consumer stopped, as the task's worker is lost or has ended the task. The
+        last consumer's report removes the task.
 
-        If some have passed a round of which others lack their element, all are ejected. Raises
+        If some have passed a round of which others lack their element, ejects all. Raises
         InvalidArgument, Unavailable.
         """
-        state = self._dispatcher.state
+        state = self._decider.state
         task = state.tasks.get(mine.task_id)
         if task is None or mine.lost != (task.worker_id if task.orphan is not None else 0):
             return
@@ -142,13 +139,13 @@ class TaskRemovals:
             torn = _torn(ended, last)
             log.error("task %d: %s", mine.task_id, torn)
             eject = c.EjectConsumers(iteration_id=task.iteration_id, reason=torn)
-            await self._dispatcher.execute(eject)
+            await self._decider.execute(eject)
             return
-        await self._dispatcher.execute(c.RemoveTask(task_id=mine.task_id, round=all_have))
+        await self._decider.execute(c.RemoveTask(task_id=mine.task_id, round=all_have))
 
     def _check(self, task: Task, consumer_index: int) -> int:
-        """How many consumers its read has. Raises FailedPrecondition, InvalidArgument."""
-        state = self._dispatcher.state
+        """The read's number of consumers. Raises FailedPrecondition, InvalidArgument."""
+        state = self._decider.state
         num_consumers = state.jobs[state.iterations[task.iteration_id].job_id].num_consumers
         if num_consumers is None:
             raise FailedPrecondition(

@@ -1,13 +1,14 @@
 """TensorFlow's protocol (service/proto/tf_service.proto): translate, execute, translate back.
 
-Unmodified clients and C++ workers of TensorFlow's tf.data service speak it. They retry only
+Unmodified clients and C++ workers of TensorFlow's tf.data service use it. They retry only
 UNAVAILABLE, ABORTED and CANCELLED; any other status ends a trainer's iterator.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ from ..pipelines.definitions import (
     Evaluate,
     evaluate_in_subprocess,
     metadata_of,
+    require_bytes,
     sanitize,
     split_sources,
 )
@@ -47,7 +49,7 @@ SERVICE = "tensorflow.data.DispatcherService"
 PROTOCOL_VERSION = 9
 
 MAX_EVALUATIONS = 2
-"""Helper processes at once; each of them imports TensorFlow."""
+"""The most helper processes at once; each of them imports TensorFlow."""
 
 _DECIDING = (
     "GetSplit",
@@ -61,7 +63,7 @@ _DECIDING = (
 
 
 class TensorFlowFace:
-    """The methods of tensorflow.data.DispatcherService. `close` ends what it has running."""
+    """The methods of tensorflow.data.DispatcherService. `close` ends its background work."""
 
     def __init__(self, dispatcher: Dispatcher, evaluate: Evaluate | None = None) -> None:
         self._dispatcher = dispatcher
@@ -71,7 +73,7 @@ class TensorFlowFace:
         self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
-        self._pusher = TaskPusher(dispatcher, self._task_def)
+        self._pusher = TaskPusher(dispatcher, self._task_def, self._turn)
         dispatcher.subscribe(self._see)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -118,41 +120,45 @@ class TensorFlowFace:
             _require_same_structure(known, request.metadata)
             await self._dispatcher.graphs.renew(known)
             return pb.GetOrRegisterDatasetResponse(dataset_id=known.dataset_id)
+        require_bytes(request.dataset.graph)
         graph = await asyncio.to_thread(sanitize, request.dataset.graph)
         definition = ev.DatasetDefinition(metadata=request.metadata)
         try:
             async with self._evaluations:
                 sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
-        except ForebayError as error:  # it can still be read unsharded
+        except ForebayError as error:  # consumers can still read it unsharded
             definition.unsplittable = str(error)
         else:
             definition.sources.extend(source.splits for source in sources)
         dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
         return pb.GetOrRegisterDatasetResponse(dataset_id=dataset_id)
 
-    async def _dataset_def(self, dataset: Dataset) -> pb.DatasetDef:
-        return pb.DatasetDef(graph=await self._dispatcher.graphs.read(dataset))
+    async def _graph(self, dataset: Dataset) -> bytes:
+        return (await self._dispatcher.graphs.pieces.of(dataset, plain=False)).graph
 
     async def get_dataset_def(self, request: pb.GetDatasetDefRequest) -> pb.GetDatasetDefResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
-        if dataset.definition.HasField("python_function"):
+        if dataset.outline.HasField("python_function"):
             raise Unimplemented(
                 f"dataset {request.dataset_id} is a Python dataset, which has no graph: run it on "
                 "Forebay's workers"
             )
-        return pb.GetDatasetDefResponse(dataset_def=await self._dataset_def(dataset))
+        async with self._dispatcher.graphs.pieces.turn(dataset.graph_bytes):
+            response = pb.GetDatasetDefResponse()
+            response.dataset_def.graph = await self._graph(dataset)
+            return response
 
     async def get_data_service_metadata(
         self, request: pb.GetDataServiceMetadataRequest
     ) -> pb.GetDataServiceMetadataResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
-        return pb.GetDataServiceMetadataResponse(metadata=dataset.definition.metadata)
+        return pb.GetDataServiceMetadataResponse(metadata=dataset.outline.metadata)
 
     async def disable_compression_at_runtime(
         self, request: pb.DisableCompressionAtRuntimeRequest
     ) -> pb.DisableCompressionAtRuntimeResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
-        compression = metadata_of(dataset.definition.metadata).compression
+        compression = metadata_of(dataset.outline.metadata).compression
         if compression == pb.DataServiceMetadata.COMPRESSION_OFF:
             return pb.DisableCompressionAtRuntimeResponse(no_compression_to_disable=True)
         disabled = await self._dispatcher.execute(
@@ -187,9 +193,9 @@ class TensorFlowFace:
         joined: ev.ConsumerJoined = await self._dispatcher.execute(
             c.JoinIteration(job_id=request.job_id, epoch=request.repetition, stock=True)
         )
-        self._dispatcher.attendance.expects(joined.consumer_id)
+        self._dispatcher.failure_detector.expects(joined.consumer_id)
         iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
-        if iteration is not None:  # its workers have their tasks when the client asks them
+        if iteration is not None:  # so the workers have their tasks before the client asks
             await self._pusher.wait_until_pushed(iteration.tasks)
         return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
 
@@ -206,9 +212,9 @@ class TensorFlowFace:
     ) -> pb.ClientHeartbeatResponse:
         state = self._dispatcher.state
         consumer = self._dispatcher.find_consumer(request.iteration_client_id)
-        self._dispatcher.attendance.saw(consumer.consumer_id)
+        self._dispatcher.failure_detector.saw(consumer.consumer_id)
         barrier = state.iterations[consumer.iteration_id].barrier
-        if barrier is not None:  # who starts with a task that its worker lacks asks to remove it
+        if barrier is not None:  # a client asks to remove a task that its worker lacks
             await self._pusher.wait_until_pushed(barrier.tasks)
             consumer = self._dispatcher.find_consumer(request.iteration_client_id)
         if request.HasField("current_round"):
@@ -226,8 +232,7 @@ class TensorFlowFace:
         response = pb.ClientHeartbeatResponse(
             iteration_finished=iteration.finished, deployment_mode=self._deployment_mode
         )
-        # A consumer that is told of no round to stop before goes on: with the tasks that are listed
-        # in the same answer.
+        # Without a block_round the consumer continues, with the tasks of the same answer.
         if iteration.barrier is not None and iteration.barrier.target_round:
             response.block_round = iteration.barrier.target_round
         for task_id in iteration.tasks:  # completed ones too: a client drops what is missing
@@ -272,7 +277,7 @@ class TensorFlowFace:
                 stock=True,
             )
         )
-        self._dispatcher.attendance.saw(worker_id)
+        self._dispatcher.failure_detector.saw(worker_id)
         saves = self._dispatcher.saves
         for path, progress in request.snapshot_task_progress.items():
             await saves.report(request.worker_address, path, progress)
@@ -280,9 +285,11 @@ class TensorFlowFace:
         worker = self._dispatcher.state.workers.get(worker_id)
         if worker is None:
             raise Unavailable(f"worker {request.worker_address} was replaced; beat again")
-        # A worker that was restarted has none of its tasks, and gets them all again.
+        # A restarted worker has none of its tasks, and gets all of them again.
         tasks, running = set(worker.tasks), set(request.current_tasks)
-        definitions = [await self._task_def(task_id) for task_id in sorted(tasks - running)]
+        new = sorted(tasks - running)
+        async with self._turn(new):
+            definitions = [await self._task_def(task_id) for task_id in new]
         return pb.WorkerHeartbeatResponse(
             new_tasks=[task for task in definitions if task is not None],
             tasks_to_delete=sorted(running - tasks),
@@ -298,7 +305,7 @@ class TensorFlowFace:
         )
 
     async def worker_update(self, request: pb.WorkerUpdateRequest) -> pb.WorkerUpdateResponse:
-        # Tasks that are not known any more are none of the worker's faults.
+        # CompleteTask ignores unknown tasks: they are not the worker's fault.
         await asyncio.gather(
             *(
                 self._dispatcher.execute(c.CompleteTask(task_id=update.task_id))
@@ -315,9 +322,17 @@ class TensorFlowFace:
         ]
         return pb.GetWorkersResponse(workers=workers)
 
+    def _turn(self, task_ids: Iterable[int]) -> contextlib.AbstractAsyncContextManager[None]:
+        """A turn to send these tasks: it limits the large graphs in flight."""
+        state = self._dispatcher.state
+        tasks = [state.tasks[i] for i in task_ids if i in state.tasks]
+        jobs = [state.jobs[state.iterations[task.iteration_id].job_id] for task in tasks]
+        graph_bytes = sum(state.datasets[job.dataset_id].graph_bytes for job in jobs)
+        return self._dispatcher.graphs.pieces.turn(graph_bytes)
+
     async def _task_def(self, task_id: int) -> pb.TaskDef | None:
-        """What a worker has to know of a task; None if it need not run it any more, or is lost,
-        or its dataset is removed meanwhile."""
+        """The worker's definition of a task; None if the task has ended, its worker is lost, or its
+        dataset was removed meanwhile."""
         state = self._dispatcher.state
         task = state.tasks.get(task_id)
         if task is None or task.completed or task.orphan is not None:
@@ -339,16 +354,15 @@ class TensorFlowFace:
             num_consumers=job.num_consumers,
         )
         try:
-            dataset_def = await self._dataset_def(state.datasets[job.dataset_id])
+            definition.dataset_def.graph = await self._graph(state.datasets[job.dataset_id])
         except NotFound:
             return None
-        definition.dataset_def.CopyFrom(dataset_def)
         return definition
 
     # -- splits ----------------------------------------------------------------------------------
 
     async def get_split(self, request: pb.GetSplitRequest) -> pb.GetSplitResponse:
-        # The iteration may be gone by the time that the decision is durable.
+        # Look these up first: the iteration may be gone once the decision is durable.
         iteration = self._dispatcher.state.iterations.get(request.iteration_id)
         sources = self._sources_of(request.iteration_id)
         get = c.GetSplit(
@@ -356,12 +370,12 @@ class TensorFlowFace:
             pass_number=request.repetition,
             source=request.split_provider_index,
         )
-        # TensorFlow's worker does not cancel this, and its heartbeats wait for it.
+        # TensorFlow's worker never cancels this call, and its heartbeats wait for it.
         state, waits = self._dispatcher.state, any(map(grows, sources))
         asking = running_tasks(state, request.iteration_id) if waits else set()
         leased: ev.SplitsLeased | None
         while (leased := await self._dispatcher.execute(get)) is None:
-            await self._dispatcher.growth.wait(get.iteration_id, get.source)
+            await self._dispatcher.growing_sources.wait(get.iteration_id, get.source)
             if not asking & running_tasks(state, request.iteration_id):
                 return pb.GetSplitResponse(end_of_splits=True)
         if not leased.count:
@@ -376,7 +390,7 @@ class TensorFlowFace:
         return pb.GetSplitResponse(split=split_tensor(split_value(source, leased.first)))
 
     def _see(self, event: ev.Event) -> None:
-        if event.HasField("dataset_removed"):  # the next one of that id may be another one
+        if event.HasField("dataset_removed"):  # its id may be reused for another one
             self._sources.pop(event.dataset_removed.dataset_id, None)
 
     def _sources_of(self, iteration_id: int) -> Sequence[ev.SplitSource]:
@@ -432,7 +446,7 @@ class TensorFlowFace:
 
 
 def file_tensor(path: str) -> bytes:
-    """A split that is a file, as TensorFlow's workers have it: a serialized TensorProto.
+    """A file's split for TensorFlow's workers: a serialized TensorProto.
 
     A scalar string: dtype 7, an empty shape, tensor_content of the length and the bytes.
     """
@@ -441,7 +455,7 @@ def file_tensor(path: str) -> bytes:
 
 
 def _prefixed(data: bytes) -> bytes:
-    """With its length before it, as a varint."""
+    """The data behind its length as a varint."""
     length, rest = bytearray(), len(data)
     while rest > 0x7F:
         length.append(rest & 0x7F | 0x80)
@@ -450,7 +464,7 @@ def _prefixed(data: bytes) -> bytes:
 
 
 def _require_same_structure(known: Dataset, metadata: bytes) -> None:
-    existing, got = metadata_of(known.definition.metadata), metadata_of(metadata)
+    existing, got = metadata_of(known.outline.metadata), metadata_of(metadata)
     differ = [
         field.name
         for field in pb.DataServiceMetadata.DESCRIPTOR.fields
@@ -465,10 +479,10 @@ def _require_same_structure(known: Dataset, metadata: bytes) -> None:
 
 
 def _transfer_servers(worker: Worker) -> list[pb.DataTransferServerInfo]:
-    """Where a stock client can fetch elements. It insists on one for gRPC."""
+    """The servers from which a stock client can fetch elements. It requires one for gRPC."""
     if worker.stock:
         return [pb.DataTransferServerInfo.FromString(data) for data in worker.transfer_servers]
-    # Ours has TensorFlow's GetElement too; its own data connections would say nothing to it.
+    # Our worker also serves TensorFlow's GetElement; stock clients cannot use its own protocol.
     return [_grpc_server(worker.address)]
 
 

@@ -1,13 +1,13 @@
-"""What users' code has counted, as workers tell it, for as long as there is the iteration.
+"""User metrics: counts by users' code that workers report, kept as long as their iteration.
 
-It is no state, and journaled nowhere: a dispatcher that has just begun knows what the workers that
-are there tell again, of tasks that they have; not what those have counted that have gone. Nor does
-it hear what a task has counted between its worker's last heartbeat and its being cancelled.
+They are neither state nor journaled. A new leader learns the metrics of the tasks that live workers
+still have, and none of workers that are gone. It also misses the counts of a task between its
+worker's last heartbeat and the task's cancellation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ..core.state import State
 from ..metrics import Totals
@@ -16,14 +16,14 @@ from ..proto import metrics_pb2
 
 
 class UserMetrics:
-    """Totals by task, of which the last that a worker told replace those before."""
+    """Totals by task; a worker's newest report replaces its earlier ones."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._told: dict[int, dict[tuple[int, int], metrics_pb2.Metrics]] = {}  # by iteration
 
     def told(self, known: pb.JournalPosition, metrics: Iterable[metrics_pb2.TaskMetrics]) -> None:
-        """By a worker that knows this journal; what is of another one is not taken."""
+        """Record a worker's report; ignores workers of another journal."""
         if known.journal_id != self._state.journal_id:
             return
         for task in metrics:
@@ -33,13 +33,13 @@ class UserMetrics:
                 self._forget()
             of_iteration = self._told.setdefault(task.iteration_id, {})
             before = of_iteration.get((task.task_id, task.run))
-            if before is None or before.splits <= task.totals.splits:  # or it was overtaken
+            if before is None or before.splits <= task.totals.splits:  # else it arrived late
                 of_iteration[task.task_id, task.run] = task.totals
 
-    def totals(self) -> Mapping[int, metrics_pb2.Metrics]:
-        """By iteration."""
-        self._forget()
-        return {i: Totals(of.values()).told() for i, of in self._told.items()}
+    def total(self, iteration_id: int) -> metrics_pb2.Metrics | None:
+        """The iteration's total; None without reports."""
+        told = self._told.get(iteration_id)
+        return None if told is None else Totals(told.values()).told()
 
     def _forget(self) -> None:
         self._told = {i: of for i, of in self._told.items() if i in self._state.iterations}

@@ -1,6 +1,6 @@
-"""Files of a directory, here or in a store that Beam knows (`gs://`, `s3://`, `hdfs://` …).
+"""Files of a directory, local or in a store that Beam knows (`gs://`, `s3://`, `hdfs://` …).
 
-Writing is Beam's. Local files are read without it, so that who reads need not have it.
+Beam writes all files. Local files are read without Beam, so that readers need not install it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def checked(directory: str | os.PathLike[str]) -> str:
-    """A directory's name as it is said to other processes. Raises InvalidArgument."""
+    """Check a directory's name, and make it valid in other processes. Raises InvalidArgument."""
     name = os.fspath(directory)
     if not isinstance(name, str) or not name.strip("/"):
         raise InvalidArgument(
@@ -47,7 +47,7 @@ def read(path: str) -> bytes:
 
 
 def chunks(path: str) -> Iterator[bytes]:
-    """What is in it, in parts. Raises NotFound, Unavailable."""
+    """A file's content, in parts. Raises NotFound, Unavailable."""
     with open_file(path) as file:
         while data := _asked(lambda: file.read(READ_BYTES), path):
             yield data
@@ -62,15 +62,15 @@ def open_file(path: str) -> BinaryIO:
         raise NotFound(f"there is no {path}") from error
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
-    if not _asked(lambda: _beam().exists(path), path):  # to open it says so in as many ways
+    if not _asked(lambda: _beam().exists(path), path):  # each store's open raises another error
         raise NotFound(f"there is no {path}")
     opened: BinaryIO = _asked(lambda: _beam().open(path, compression_type=_uncompressed()), path)
     return opened
 
 
 def listed(directory: str, prefix: str = "") -> dict[str, int]:
-    """The names of the files in it that begin so, with their sizes in bytes; none if it is not
-    there."""
+    """The directory's files with this prefix, and their sizes in bytes; empty if it does not
+    exist."""
     if is_remote(directory):
         (found,) = _asked(lambda: _beam().match([f"{directory}/{prefix}*"]), directory)
         return {m.path.rpartition("/")[2]: m.size_in_bytes for m in found.metadata_list}
@@ -89,7 +89,7 @@ def listed(directory: str, prefix: str = "") -> dict[str, int]:
 
 
 def make(directory: str) -> None:
-    """The directory, where stores have such. Raises FailedPrecondition."""
+    """Create a local directory; stores need none. Raises FailedPrecondition."""
     try:
         if not is_remote(directory):
             os.makedirs(directory, exist_ok=True)
@@ -101,8 +101,7 @@ def make(directory: str) -> None:
 
 
 def write(path: str, data: bytes, *, replace: bool = True) -> None:
-    """A whole file, under this name once it is whole; as NewFile.publish has it. Raises
-    Unavailable."""
+    """Write a file atomically; `replace` is as in NewFile.publish. Raises Unavailable."""
     directory, _, name = path.rpartition("/")
     new = NewFile(directory)
     try:
@@ -114,11 +113,11 @@ def write(path: str, data: bytes, *, replace: bool = True) -> None:
 
 
 class NewFile:
-    """A file that is being written, under another name until it is published. Who does not come to
-    publish it, discards it."""
+    """A file that is being written, under a temporary name until `publish`. A caller that does not
+    publish it must discard it."""
 
     def __init__(self, directory: str, owner: str = "") -> None:
-        """What is left of it is to be found by TEMPORARY and its owner. Raises Unavailable."""
+        """Its temporary name begins with TEMPORARY and `owner`. Raises Unavailable."""
         self._directory = directory
         self._path = f"{directory}/{TEMPORARY}{owner}{uuid.uuid4().hex}"
         self._file: BinaryIO = _asked(
@@ -130,10 +129,10 @@ class NewFile:
         _asked(lambda: self._file.write(data), self._directory)
 
     def publish(self, name: str, *, replace: bool = True) -> None:
-        """It is complete, and has this name, for which whatever had it goes.
+        """Rename the complete file to `name`, replacing an existing file.
 
-        Without `replace` the first one to have the name keeps it, and this one is discarded: on
-        this machine's file systems that have links also of several who publish at the same time.
+        Without `replace`, an existing file stays, and this one is discarded. That is atomic between
+        concurrent writers only on local file systems with links.
 
         Raises Unavailable.
         """
@@ -145,7 +144,7 @@ class NewFile:
         try:
             _asked(lambda: self._claim(path), path)
         except Unavailable:
-            # Another one, which was faster, may have deleted it as left over.
+            # A faster run may have deleted our temporary file as a leftover.
             if not _asked(lambda: _exists(path), path):
                 raise
         self.discard()
@@ -172,21 +171,20 @@ class NewFile:
         if not is_remote(path):
             os.replace(self._path, path)
             return
-        if _beam().exists(path):  # some refuse to replace it
+        if _beam().exists(path):  # some stores refuse to replace it
             _beam().delete([path])
         _beam().rename([self._path], [path])
 
     def discard(self) -> None:
-        """As far as that can be done; whoever materializes next deletes what is left. Idempotent.
-        Raises nothing."""
-        with contextlib.suppress(OSError, ValueError):  # what is in its buffer may find no space
+        """Delete the file if possible; else the next run deletes it. Idempotent. Never raises."""
+        with contextlib.suppress(OSError, ValueError):  # flushing its buffer may find no space
             self._file.close()
         with contextlib.suppress(Unavailable):
             delete([self._path])
 
 
 def delete(paths: Iterable[str]) -> None:
-    """Those of them that are there. Raises Unavailable."""
+    """Delete those files that exist. Raises Unavailable."""
     for path in paths:
         _asked(lambda path=path: _delete(path), path)  # type: ignore[misc]
 
@@ -207,7 +205,7 @@ def _delete(path: str) -> None:
 def _asked(ask: Callable[[], T], path: str) -> T:
     try:
         return ask()
-    except (OSError, ValueError) as error:  # ValueError: a scheme that it does not know
+    except (OSError, ValueError) as error:  # ValueError: an unknown scheme
         raise Unavailable(f"the file system of {path} failed: {error}") from error
 
 

@@ -1,8 +1,8 @@
-"""Writers and readers of shards, by format. The bytes follow from the elements, not from how they
-came together in blocks.
+"""Writers and readers of shards, by format. A shard's bytes depend only on its elements, not on
+their grouping into blocks.
 
-TFRecord shards are read by TensorFlow (registered.py), the others here, by a function of their path
-that is registered as a Python dataset.
+TensorFlow reads TFRecord shards (registered.py). `ShardReader` reads the others: it is registered
+as a Python dataset whose splits are the shards' paths.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShardWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining elements."""
         ...
 
 
 class TFRecordWriter:
-    """A frame for each element: what tf.data.TFRecordDataset reads."""
+    """Writes a frame for each element, which tf.data.TFRecordDataset reads."""
 
     def __init__(self, write: Write, components: Sequence[ComponentSpec]) -> None:
         self._write = write
@@ -63,7 +63,7 @@ class TFRecordWriter:
 
 
 class ArrayRecordWriter:
-    """A record for each element, to be found by its index."""
+    """Writes a record for each element; readers find it by its index."""
 
     def __init__(self, write: Write, components: Sequence[ComponentSpec]) -> None:
         self._write = write
@@ -110,9 +110,9 @@ def _array_record() -> Any:
 
 
 class ParquetWriter:
-    """A column for each component: a value, or for tensors of a rank above 0 the list of values,
-    with another column of their shapes where these differ and are no mere lengths. What Arrow does
-    not have (bfloat16, complex64 …) is binary of a fixed size."""
+    """Writes a column for each component: a value, or, for tensors of a rank above 0, the list of
+    values. Tensors of varying shapes with a rank above 1 get another column for their shapes.
+    Dtypes that Arrow lacks (bfloat16, complex64 …) are fixed-size binary."""
 
     def __init__(self, write: Write, components: Sequence[ComponentSpec]) -> None:
         import pyarrow.parquet
@@ -171,7 +171,7 @@ class ParquetWriter:
 
 
 class _Sink:
-    """A file, as Arrow wants one."""
+    """A file object for Arrow."""
 
     closed = False
 
@@ -293,14 +293,14 @@ def _size(tensor: Any) -> int:
 
 
 class Columns(NamedTuple):
-    """Of several elements each component's tensors."""
+    """Several elements, as each component's tensors."""
 
     tensors: Sequence[Iterable[Any]]
     elements: int
 
 
 class ShardReader:
-    """The elements in a shard, by its path: the function of a Python dataset."""
+    """Reads the elements of the shard at a path: the function of a Python dataset."""
 
     def __init__(self, format: str, structure: str, components: Sequence[ComponentSpec]) -> None:  # noqa: A002
         self._format = format
@@ -315,7 +315,7 @@ class ShardReader:
 
 @contextlib.contextmanager
 def _local(path: str) -> Iterator[str]:
-    """A file with what is at this path, for who reads local ones only."""
+    """A local file with the content of `path`, for libraries that read only local files."""
     if not files.is_remote(path):
         yield path
         return
@@ -337,4 +337,4 @@ WRITERS: dict[str, Callable[[Write, Sequence[ComponentSpec]], ShardWriter]] = {
     "arrayrecord": ArrayRecordWriter,
     "parquet": ParquetWriter,
 }
-"""By format; whatever one of them needs is imported when it begins."""
+"""By format; each imports its library when it begins."""

@@ -1,4 +1,4 @@
-"""What lies in the directory of a materialized dataset: its plan, its shards, its index."""
+"""The files in a materialized dataset's directory: its plan, its shards and its index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import files
 PLAN, INDEX, SHARD = "plan.json", "index.json", "shard-"
 VERSION = 1
 EXTENSIONS = {"tfrecord": "tfrecord", "arrayrecord": "array_record", "parquet": "parquet"}
-"""By format."""
+"""File extensions by format."""
 
 _SHARD = re.compile(
     SHARD + r"(?P<number>\d{5,})-of-(?P<of>\d{5,})-(?P<plan>[0-9a-f]{8})"
@@ -31,7 +31,7 @@ _SHARD = re.compile(
 class ComponentSpec:
     """A component of the elements: a dense tensor."""
 
-    name: str  # its place in an element, such as image or 0.tokens.values
+    name: str  # its path in an element, such as image or 0.tokens.values
     dtype: str  # TensorFlow's name
     shape: list[int | None] | None
 
@@ -40,42 +40,42 @@ class ComponentSpec:
 class Plan:
     """Which dataset is materialized, and how it is divided."""
 
-    dataset_id: str  # empty: what a pipeline computed that is no dataset
+    dataset_id: str  # empty for a Beam pipeline's own elements
     fingerprint: str
     format: str
     splits: int
     shards: int
     seed: int
     structure: str  # of elements; service/structure.py
-    element_spec: bytes  # as TensorFlow's metadata has it
+    element_spec: bytes  # as in TensorFlow's metadata
     components: list[ComponentSpec]
 
     def bundle(self, number: int) -> tuple[int, int]:
-        """The first split of a bundle, and how many it has."""
+        """A bundle's first split, and its number of splits."""
         first, stop = (self.splits * n // self.shards for n in (number, number + 1))
         return first, stop - first
 
     def again(self, what: str, how: str = "") -> str:
-        """What to do if the directory is not whole."""
+        """The advice for an incomplete directory."""
         if self.dataset_id:
             return f"run the same `forebay materialize` again{how}, which {what}"
         return "delete the directory, and run the pipeline again"  # nothing is kept of its run
 
     @property
     def dataset_name(self) -> str:
-        """The file of what is registered."""
+        """The name of the file with the registered dataset."""
         return f"dataset-{self.fingerprint[:16]}.pb"
 
     def shard_name(self, number: int, elements: int, size: int, crc32c: int) -> str:
         return f"{self.prefix(number)}{elements}-{size}-{crc32c:08x}.{EXTENSIONS[self.format]}"
 
     def prefix(self, number: int) -> str:
-        """What the names of a bundle's shards begin with; no other plan's do."""
+        """The prefix of a bundle's shard names; it is unique to this plan."""
         return f"{SHARD}{number:05d}-of-{self.shards:05d}-{self._digest}-"
 
     @property
     def _digest(self) -> str:
-        """Of all that a bundle's bytes follow from."""
+        """A digest of everything that determines a bundle's bytes."""
         whole = (self.fingerprint, self.format, self.splits, self.shards, self.seed)
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:8]
 
@@ -116,7 +116,7 @@ class ShardFile:
 
 
 def read_plan(directory: str) -> Plan | None:
-    """None if none was written yet. Raises Corrupt, FailedPrecondition, Unavailable."""
+    """The directory's plan; None without one. Raises Corrupt, FailedPrecondition, Unavailable."""
     path = f"{directory}/{PLAN}"
     try:
         return Plan.decode(files.read(path), path)
@@ -125,10 +125,10 @@ def read_plan(directory: str) -> Plan | None:
 
 
 def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[ShardFile], list[str]]:
-    """The plan's whole shards among these files, in their names' order, and the names of those that
-    have another size than they say.
+    """The plan's whole shards among these files, in name order, and the names of those whose size
+    differs from their name.
 
-    There is more than one of a number where a function did not yield the same twice.
+    A number has several shards if a function was not deterministic.
     """
     found, broken = [], []
     for name in sorted(sizes):
@@ -144,7 +144,7 @@ def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[ShardFile],
 
 
 def is_intact(directory: str, shard: ShardFile) -> bool:
-    """Whether the file still is what its name says: reads all of it. Raises Unavailable."""
+    """Whether the file's size and checksum match its name. Reads all of it. Raises Unavailable."""
     checksum, size = 0, 0
     try:
         for data in files.chunks(f"{directory}/{shard.file}"):
@@ -169,7 +169,7 @@ def encode_index(plan: Plan, shards: Iterable[ShardFile]) -> bytes:
 
 
 def _again(directory: str) -> str:
-    """What to do about a damaged index."""
+    """The advice for a damaged index."""
     plan = read_plan(directory)
     if plan is None:
         return f"{PLAN} is missing, too: materialize to a new directory"
@@ -198,7 +198,7 @@ class Index:
 
 
 def read_index(directory: str) -> Index | None:
-    """What the index says, whether or not its files are there; None if none was written yet.
+    """The directory's index, even if its files are missing; None without an index.
 
     Raises Corrupt, FailedPrecondition, Unavailable.
     """
@@ -223,11 +223,11 @@ def read_index(directory: str) -> Index | None:
 
 
 def require_complete(directory: str, *, verify: bool = False) -> Index:
-    """The index of a directory all of whose shards are there; `verify`, if their checksums are to
-    be computed, too, for which all of it is read.
+    """The index of a directory that has all its shards. With `verify`, also check their checksums,
+    which reads all of them.
 
-    Raises NotFound if there is none, FailedPrecondition if it is not complete, Corrupt naming the
-    shard that is missing or damaged.
+    Raises NotFound without a dataset, FailedPrecondition if it is not complete, and Corrupt, which
+    names the missing or damaged shard.
     """
     index = read_index(directory)
     if index is None:

@@ -1,5 +1,5 @@
-"""What `materialize` and `materialize_pcollection` have in common: what is asked for, how their
-pipelines are run, and what comes of it."""
+"""Common parts of `materialize` and `materialize_pcollection`: argument checks, running the
+pipeline, and the result."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .layout import Plan, ShardFile
 MAX_SHARDS = 99_999
 
 FAILED = "failed to write shard "
-"""What is looked for in a runner's message."""
+"""The mark of our own message within a runner's error."""
 
 
 @dataclass(frozen=True)
 class Materialized:
-    """What a directory has once `materialize` is done."""
+    """The result of `materialize`."""
 
     directory: str
     elements: int
     bytes: int
     shards: int
-    written: int  # of the shards, those that were missing or damaged
+    written: int  # the number of shards that were missing or damaged
 
 
 def check_format(format: str) -> None:  # noqa: A002 - what all writers call it
@@ -54,16 +54,16 @@ def require_all(directory: str, plan: Plan, there: Mapping[int, ShardFile], advi
 
 
 class UnknownOption(InvalidArgument):
-    """Of a runner; told apart from what a DoFn raises, of which runners raise the like."""
+    """A runner's option is unknown. Its own class, since runners re-raise a DoFn's errors."""
 
 
 def run_to_its_end(pipeline: beam.Pipeline, advice: str) -> None:
-    """Raises PipelineError, with the advice what to do then."""
+    """Run the pipeline, and wait for its end. Raises PipelineError with the advice."""
     name = type(pipeline.runner).__name__
     client = None
     try:
         result = pipeline.run()
-        client = getattr(result, "client", None)  # Dask's, which would look for its cluster yet
+        client = getattr(result, "client", None)  # Dask's, which else keeps looking for its cluster
         state = result.wait_until_finish()
     except UnknownOption:
         raise

@@ -1,4 +1,4 @@
-"""A shard that is being written, under another name until it is whole."""
+"""A shard that is being written, under a temporary name until it is complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .layout import Plan
 
 
 class NewShard:
-    """Who does not come to publish it, discards it."""
+    """A caller that does not publish it must discard it."""
 
     def __init__(self, directory: str, owner: str, plan: Plan, number: int) -> None:
-        """What is left of it begins with its owner's name. Raises Unavailable."""
+        """Its temporary name begins with `owner`. Raises Unavailable."""
         self._file = files.NewFile(directory, owner)
         self._plan = plan
         self._number = number
@@ -20,8 +20,8 @@ class NewShard:
         self._is_discarded = False
 
     def write(self, data: bytes) -> None:
-        """Raises Unavailable. Once it is discarded, nothing: Arrow's writers end a file when they
-        are freed."""
+        """Raises Unavailable. Does nothing after `discard`, since Arrow's writers end their file
+        when they are freed."""
         if self._is_discarded:
             return
         self._file.write(data)
@@ -29,7 +29,7 @@ class NewShard:
         self._checksum = google_crc32c.extend(self._checksum, data)
 
     def publish(self, elements: int) -> None:
-        """It is complete, and has so many. Raises Unavailable."""
+        """Publish the complete shard with its number of elements. Raises Unavailable."""
         name = self._plan.shard_name(self._number, elements, self._bytes, self._checksum)
         self._file.publish(name, replace=False)
 

@@ -1,8 +1,7 @@
-"""The pipeline of a directory, as this process has it open.
+"""Keeps the pipelines of directories open in this process, for several DoFns.
 
-Some runners make and end a DoFn for each bundle, and to open a pipeline may take as long as to run
-one: a graph is traced, a process is forked that imports. So who is the last to leave one leaves it
-open for a while.
+Some runners create and end a DoFn for each bundle. Opening a pipeline may take as long as a bundle:
+it traces a graph, or forks a process that imports. So an unused pipeline stays open for IDLE_S.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class _Key(NamedTuple):
 
 
 class OpenPipeline:
-    """A plan and its pipeline. `leave` it once."""
+    """A plan and its pipeline. Each `enter` needs one `leave`."""
 
     def __init__(self, key: _Key, plan: Plan, pipeline: Pipeline) -> None:
         self.plan = plan
@@ -42,7 +41,7 @@ class OpenPipeline:
         self._timer: threading.Timer | None = None
 
     def enter(self) -> None:
-        """With the lock."""
+        """The caller holds the lock."""
         self._users += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -71,10 +70,10 @@ _open_pipelines: dict[_Key, OpenPipeline] = {}
 
 
 def enter(directory: str, op_libraries: Sequence[str], *, own_process: bool) -> OpenPipeline:
-    """A graph's custom ops are in `op_libraries`. `own_process`, if this process is the runner's;
-    else it is the user's.
+    """Open a directory's pipeline, or use the open one. `op_libraries` have the graph's custom ops.
+    `own_process`: this process is the runner's, not the user's.
 
-    Raises FailedPrecondition if there is nothing to be done, Corrupt, and what opening it does.
+    Raises FailedPrecondition without a plan, Corrupt, and what opening the pipeline raises.
     """
     plan = read_plan(directory)
     if plan is None:
@@ -92,7 +91,7 @@ def enter(directory: str, op_libraries: Sequence[str], *, own_process: bool) -> 
 
 
 def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:
-    """What is materialized. Raises NotFound, Unavailable, and Corrupt for another dataset."""
+    """The materialized dataset. Raises NotFound, Unavailable, and Corrupt for another dataset."""
     path = f"{directory}/{plan.dataset_name}"
     try:
         dataset = pb.GetDatasetResponse.FromString(files.read(path))
@@ -117,7 +116,7 @@ def _opened(directory: str, plan: Plan, op_libraries: Sequence[str], own_process
 
 
 def close_idle() -> None:
-    """Close at once what nobody uses."""
+    """Close all unused pipelines now."""
     with _lock:
         idle = [*_open_pipelines.values()]
     for opened in idle:

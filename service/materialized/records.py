@@ -1,6 +1,6 @@
-"""An element as a record: a tf.train.Example with a serialized tensor for each component.
+"""Encodes an element as a record: a tf.train.Example with a serialized tensor for each component.
 
-Without TensorFlow, which takes five seconds to be imported, and with TensorFlow's bytes.
+The bytes equal TensorFlow's, but the code does not import it, which would take five seconds.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ qint16 quint16 uint16 complex128 float16 resource variant uint32 uint64 float8_e
 float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
 """
 TYPES = {name: number for number, name in enumerate(_IN_ORDER.split(), 1)}
-"""TensorFlow's DataType."""
+"""TensorFlow's DataType numbers."""
 
 
 def names_of(structure: str) -> list[str]:
-    """A name for each component of the elements: its place in them. All are different."""
+    """A unique name for each component of the elements: its path, else its number."""
     names = list(_names(json.loads(structure), ""))
-    # Keys may have dots in them, or be what a Parquet file calls another component's shapes.
+    # Keys may contain dots, or equal the Parquet column name of another component's shapes.
     if len({*names, *map(shapes_of, names)}) < 2 * len(names):
         return [f"{number}" for number in range(len(names))]
     return names
 
 
 def shapes_of(name: str) -> str:
-    """The name of a Parquet column with this component's shapes."""
+    """The name of the Parquet column with this component's shapes."""
     return f"{name}:shape"
 
 
@@ -46,7 +46,7 @@ def _names(node: dict[str, Any], path: str) -> Iterator[str]:
         return f"{path}.{name}" if path else f"{name}"
 
     match node:
-        case {"tensor": _}:
+        case {"tensor": _} | {"opaque": _}:
             yield path or "element"
         case {"ragged": _, "ragged_rank": rank}:
             yield below("values")
@@ -73,7 +73,7 @@ def elements_of(block: Block) -> Iterator[tuple[Any, ...]]:
 
 
 class Records:
-    """Elements of these components to records, and back."""
+    """Encodes elements of these components as records, and decodes them."""
 
     def __init__(self, components: Sequence[ComponentSpec]) -> None:
         self._components = components
@@ -88,7 +88,7 @@ class Records:
         return data
 
     def decode(self, record: bytes) -> list[Any]:
-        """The components of an element; strings as `bytes`, or object arrays of them. Raises
+        """The components of an element; strings are `bytes`, or object arrays of them. Raises
         Corrupt."""
         try:
             features = Example.FromString(record).features.feature

@@ -1,4 +1,4 @@
-"""A materialized dataset as it is registered in place of the original. Needs TensorFlow."""
+"""Makes a dataset of a materialized directory, to register it. Needs TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .layout import Index, require_complete
 
 @dataclass(frozen=True)
 class MaterializedDataset:
-    """What `register_dataset` registers of a directory; what of it its dataset does not say."""
+    """A directory's dataset for `register_dataset`, with details that the dataset does not have."""
 
-    dataset: Any  # a tf.data.Dataset, or a function of each path
+    dataset: Any  # a tf.data.Dataset, or a function of a shard's path
     paths: list[str]
     spec: Any
-    element_spec: bytes  # as TensorFlow's metadata has it
+    element_spec: bytes  # as in TensorFlow's metadata
     structure: str
     cardinality: int
 
 
 def opened(directory: str | os.PathLike[str], *, verify: bool = False) -> MaterializedDataset:
-    """The dataset in a directory, whose splits are the shards.
+    """The dataset in a directory; its splits are the shards.
 
     Raises NotFound, FailedPrecondition, Corrupt naming a shard, Unavailable.
     """

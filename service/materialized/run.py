@@ -1,4 +1,4 @@
-"""`materialize`: a registered dataset's elements into files, by a Beam pipeline."""
+"""`materialize`: writes a registered dataset's elements to files, by a Beam pipeline."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SHARDS = 128
 UNLISTED = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
-"""Runners that Beam 2.77 knows by their full names only."""
+"""Runners that Beam 2.77 finds only by their full names."""
 
 PATIENCE_S = 60.0
-"""How long a dispatcher is looked for."""
+"""How long to retry an unreachable dispatcher."""
 
 
 def materialize(
@@ -86,32 +86,32 @@ def materialize(
     load_op_library: str | Sequence[str] = (),
     verify: bool = False,
 ) -> Materialized:
-    """Write the elements of a registered dataset to files, to be registered in its place.
+    """Write the elements of a registered dataset to files, which can be registered in its place.
 
-    The dataset's splits are divided into as many ranges as there are shards, and a Beam pipeline
-    runs each, as a worker would. If there is something in `output` already, because an earlier
-    run of the same was killed, only what is missing is done; equal runs write equal bytes.
+    It divides the dataset's splits into as many ranges as shards, and a Beam pipeline runs each,
+    as a worker would. After a run was killed, an equal run writes only the shards that `output`
+    lacks. Equal runs write equal bytes.
 
     Args:
       service: as in `read`. The runner's workers need not reach it.
       dataset_id: what `register_dataset` returned.
-      output: a directory, here or in a store that Beam knows (`gs://`, `s3://`, `hdfs://` …). This
-        process, the runner's workers and, later, Forebay's workers see it under this name.
+      output: a directory, local or in a store that Beam knows (`gs://`, `s3://`, `hdfs://` …). This
+        process, the runner's workers and, later, Forebay's workers must see it under this name.
       format: "tfrecord", "arrayrecord" (`forebay[arrayrecord]`) or "parquet".
-      shards: how many files, at most one for each split; by default up to 128.
-      seed: of what the dataset draws, shuffles included.
-      runner: one of Beam's, by its name.
+      shards: the number of files, at most one for each split; by default up to 128.
+      seed: of the dataset's random numbers, shuffles included.
+      runner: the name of one of Beam's runners.
       options: Beam's, as on a command line: "--direct_num_workers=4".
-      load_op_library: libraries of custom ops that the dataset's graph uses, by their paths where
-        the runner's workers are; comma-separated, or in a list.
-      verify: read all shards that are there first, and write damaged ones again.
+      load_op_library: libraries with the custom ops of the dataset's graph, as paths on the
+        runner's workers; comma-separated, or in a list.
+      verify: first read all existing shards, and write damaged ones again.
 
-    A graph runs on this process's devices only with a runner that runs it here; no environment
-    variable is set.
+    A graph runs on this process's devices only if the runner runs it in this process. No
+    environment variable is set.
 
-    Raises NotFound, Unimplemented with the node for what cannot be run in parts (an endless
-    dataset, `take`, what is different each time …), InvalidArgument, FailedPrecondition if the
-    directory has something else, PipelineError with what the runner says, Unavailable.
+    Raises NotFound, Unimplemented with the node that cannot run in parts (an infinite dataset,
+    `take`, a nondeterministic op …), InvalidArgument, FailedPrecondition if the directory has
+    another plan, PipelineError with the runner's message, Unavailable.
     """
     directory = files.checked(output)
     op_libraries = paths(load_op_library)
@@ -162,11 +162,15 @@ def _check(format: str, shards: int | None, seed: int) -> None:  # noqa: A002
 
 
 def _flags(runner: str, options: Sequence[str]) -> list[str]:
+    name = runner.lower().removesuffix("runner") + "runner"  # as Beam finds those that it lists
+    runner = next((known for known in UNLISTED if known.lower() == name), runner)
     flags = [f"--runner={UNLISTED.get(runner, runner)}", *options]
-    if strange := [option for option in options if not option.startswith("-")]:
-        raise InvalidArgument(
-            f"{strange[0]!r} is no option: write the runner's as --name=value, each as one word"
-        )
+    for before, option in zip([" ", *options], options, strict=False):
+        if not option.startswith("-"):
+            instead = "--name=value" if "=" in before or before == " " else f"{before}={option}"
+            raise InvalidArgument(
+                f"{option!r} is no option: write the runner's as {instead}, each as one word"
+            )
     names = {flag.partition("=")[0] for flag in flags}
     if "--runner" in {option.partition("=")[0] for option in options}:
         raise InvalidArgument("--runner is given among the options: give it as `runner`")
@@ -182,7 +186,7 @@ def _plan_of(
     shards: int | None,
     seed: int,
 ) -> Plan:
-    """Fills in the structure that tf.data service's own clients do not register."""
+    """The plan for this dataset. Adds the structure, which tf.data service's clients leave out."""
     from ..pipelines.tf_data.element_specs import (
         component_specs,
         decode_metadata,
@@ -206,7 +210,7 @@ def _plan_of(
             strict=True,
         )
     ]
-    if odd := [c for c in components if c.dtype not in TYPES]:
+    if odd := [c for c in components if c.dtype not in TYPES or c.dtype == "variant"]:
         raise Unimplemented(
             f"component {odd[0].name} of the elements is of {odd[0].dtype}, which no file has: map "
             "the dataset to tensors of another dtype"
@@ -259,8 +263,8 @@ def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
 
 
 def _begun(directory: str, wanted: Plan, shards: int | None) -> Plan:
-    """The plan in the directory, which is this one if it had none. Raises FailedPrecondition if it
-    is of something else."""
+    """The plan in the directory; writes `wanted` if it has none. Raises FailedPrecondition if it
+    has another plan."""
     plan = read_plan(directory)
     if plan is None:
         files.make(directory)
@@ -272,7 +276,7 @@ def _begun(directory: str, wanted: Plan, shards: int | None) -> Plan:
 
 
 def _keep(path: str, data: bytes) -> None:
-    """Write it, unless it is there already."""
+    """Write the file, unless it has this content."""
     try:
         if files.read(path) == data:
             return
@@ -299,8 +303,8 @@ def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) 
 
 
 def _there(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
-    """The shards that need not be written, of several of one number the one that the index has, for
-    which somebody may have registered it; those that are broken are deleted."""
+    """The existing shards, by number; deletes broken ones. Of several with one number, the one in
+    the index counts, since somebody may have registered that."""
     shards, broken = _shards(directory, plan)
     if verify:
         broken += [shard.file for shard in shards if not is_intact(directory, shard)]
@@ -327,9 +331,12 @@ def _pipeline(flags: list[str]) -> beam.Pipeline:
     """Raises InvalidArgument."""
     options = PipelineOptions(flags)
     try:
-        pipeline = beam.Pipeline(options=options)  # which imports the runner's own options
+        pipeline = beam.Pipeline(options=options)  # imports the runner's own options
     except (ValueError, ImportError) as error:
-        raise InvalidArgument(f"the runner of {flags} cannot be used: {error}") from error
+        others = ", ".join(UNLISTED)
+        raise InvalidArgument(
+            f"the runner of {flags} cannot be used: {error} (besides what Beam lists: {others})"
+        ) from error
     if isinstance(pipeline.runner, PortableRunner):
         _refuse_what_its_server_does_not_know(pipeline.runner)
         return pipeline
@@ -339,8 +346,8 @@ def _pipeline(flags: list[str]) -> beam.Pipeline:
 
 
 def _refuse_what_its_server_does_not_know(runner: PortableRunner) -> None:
-    """Once it says which options it has, which a runner may have to start it for. What it does not
-    know, Beam leaves out, unless it hands on everything."""
+    """Make the runner refuse options that its job server does not know. The server may start only
+    with the run. Beam silently drops unknown options, unless it retains all."""
     make_handle = runner.create_job_service_handle
 
     def create_job_service_handle(job_service: Any, options: PipelineOptions) -> JobServiceHandle:
@@ -377,13 +384,13 @@ def _run(pipeline: beam.Pipeline, write: WriteShard, numbers: list[int]) -> None
 
 
 class WriteShard(beam.DoFn):  # type: ignore[misc]
-    """Bundles' numbers to shards in a directory, which has all that is to be known of them."""
+    """Writes the bundles with these numbers as shards; the directory has all it needs to know."""
 
     def __init__(self, directory: str, op_libraries: Sequence[str] = ()) -> None:
         self._directory = directory
         self._op_libraries = op_libraries
         self._caller = _this_process()
-        self.name = uuid.uuid4().hex[:8]  # what this run has not published begins with it
+        self.name = uuid.uuid4().hex[:8]  # the prefix of this run's unpublished files
 
     def setup(self) -> None:
         own_process = self._caller != _this_process()
@@ -417,7 +424,7 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
             if not isinstance(error, Exception):
                 raise
             said = str(error) if isinstance(error, ForebayError) else repr(error)
-            # Of a class that every runner can tell of.
+            # RuntimeError, because every runner can report it.
             raise RuntimeError(
                 f"{FAILED}{number} (splits {first} to {first + count - 1}): {said}"
             ) from error

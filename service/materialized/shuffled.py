@@ -1,8 +1,8 @@
-"""`materialize_pcollection`: what a Beam pipeline computes with shuffles, into files.
+"""`materialize_pcollection`: writes the elements of a Beam pipeline with shuffles to files.
 
-The user's own pipeline goes on with a grouping of its elements' records by shard, and a ParDo that
-writes each shard. A record's shard, and its place there, follow from the record alone, so that the
-order in which a runner groups makes no difference.
+It extends the user's pipeline: it groups the elements' records by shard, and a ParDo writes each
+shard. A record's shard, and its place there, follow from the record alone, so the runner's grouping
+order does not matter.
 """
 
 from __future__ import annotations
@@ -44,27 +44,26 @@ def materialize_pcollection(
     format: str = "tfrecord",  # noqa: A002 - what all writers call it
     shards: int = DEFAULT_SHARDS,
 ) -> Materialized:
-    """Run a Beam pipeline that was built and not run, and write its elements to files, which
-    `register_dataset` registers as it does what `materialize` wrote.
+    """Run a Beam pipeline that was built but not run, and write its elements to files.
+    `register_dataset` registers them like the files of `materialize`.
 
-    For what a Beam dataset on workers cannot have: whatever needs a shuffle, such as GroupByKey,
-    CoGroupByKey and combiners. All of it runs by the runner, and with the options, that its
-    pipeline was made with. Nothing is kept of a run that was killed.
+    This is for transforms that a Beam dataset on workers cannot have because they need a shuffle:
+    GroupByKey, CoGroupByKey and combiners. The pipeline's own runner and options apply. A killed
+    run must start again from the beginning.
 
     Args:
-      pcollection: a bounded one; its whole pipeline runs. A part of the pipeline that a runner
-        runs again has to give the same elements. The elements of all its windows are written,
-        without their windows and times.
-      output: a directory that is empty, or not there, and that no other run writes to: here, or in
-        a store that Beam knows. This process and the runner's workers see it under this name.
+      pcollection: a bounded one; its whole pipeline runs. The pipeline must be deterministic, since
+        a runner may run parts of it again. The elements of all its windows are written, without
+        their windows and times.
+      output: an empty or missing directory that no other run writes to, local or in a store that
+        Beam knows. This process and the runner's workers must see it under this name.
       element_spec: of each element, as of a `tf.data.Dataset`: dense tensors of a known rank.
       format: as of `materialize`.
-      shards: how many files. An element's place follows from its contents. Each file's elements
-        have to fit into the memory of one of the runner's workers.
+      shards: the number of files. An element's place follows from its contents. Each file's
+        elements must fit into the memory of one of the runner's workers.
 
-    Raises InvalidArgument for arguments that make no sense, FailedPrecondition if there is
-    something in the directory or another run writes to it, PipelineError with what the runner
-    says, Unavailable.
+    Raises InvalidArgument, FailedPrecondition if the directory is not empty or another run writes
+    to it, PipelineError with the runner's message, Unavailable.
     """
     directory = files.checked(output)
     check_format(format)
@@ -110,7 +109,7 @@ def _require_own(directory: str, plan: Plan) -> None:
 
 
 def _plan(element_spec: Any, format: str, shards: int) -> Plan:  # noqa: A002
-    """One of its own: no other run's shards are taken for this one's. Raises InvalidArgument."""
+    """A unique plan, so that shards of different runs never mix. Raises InvalidArgument."""
     from ..pipelines.tf_data.element_specs import component_specs, encode_element_spec
 
     try:
@@ -142,13 +141,13 @@ def _plan(element_spec: Any, format: str, shards: int) -> Plan:  # noqa: A002
 
 
 class WriteByContents(beam.PTransform):  # type: ignore[misc]
-    """Elements to a plan's shards. There are such without elements, too."""
+    """Writes elements to a plan's shards, including empty shards."""
 
     def __init__(self, directory: str, plan: Plan) -> None:
         super().__init__()
         self._directory = directory
         self._plan = plan
-        self.name = uuid.uuid4().hex[:8]  # what is not published begins with it
+        self.name = uuid.uuid4().hex[:8]  # the prefix of unpublished files
 
     def expand(self, elements: beam.PCollection) -> beam.PCollection:
         numbers = elements.pipeline | "shards" >> beam.Create([*range(self._plan.shards)])
@@ -165,7 +164,7 @@ class WriteByContents(beam.PTransform):  # type: ignore[misc]
 
 
 class _Encode(beam.DoFn):  # type: ignore[misc]
-    """An element to the number of its shard, and its record."""
+    """Maps an element to the number of its shard, and its record."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -210,7 +209,7 @@ class _Write(beam.DoFn):  # type: ignore[misc]
         there, _ = shards_among(
             files.listed(self._directory, self._plan.prefix(number)), self._plan
         )
-        if there:  # of an attempt before
+        if there:  # from an earlier attempt
             return
         records = sorted(grouped["records"], key=lambda record: (_digest(record)[8:], record))
         new = NewShard(self._directory, self._name, self._plan, number)

@@ -1,7 +1,7 @@
 """Pipelines: from a dataset's definition and splits to blocks of elements.
 
-Each kind of dataset has a package of its own here. Workers come in by this module, and the
-dispatcher, which runs none of them, by `definitions`.
+Each kind of dataset has a package of its own here. Workers import this module. The dispatcher,
+which runs no pipelines, imports `definitions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..proto import tf_service_pb2 as tf
 from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
 
 if TYPE_CHECKING:
-    from .python.nursery import Nurseries
+    from .python.fork_server import ForkServers
 
 __all__ = [
     "PARTS",
@@ -34,10 +34,10 @@ __all__ = [
     "SplitRange",
     "chunk_opener",
     "forget_idle",
+    "fork servers",
     "has_tensorflow",
     "hide_gpus",
     "load",
-    "nurseries",
     "open_pipeline",
     "open_saved",
     "processes_of",
@@ -51,14 +51,14 @@ class PythonRules(NamedTuple):
 
     allowed: bool = True
     processes: int = 0  # of a run, at most; 0: one for each core
-    where: str = "here"  # the worker's address, for people
-    may_skip: MaySkip | None = None  # None: as many splits as were registered, in each run
-    totals: Totals | None = None  # to which is added what users' code counts in a long run
-    nurseries: Nurseries | None = None  # where its processes come from; None: this process's own
+    where: str = "here"  # the worker's address, for messages
+    may_skip: MaySkip | None = None  # None: each run may skip the registered limit
+    totals: Totals | None = None  # collects users' metrics of long runs
+    fork_servers: ForkServers | None = None  # None: this process's own
 
     @property
     def width(self) -> int:
-        """As many processes has a run."""
+        """The number of processes of a run."""
         return self.processes or len(os.sched_getaffinity(0))
 
 
@@ -66,11 +66,10 @@ class Run(Protocol):
     """One run of a pipeline."""
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks, in the pipeline's order; to be called once. Raises PipelineError.
+        """The blocks, in the pipeline's order; call it once. Raises PipelineError.
 
-        When it has ended, or is closed, nobody asks its feed any more, unless it was cancelled and
-        its pipeline takes long to notice, and what it held is free, or will be soon; so it is to be
-        read, too, if the run was cancelled before.
+        After its end or `close` no thread asks the feed, and resources are free or soon will be. A
+        cancelled pipeline may be slow to notice. Read a cancelled run, too, to free its resources.
         """
         ...
 
@@ -80,14 +79,14 @@ class Run(Protocol):
 
 
 class Pipeline(Protocol):
-    """A dataset as this worker can run it. Thread-safe.
+    """A dataset that this worker can run. Thread-safe.
 
-    Runs, of both kinds, may run at the same time; they do not wait for each other, and nothing
-    happens in one before its `blocks` is read. The tests have a contract that every kind keeps.
+    Runs of both kinds may be concurrent and don't wait for each other. A run starts when its
+    `blocks` is read. One contract suite in the tests covers every kind.
     """
 
     def run(self, feed: SplitFeed | None) -> Run:
-        """One long run, in which the splits of `feed` mix; None where splits are not leased.
+        """One long run, in which the splits of `feed` mix. Without leases `feed` is None.
 
         Raises InvalidArgument or a subclass, Unimplemented if its splits cannot be divided, and
         PipelineError.
@@ -95,21 +94,20 @@ class Pipeline(Protocol):
         ...
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> Run:
-        """The bundle `number`: these splits on an iterator of their own, from element `start` on.
+        """Bundle `number`: these splits on an iterator of their own, from element `start` on.
 
-        The same splits, number and seed give the same elements, on any worker, at any time,
-        whatever else runs; what the pipeline draws differs by number and by seed. A batch, a
-        shuffle, a cache or a take of the pipeline's works within the bundle. Its blocks
-        say the bundle, and the index in it of their first element, which is `start` for the
-        first; there is none if the bundle has no more elements than `start`. What lies before
-        `start` is computed again if it cannot be skipped.
+        The same splits, number and seed give the same elements, on any worker and at any time.
+        Random numbers of the pipeline differ by number and seed. Its batches, shuffles, caches and
+        takes work within the bundle. Each block has the bundle's number and the index of its first
+        element; the first block's is `start`. A bundle of at most `start` elements has no blocks.
+        Elements before `start` are computed again if they can't be skipped.
 
-        Raises as `run` does; Unimplemented names the node of what means nothing in a bundle.
+        Raises like `run`. Unimplemented names a node that has no meaning in a bundle.
         """
         ...
 
     def close(self) -> None:
-        """Free what runs have in common, when the last of them is over. Idempotent."""
+        """Free the runs' shared resources once the last run is over. Idempotent."""
         ...
 
 
@@ -124,25 +122,25 @@ class Chunk(Protocol):
         ...
 
     def close(self) -> None:
-        """Hand all of it to the system, which has it on disk some time later."""
+        """Write all of it to the operating system, without fsync."""
         ...
 
 
 def hide_gpus() -> None:
-    """From this process, which is none of the user's, as pipelines compute on the CPU; and have
-    TensorFlow log nothing but errors. To be called before `load`."""
+    """Hide GPUs from this process, as pipelines compute on the CPU, and have TensorFlow log only
+    errors. Call it before `load`, and never in a user's process."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 
 def has_tensorflow() -> bool:
-    """Whether it is installed: registered graphs need it."""
+    """Whether TensorFlow is installed; registered graphs need it."""
     return importlib.util.find_spec("tensorflow") is not None
 
 
 def load(op_libraries: Sequence[str] = ()) -> None:
-    """Import what pipelines need, so that the first task does not wait for it; and what their
-    custom ops are in. The process may be the user's: its environment stays as it is.
+    """Import the pipelines' libraries and custom ops, so that the first task doesn't wait for it.
+    Leaves the environment unchanged, as the process may be the user's.
 
     Without TensorFlow only Python datasets can be opened. Raises InvalidArgument for a library that
     cannot be loaded.
@@ -159,23 +157,23 @@ def load(op_libraries: Sequence[str] = ()) -> None:
 
 
 def warm_up() -> None:
-    """Run a pipeline, for what TensorFlow does but once in a process, 0.1 s of work, so that the
-    first task does not wait for that either. To be called after `load`."""
+    """Run a pipeline, so that the first task doesn't wait for TensorFlow's one-time
+    initialization, 0.1 s. Call it after `load`."""
     from .tf_data.pipeline import warm_up
 
     warm_up()
 
 
-def nurseries() -> Nurseries:
-    """Where a worker's Python datasets have their processes from; to be closed."""
-    from .python.nursery import Nurseries
+def fork_servers() -> ForkServers:
+    """The fork servers of a worker's Python datasets; close them."""
+    from .python.fork_server import ForkServers
 
-    return Nurseries()
+    return ForkServers()
 
 
 def forget_idle() -> None:
-    """Free what is kept in this process for pipelines that may be opened again. To be called after
-    `load`; pipelines that are open are not concerned."""
+    """Free what this process caches of closed pipelines. Call it after `load`. Open pipelines are
+    unaffected."""
     if not has_tensorflow():
         return
     from .tf_data import pipeline
@@ -184,7 +182,7 @@ def forget_idle() -> None:
 
 
 def processes_of(definition: ev.DatasetDefinition, graph: bytes, python: PythonRules) -> int:
-    """How many a long run has, each of which works on a range; 0: it works on one in this one."""
+    """How many processes a long run has, each working on a range; 0: it runs in this process."""
     if not definition.HasField("python_function"):
         return 0
     from ..proto.python_pb2 import PythonDataset
@@ -199,11 +197,11 @@ def open_pipeline(
     shard: Shard | None = None,
     python: PythonRules = PythonRules(),  # noqa: B008 - a constant
 ) -> Pipeline:
-    """The pipeline of a dataset, whose graph, or function, was registered with this definition; of
-    a `shard` of it, for long runs without a feed.
+    """The pipeline of a registered dataset, or of a `shard` of it, for long runs without a feed.
+    `graph` is the registered graph or Python function.
 
-    Raises Unimplemented if this worker does not know its kind, InvalidArgument if the dataset does
-    not say what is to be sharded, FailedPrecondition if it shall not, or cannot, run its Python.
+    Raises Unimplemented for an unknown kind, InvalidArgument if the dataset can't be sharded so,
+    and FailedPrecondition if this worker may not, or cannot, run its Python.
     """
     if (opener := _OPENERS.get(definition.WhichOneof("kind"))) is None:
         raise Unimplemented(
@@ -224,17 +222,16 @@ def _open_graph(
     from .tf_data.element_specs import decode_metadata, without_extension_types
     from .tf_data.pipeline import TfDataPipeline
 
-    if shard is not None:
-        from .tf_data.sharding import sharded
-
-        graph = sharded(graph, shard)
     metadata = decode_metadata(definition)
-    if metadata.raw:
-        return TfDataPipeline(graph, definition.sources)
-    spec = without_extension_types(metadata.element_spec)
-    return TfDataPipeline(
-        graph, definition.sources, element_spec=spec, compressed=metadata.compressed
-    )
+    layout = {}
+    if not metadata.raw:
+        spec = without_extension_types(metadata.element_spec)
+        layout = {"element_spec": spec, "compressed": metadata.compressed}
+    if shard is None:
+        return TfDataPipeline(graph, definition.sources, **layout)
+    from .tf_data.sharding import open_shard
+
+    return open_shard(graph, shard, lambda part: TfDataPipeline(part, definition.sources, **layout))
 
 
 def _open_python(
@@ -250,13 +247,13 @@ def _open_python(
         raise InvalidArgument(
             "a Python dataset is divided by its splits: read it with ShardingPolicy.DYNAMIC, or OFF"
         )
-    from .python.nursery import HERE
+    from .python.fork_server import HERE
     from .python.pipeline import PythonPipeline
 
     return PythonPipeline(
         stored, definition.sources, definition.structure,
         processes=rules.width, where=rules.where, may_skip=rules.may_skip,
-        totals=rules.totals, nurseries=rules.nurseries or HERE,
+        totals=rules.totals, fork_servers=rules.fork_servers or HERE,
     )  # fmt: skip
 
 
@@ -268,7 +265,7 @@ _OPENERS: dict[str | None, Callable[..., Pipeline]] = {
 
 
 def open_saved(graph: bytes, sources: Sequence[ev.SplitSource]) -> Pipeline:
-    """The pipeline of a dataset that is saved, for bundles: elements are what its graph yields.
+    """The pipeline of a dataset that is being saved, for bundles of its graph's elements.
 
     Raises as `open_pipeline`.
     """
@@ -278,14 +275,14 @@ def open_saved(graph: bytes, sources: Sequence[ev.SplitSource]) -> Pipeline:
 
 
 def chunk_opener(graph: bytes, compression: str) -> Callable[[str], Chunk]:
-    """Opens chunks of a save for what `open_saved` yields, by their paths."""
+    """A function from a path to a new chunk file for the elements of `open_saved`."""
     from .tf_data import chunks
 
     return chunks.chunk_opener(graph, compression)
 
 
 def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.GetElementResponse]:
-    """Makes of a block of one element the answer that tf.data service's own clients want.
+    """A function that converts a block of one element to a response for stock tf.data clients.
 
     Raises Unimplemented without TensorFlow.
     """

@@ -1,4 +1,4 @@
-"""What the dispatcher asks about a dataset's definition, in a process without TensorFlow."""
+"""Checks of dataset definitions for the dispatcher, which runs without TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Iterable, Sequence
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from ..processes import forebay, tied
+from ..proto import python_pb2
 from ..proto import tf_service_pb2 as tf
 from .tf_data import graphs
 from .tf_data import split_sources as walks
 from .tf_data.constants import TensorFacts
 from .tf_data.graphs import Graph, InvalidGraph, sanitize
+from .tf_data.graphs import without_compression as graph_without_compression
 from .tf_data.seeds import nondeterministic
 from .tf_data.source_walk import SourceWalk
 from .tf_data.split_sources import Evaluate, require_splittable, split_sources
@@ -23,11 +25,14 @@ __all__ = [
     "Evaluate",
     "check_op_libraries",
     "compresses",
+    "difference",
     "evaluate_in_subprocess",
     "fingerprint",
+    "graph_without_compression",
     "metadata_of",
     "nondeterministic",
     "require_bundles",
+    "require_bytes",
     "sanitize",
     "split_sources",
     "without_compression",
@@ -35,14 +40,47 @@ __all__ = [
 
 
 def fingerprint(definition: ev.DatasetDefinition, stored: bytes) -> str:
-    """What equal datasets of this kind have in common of what is `stored`. Raises InvalidGraph."""
+    """A hash that equal datasets of one kind have in common. Raises InvalidGraph."""
     if definition.HasField("python_function"):
         return hashlib.sha256(stored).hexdigest()
     return graphs.fingerprint(stored)
 
 
+MAX_BYTES = 1 << 30
+"""Limit of a dataset's graph, or of its pickled function and splits. Registering one takes up to
+seven times its size of the dispatcher's memory."""
+
+
+def require_bytes(stored: bytes) -> None:
+    """Raises InvalidArgument for a graph, or a Python dataset, of more than MAX_BYTES."""
+    if len(stored) > MAX_BYTES:
+        raise InvalidArgument(
+            f"the dataset has {len(stored)} bytes, above {MAX_BYTES}: arrays that it was made of "
+            "(from_tensor_slices, a function's variables, splits) are among them; write them to "
+            "files, and let it read those"
+        )
+
+
+def difference(
+    registered: ev.DatasetDefinition, stored: bytes, other: ev.DatasetDefinition, others: bytes
+) -> str:
+    """Which parts of two datasets differ, in words; empty if they are equal."""
+    python = registered.HasField("python_function")
+    if python != other.HasField("python_function"):
+        return "kind"
+    if not python:
+        try:
+            return "" if graphs.fingerprint(stored) == graphs.fingerprint(others) else "graph"
+        except InvalidGraph:
+            return "graph"
+    mine, theirs = map(python_pb2.PythonDataset.FromString, (stored, others))
+    parts = {"function": "function", "splits": "splits", "contents": "data"}
+    found = [said for part, said in parts.items() if getattr(mine, part) != getattr(theirs, part)]
+    return " and ".join(found) or ("" if mine == theirs else "options")
+
+
 _MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-"""What shared objects begin with: Linux', macOS', macOS' for several machines."""
+"""Magic numbers of shared objects: ELF, Mach-O, and Mach-O for several machines."""
 
 
 def check_op_libraries(paths: Iterable[str]) -> None:
@@ -66,7 +104,7 @@ INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2  # as tf.data has them
 
 
 def metadata_of(data: bytes) -> tf.DataServiceMetadata:
-    """What a dataset's clients are told of it. Raises InvalidArgument."""
+    """The metadata that clients of a dataset get. Raises InvalidArgument."""
     try:
         return tf.DataServiceMetadata.FromString(data)
     except ValueError as error:
@@ -81,19 +119,14 @@ def compresses(definition: ev.DatasetDefinition) -> bool:
     )
 
 
-def without_compression(
-    definition: ev.DatasetDefinition, graph: bytes
-) -> tuple[ev.DatasetDefinition, bytes]:
-    """A dataset and its graph, if that is there, as if it had been registered uncompressed.
-
-    Raises InvalidGraph.
-    """
+def without_compression(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
+    """The definition as if registered uncompressed. Its graph differs then."""
     metadata = metadata_of(definition.metadata)
     metadata.compression = tf.DataServiceMetadata.COMPRESSION_OFF
     plain = ev.DatasetDefinition()
     plain.CopyFrom(definition)
     plain.metadata = metadata.SerializeToString()
-    return plain, graphs.without_compression(graph) if graph else b""
+    return plain
 
 
 def require_bundles(

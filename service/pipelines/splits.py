@@ -1,4 +1,4 @@
-"""Which part of a dataset a task reads: a shard, or splits, and where these come from."""
+"""The part of a dataset that a task reads: a shard, or splits from a feed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class SplitRange:
     first: int
     count: int
     pass_number: int
-    names: tuple[str, ...] = ()  # of the splits, if the source is one that grows
+    names: tuple[str, ...] = ()  # of the splits, if the source can grow
 
 
 PARTS = 8
-"""Ranges for each process of those that share the splits, so that all end at about once."""
+"""How many ranges each process gets of shared splits, so that all end at about the same time."""
 
 
 class Shard(NamedTuple):
-    """Number `number` of the parts that static sharding divides a dataset into, `of` them."""
+    """Part `number` of the `of` parts that static sharding divides a dataset into."""
 
     sharding: ev.Sharding
     number: int
@@ -35,16 +35,16 @@ class Shard(NamedTuple):
 
 
 class SkipReport(NamedTuple):
-    """The rest of a split shall be left out, since a Python dataset's function failed."""
+    """A request to skip the rest of a split, as a Python dataset's function failed."""
 
     split: int
-    element: int  # of the split, from which on it is left out
+    element: int  # the first one to skip
     reason: str  # in few words
-    limit: int  # of splits that may be skipped, as was registered
+    limit: int  # registered limit of skipped splits
 
 
 MaySkip = Callable[[SkipReport], bool]
-"""Whether it may be. Blocks until that is known. What it raises ends the run."""
+"""Decides whether a split may be skipped; may block. Its exceptions end the run."""
 
 
 class SplitFeed(Protocol):
@@ -52,20 +52,20 @@ class SplitFeed(Protocol):
 
     @property
     def sources(self) -> Sequence[ev.SplitSource]:
-        """What was registered of each."""
+        """The registered sources."""
         ...
 
     def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         """The next splits of a source; None at the end of this opening of it.
 
-        A pipeline with a `repeat` opens its source again and again. Openings count from 0: each is
-        the pass of that number, or, if the repeat is `endless`, whichever has splits. Splits
-        of an earlier pass that were handed back may be among them. Blocks until the answer
-        is known. Called by one thread a source at a time. What it raises ends the source, and
-        the pipeline unless that ignores errors; whoever cancels the run makes it raise, too.
+        A pipeline with a `repeat` opens its source repeatedly. Openings count from 0: each is the
+        pass of that number, or with an `endless` repeat any pass that has splits, which may include
+        returned splits of an earlier pass. Blocks until the answer is known. Each source is called
+        by one thread at a time. Its exceptions end the source, and the pipeline unless that ignores
+        errors. Whoever cancels the run makes this call raise, too.
         """
         ...
 
     def is_over(self, sources: Iterable[int]) -> bool:
-        """Whether no opening of these that begins now or later will have a split."""
+        """Whether present and future openings of these sources have no splits."""
         ...

@@ -39,34 +39,46 @@ class RegisterDatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ..., python: _Optional[bytes] = ...) -> None: ...
 
 class RegisterDatasetResponse(_message.Message):
-    __slots__ = ("dataset_id",)
+    __slots__ = ("dataset_id", "differs")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    DIFFERS_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
-    def __init__(self, dataset_id: _Optional[str] = ...) -> None: ...
+    differs: str
+    def __init__(self, dataset_id: _Optional[str] = ..., differs: _Optional[str] = ...) -> None: ...
 
 class GetDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "with_graph", "known", "job_name")
+    __slots__ = ("dataset_id", "with_graph", "known", "job_name", "piece_bytes", "offset", "digest")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_GRAPH_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     with_graph: bool
     known: JournalPosition
     job_name: str
-    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_name: _Optional[str] = ...) -> None: ...
+    piece_bytes: int
+    offset: int
+    digest: bytes
+    def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_name: _Optional[str] = ..., piece_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class GetDatasetResponse(_message.Message):
-    __slots__ = ("definition", "graph", "colocated", "epochs_over")
+    __slots__ = ("definition", "graph", "colocated", "epochs_over", "graph_bytes", "digest")
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_OVER_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     definition: _events_pb2.DatasetDefinition
     graph: bytes
     colocated: bool
     epochs_over: int
-    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ..., epochs_over: _Optional[int] = ...) -> None: ...
+    graph_bytes: int
+    digest: bytes
+    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ..., epochs_over: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Training(_message.Message):
     __slots__ = ("replicas", "fingerprint")
@@ -432,20 +444,26 @@ class LeaveServiceResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FindGoneConsumersRequest(_message.Message):
-    __slots__ = ("consumer_ids", "known")
+    __slots__ = ("consumer_ids", "known", "left", "task_ids")
     CONSUMER_IDS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
     consumer_ids: _containers.RepeatedScalarFieldContainer[int]
     known: JournalPosition
-    def __init__(self, consumer_ids: _Optional[_Iterable[int]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    left: bool
+    task_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, consumer_ids: _Optional[_Iterable[int]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., left: bool = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FindGoneConsumersResponse(_message.Message):
-    __slots__ = ("gone", "journal")
+    __slots__ = ("gone", "journal", "unread_task_ids")
     GONE_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_TASK_IDS_FIELD_NUMBER: _ClassVar[int]
     gone: _containers.RepeatedScalarFieldContainer[int]
     journal: JournalPosition
-    def __init__(self, gone: _Optional[_Iterable[int]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    unread_task_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, gone: _Optional[_Iterable[int]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., unread_task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("save_id", "path", "stream", "sources", "first", "count", "compression", "chunks", "elements", "last_elements", "last_file", "assignment")

@@ -7,18 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("hello", "read", "credit", "stop", "goodbye")
+    __slots__ = ("hello", "read", "credit", "stop", "goodbye", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     read: Read
     credit: Credit
     stop: Stop
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    ping: Ping
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "consumer_id", "worker_uid", "shares_memory", "codecs")
@@ -35,7 +41,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any", "addressed", "rounds", "cached", "received", "subscription")
+    __slots__ = ("task_id", "any", "addressed", "rounds", "cached", "received", "subscription", "cut")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
     ADDRESSED_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +49,7 @@ class Read(_message.Message):
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
     addressed: Addressed
@@ -50,7 +57,18 @@ class Read(_message.Message):
     cached: Cached
     received: int
     subscription: int
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
+    cut: CutBlock
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ..., cut: _Optional[_Union[CutBlock, _Mapping]] = ...) -> None: ...
+
+class CutBlock(_message.Message):
+    __slots__ = ("bytes", "checksum", "codec")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    checksum: int
+    codec: str
+    def __init__(self, bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Any(_message.Message):
     __slots__ = ("hands_back",)
@@ -129,7 +147,7 @@ class Goodbye(_message.Message):
     def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "held_by_others", "farewell")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "held_by_others", "farewell", "pong")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +159,7 @@ class ToConsumer(_message.Message):
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     HELD_BY_OTHERS_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     block: Block
     end_of_task: EndOfTask
@@ -152,7 +171,12 @@ class ToConsumer(_message.Message):
     superseded: Superseded
     held_by_others: HeldByOthers
     farewell: Farewell
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., held_by_others: _Optional[_Union[HeldByOthers, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    pong: Pong
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., held_by_others: _Optional[_Union[HeldByOthers, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ()
@@ -165,7 +189,7 @@ class Welcome(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription", "skipped")
+    __slots__ = ("task_id", "number", "count", "components", "slab", "packed", "bundle", "index", "subscription", "skipped", "resumes_at")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +200,7 @@ class Block(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_AT_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     number: int
     count: int
@@ -186,7 +211,8 @@ class Block(_message.Message):
     index: int
     subscription: int
     skipped: int
-    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
+    resumes_at: int
+    def __init__(self, task_id: _Optional[int] = ..., number: _Optional[int] = ..., count: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., slab: _Optional[_Union[Slab, _Mapping]] = ..., packed: _Optional[_Union[Packed, _Mapping]] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ..., subscription: _Optional[int] = ..., skipped: _Optional[int] = ..., resumes_at: _Optional[int] = ...) -> None: ...
 
 class Packed(_message.Message):
     __slots__ = ("codec", "bytes")

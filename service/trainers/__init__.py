@@ -1,5 +1,5 @@
-"""What the tasks of a training job know of each other, and how all of them get one dataset.
+"""Datasets for the tasks of a training job, and for their frameworks.
 
-`context.py` reads who this process is from its environment, without any framework; `across.py`
-has the one call by which the chief registers a dataset and all tasks read it, with TensorFlow.
+`context.py` reads from the environment which task this process is, without any framework.
+`across.py` has the call by which the chief registers a dataset and all tasks read it (TensorFlow).
 """

@@ -1,15 +1,15 @@
 """`distribute_across`: one call by which all tasks of a training job read one dataset.
 
-The dataset's id is made of the training's name, so whoever knows that finds it: the chief registers
-it under this id, the others look until it is there. It is in the journal like any other, so a chief
-that is started again finds it as well. Its metadata say for how many replicas it is, and what the
-chief has built; who comes second with something else is refused by the dispatcher, as ever where
-metadata differ.
+The dataset's id is derived from the training's name. The chief registers the dataset under this id,
+and the others poll until it exists. A restarted chief finds it too, because the journal keeps it.
+Its metadata have the number of replicas and a fingerprint of what the chief built. If a second
+chief registers something else, the dispatcher refuses it because the metadata differ.
 """
 
 from __future__ import annotations
 
 import logging
+import numbers
 import os
 import time
 from collections.abc import Callable
@@ -17,13 +17,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...journal.proto import events_pb2 as ev
 from ..client import parameter_servers
 from ..client.api import fingerprint, from_dataset_id, register
 from ..client.options import CrossTrainerCache, ShardingPolicy, check_job_name
 from ..client.reader import name_of_job
-from ..client.registration import registered
+from ..client.registration import Send, registered
 from ..client.tf_errors import raising_tensorflows
-from ..connections.dispatcher_client import DispatcherClient
+from ..connections.dispatcher_client import COMPLAIN_AFTER_S, DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..pipelines.tf_data.element_specs import decode_metadata, plain
 from ..proto import forebay_pb2 as pb
@@ -45,6 +46,7 @@ def distribute_across(
     context_or_strategy: TaskContext | Any = None,
     *,
     job_name: str,
+    dataset_id: str | None = None,
     processing_mode: ShardingPolicy | str = ShardingPolicy.DYNAMIC,
     compression: str | None = "AUTO",
     cross_trainer_cache: bool = False,
@@ -54,70 +56,79 @@ def distribute_across(
     initial_epoch: int = 0,
     timeout_s: float | None = 600.0,
 ) -> Dataset:
-    """A `tf.data.Dataset` of what this task gets of a dataset that all tasks of a cluster share.
+    """A `tf.data.Dataset` of this task's elements of a dataset that all tasks of a cluster share.
 
-    Every task makes the same call. The chief calls `dataset_fn` and registers what it returns, if
-    that has not been done yet; the others wait for it. The tasks that train share one job: each
-    element goes to one of them. An evaluator gets all elements in each iteration, alone.
+    Every task makes the same call. The chief calls `dataset_fn` and registers the result; the
+    others wait for it. A restarted chief calls `dataset_fn` again. If that returns another dataset
+    now, a warning says so, and the tasks still read the registered one. The tasks that train share
+    one job: each element goes to one of them. An evaluator reads all by itself.
 
     Args:
-      dataset_fn: what `distribute_datasets_from_function` takes: a function of a
+      dataset_fn: as for `distribute_datasets_from_function`, a function of a
         `tf.distribute.InputContext`. It returns a `tf.data.Dataset`, or whatever else
         `register_dataset` takes alone. The service distributes the elements, so there is one input
-        pipeline, and `shard(context.num_input_pipelines, context.input_pipeline_id)` leaves all of
-        it. Batch by `context.get_per_replica_batch_size(…)` for
-        `strategy.distribute_datasets_from_function(lambda _: dataset)` or a loop of your own, and
+        pipeline: `shard(context.num_input_pipelines, context.input_pipeline_id)` drops nothing.
+        Batch by `context.get_per_replica_batch_size(…)` for
+        `strategy.distribute_datasets_from_function(lambda _: dataset)` or a loop of your own. Batch
         by the global batch size for `experimental_distribute_dataset` and Keras's `fit`, which
         divide batches among replicas.
       service: as in `register_dataset`.
       context_or_strategy: a `TaskContext`, by default that of the environment; or the
-        `tf.distribute.Strategy`, which says how many replicas there are. Without a strategy each
-        task that trains is one replica; beside parameter servers there is one in all.
-      job_name: of this training, the same in all tasks. A task that is started again gives it
-        again; another training, or another dataset, gives another one. Each hyperparameter trial
-        is a training of its own, unless they share the cache.
+        `tf.distribute.Strategy`, which says how many replicas there are. Without a strategy, each
+        task that trains is one replica. With parameter servers there is one replica in all.
+      job_name: of this training, the same in all tasks and after restarts. Another training, or
+        another dataset, needs another name. Each hyperparameter trial is a training of its own,
+        unless trials share the cache.
+      dataset_id: the id to register under, by default derived from `job_name`. To continue a
+        training on another dataset, give all tasks another id: epochs after `initial_epoch` are
+        read from it.
       processing_mode, compression, data_transfer_protocol, target_workers: as in
         `register_dataset` and `from_dataset_id`.
       max_outstanding_requests: as in `from_dataset_id`. "AUTO" is 16 where several tasks share a
-        dataset that ends: they may train in step and need equally many batches, and one whose
-        elements have come to an end trains on none while others have some. Elsewhere it is None,
-        and so it should be for elements that are not batches: 16 of them at a time cost a small
-        element 10 to 50 times as much.
-      cross_trainer_cache: hyperparameter trials share one training: what is produced is for all,
-        and the trial is the `CrossTrainerCache`'s trainer_id. The dataset must be infinite, and the
-        same whatever the trial's parameters.
-      initial_epoch: how many epochs are over, when all tasks begin again from a checkpoint: as in
-        Keras's `fit`. What is left of the one after them comes first. Evaluators need none.
+        finite dataset. They may train in lockstep and need equally many batches: a task whose
+        elements run out early trains on nothing. Elsewhere "AUTO" is None. Give None for elements
+        that are not batches: with 16 at a time, a small element costs 10 to 50 times as much.
+      cross_trainer_cache: whether hyperparameter trials share one training. All trials read the
+        same elements, and the trial is the `CrossTrainerCache`'s trainer_id. The dataset must be
+        infinite, and must not depend on the trial's parameters.
+      initial_epoch: how many epochs are over when all tasks resume from a checkpoint, as in Keras's
+        `fit`. The rest of the next epoch comes first. Evaluators need none.
       timeout_s: how long to wait for the dispatcher and the chief, in seconds; None: for ever.
 
-    Its auto-sharding is OFF, as the service distributes the elements. Under a
-    `ParameterServerStrategy` the chief alone calls, for `create_per_worker_dataset`, which also
-    takes a function that does; `initial_epoch` is not for it, as in `from_dataset_id`.
+    Its auto-sharding is OFF, because the service distributes the elements. Under a
+    `ParameterServerStrategy` only the chief calls this, for `create_per_worker_dataset`, which also
+    takes a function that calls it. `initial_epoch` is not allowed there, as in `from_dataset_id`.
 
-    Raises Unavailable if the chief has not registered it in time, or no dispatcher answers;
-    FailedPrecondition if this task trains and finds, as it begins, that more epochs are over than
-    `initial_epoch`, or that the training began with another number of replicas, if another chief
-    has registered something else meanwhile, and if this task is a parameter server, or a worker
-    beside some; and what `register_dataset`, `from_dataset_id`, `dataset_fn` and
-    `TaskContext.from_env` do.
+    Raises Unavailable if the chief does not register in time, or no dispatcher answers. Raises
+    FailedPrecondition
+    - if this task trains and, as it begins, more epochs are over than `initial_epoch`,
+    - if this task trains and the training began with another number of replicas,
+    - if this is the chief and its dataset's elements differ from those the training began with,
+    - if another chief has registered something else meanwhile,
+    - if this task is a parameter server, or a worker beside parameter servers.
+    Also raises what `register_dataset`, `from_dataset_id`, `dataset_fn` and `TaskContext.from_env`
+    raise.
     """
-    check_job_name(job_name)
+    _require_sense(dataset_fn, job_name, dataset_id, timeout_s)
     context, replicas = _cluster_of(context_or_strategy)
     _require_reader(context)
     trial = context.trial or "1"
     name = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
-    shared = job_name if context.trains else None  # an evaluator's iterations have nothing to share
+    shared = job_name if context.trains else None  # an evaluator shares no iterations
     client = DispatcherClient(service)
     try:
-        training = _Training(client, name, shared, replicas, timeout_s)
+        own = dataset_id and (dataset_id if name == job_name else f"{dataset_id}/trial={trial}")
+        training = _Training(client, name, own, shared, replicas, timeout_s)
         found = training.find()
         if found is not None:
             training.require_next(found, initial_epoch)
-            if context.is_chief and not (initial_epoch or cross_trainer_cache):
-                log.warning(
-                    "%r has had its dataset since it began, and reads it on: if this is another "
-                    "training, give it another job_name", name,
-                )  # fmt: skip
+            if context.is_chief:
+                same = training.is_same(found, dataset_fn, service, compression)
+                if same and not (initial_epoch or cross_trainer_cache):
+                    log.warning(
+                        "%r has had its dataset since it began, and reads it on: if this is "
+                        "another training, give it another job_name", name,
+                    )  # fmt: skip
         elif context.is_chief:
             found = training.begin(dataset_fn, service, compression)
         else:
@@ -149,8 +160,34 @@ def distribute_across(
     return dataset.with_options(options)
 
 
+def _require_sense(dataset_fn: Any, job_name: Any, dataset_id: Any, timeout_s: Any) -> None:
+    """Raises InvalidArgument."""
+    if not callable(dataset_fn):
+        raise InvalidArgument(
+            f"dataset_fn={dataset_fn!r:.100} is no function: give one that takes a "
+            "tf.distribute.InputContext and returns the dataset, lambda context: dataset"
+        )
+    if job_name is None:
+        raise InvalidArgument(
+            "job_name=None would have each task read all of the dataset: give this training a "
+            "name, the same in all tasks"
+        )
+    check_job_name(job_name)
+    if dataset_id is not None and not (isinstance(dataset_id, str) and dataset_id):
+        raise InvalidArgument(
+            f"dataset_id={dataset_id!r:.100} must be a string with something in it; leave it out "
+            "for a name made of job_name"
+        )
+    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s >= 0):
+        raise InvalidArgument(
+            f"timeout_s={timeout_s!r:.100} must be a number of seconds from 0 on, or None to wait "
+            "for ever"
+        )
+
+
 def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
-    """Who this is, and how many replicas train in sync."""
+    """This task's context, and how many replicas train in sync."""
     if given is None:
         given = TaskContext.from_env()
     if isinstance(given, TaskContext):
@@ -161,11 +198,11 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
         )
     resolver = given.cluster_resolver
     cluster = resolver and resolver.cluster_spec().as_dict()
-    if cluster:  # which the environment need not know
+    if cluster:  # the environment may not have it
         context = context_of(cluster, resolver.task_type, resolver.task_id, os.environ)
     else:
         context = TaskContext.from_env()
-        alone = not parameter_servers.are_there()  # whose strategy names no cluster either
+        alone = not parameter_servers.are_there()  # their strategy names no cluster either
         if alone and context.trains and context.num_consumers > 1:
             log.warning(
                 "%s trains in this process alone, which is one of %d tasks that train: each of "
@@ -177,7 +214,7 @@ def _cluster_of(given: TaskContext | Any) -> tuple[TaskContext, int]:
 
 
 def _require_reader(context: TaskContext) -> None:
-    """Raises FailedPrecondition if the task does only what others tell it to."""
+    """Raises FailedPrecondition for parameter servers and their workers, which read nothing."""
     servers = context.cluster.get("ps", ())
     if context.role == Role.PARAMETER_SERVER:
         said = f"parameter server {context.index} of {len(servers)}"
@@ -193,18 +230,19 @@ def _require_reader(context: TaskContext) -> None:
 
 
 class _Training:
-    """What is registered under a training's name; found, or registered, within `timeout_s`."""
+    """The dataset registered under a training's name, to find or register within `timeout_s`."""
 
     def __init__(
         self,
         client: DispatcherClient,
         name: str,
+        dataset_id: str | None,
         job_name: str | None,
         replicas: int,
         timeout_s: float | None,
     ) -> None:
-        """`job_name` is that of the tasks which train; None, if this one does not."""
-        self.dataset_id = f"{name}/across"
+        """`job_name` is that of the tasks that train; None if this task does not train."""
+        self.dataset_id = dataset_id or f"{name}/across"
         self._name = name
         self._job = name_of_job(self.dataset_id, job_name)
         self._replicas = replicas
@@ -213,7 +251,7 @@ class _Training:
         self._give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
 
     def find(self) -> pb.GetDatasetResponse | None:
-        """The dataset, if there is one. Raises FailedPrecondition if it is not for this cluster."""
+        """The dataset, or None. Raises FailedPrecondition if it is not for this cluster."""
         request = pb.GetDatasetRequest(dataset_id=self.dataset_id, job_name=self._job or "")
         try:
             found = self._client.call(request, pb.GetDatasetResponse, patience_s=self._left_s())
@@ -248,16 +286,14 @@ class _Training:
         def send(service: Service, request: pb.RegisterDatasetRequest) -> str:
             mine.fingerprint = fingerprint(request)
             request.metadata += mine.SerializeToString()
-            return registered(service, request)
-
-        with tf.init_scope():  # once, and now, in the function that a ClusterCoordinator traces
-            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
-            dataset = dataset_fn(context)
             try:
-                register(service, dataset, compression, self.dataset_id, None, False, {}, send)
-            except InvalidArgument:  # of the dataset, or of what another has registered meanwhile
+                return registered(service, request)
+            except InvalidArgument:  # a bad dataset, or another chief has registered meanwhile
                 if self.find() is None:
                     raise
+                return self.dataset_id
+
+        self._make(dataset_fn, service, compression, send)
         found = self.find()
         if found is None or _tag(found).fingerprint != mine.fingerprint:
             raise FailedPrecondition(
@@ -266,10 +302,66 @@ class _Training:
             )
         return found
 
+    def is_same(
+        self,
+        found: pb.GetDatasetResponse,
+        dataset_fn: Callable[[Any], Any],
+        service: Service,
+        compression: str | None,
+    ) -> bool:
+        """Whether the function makes what was found; if not, logs a warning. Raises
+        FailedPrecondition if its elements have another spec."""
+        made = pb.RegisterDatasetRequest()
+
+        def keep(_: Service, request: pb.RegisterDatasetRequest) -> str:
+            made.CopyFrom(request)
+            return self.dataset_id
+
+        self._make(dataset_fn, service, compression, keep)
+        mine = decode_metadata(ev.DatasetDefinition(metadata=made.metadata)).element_spec
+        theirs = decode_metadata(found.definition).element_spec
+        instead = (
+            "to train on with it, give all tasks a dataset_id of its own, and for another training "
+            "another job_name"
+        )
+        if mine != theirs:
+            raise FailedPrecondition(
+                f"{self._name!r} began with elements of {theirs}, and dataset_fn now makes "
+                f"elements of {mine}: {instead}"
+            )
+        began = _tag(found).fingerprint
+        if began and began != fingerprint(made):
+            log.warning(
+                "%r began with another dataset than dataset_fn now makes, and reads the old one "
+                "on, %r: %s", self._name, self.dataset_id, instead,
+            )  # fmt: skip
+            return False
+        return True
+
+    def _make(
+        self,
+        dataset_fn: Callable[[Any], Any],
+        service: Service,
+        compression: str | None,
+        send: Send,
+    ) -> None:
+        """Makes the dataset, and sends a request to register it."""
+        with tf.init_scope():  # eagerly and once, even where a ClusterCoordinator traces this
+            context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
+            dataset = dataset_fn(context)
+            register(service, dataset, compression, self.dataset_id, None, False, {}, send)
+
     def wait(self) -> pb.GetDatasetResponse:
-        """For the chief. Raises Unavailable."""
+        """Polls until the chief has registered the dataset. Raises Unavailable."""
+        began_s, said = time.monotonic(), False
         while (found := self.find()) is None:
             left_s = self._left_s()
+            if not said and time.monotonic() - began_s > COMPLAIN_AFTER_S:
+                log.warning(
+                    "waiting for the chief of %r to register its dataset, %r", self._name,
+                    self.dataset_id,
+                )  # fmt: skip
+                said = True
             if left_s == 0:
                 raise Unavailable(
                     f"the chief of {self._name!r} has not registered its dataset in "

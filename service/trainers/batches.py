@@ -1,7 +1,7 @@
-"""Elements and batches of them in NumPy, made by the block, for trainers without TensorFlow.
+"""Makes elements and batches in NumPy, from whole blocks, for trainers without TensorFlow.
 
-A batch is itself a block, of as many elements as it is to have: views of the block that was
-received, or one copy where it lies in several. `Layout` says how blocks look to a trainer.
+A batch is itself a block: views of the received block, or one copy if its elements come from
+several blocks. `Layout` says how blocks look to a trainer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..blocks import Block, Component, Strings, joined, numpy_dtype, split
-from ..client.taking import Progress
+from ..client.progress import Progress
 from ..errors import InvalidArgument
 from ..structure import assemble
 
@@ -25,7 +25,7 @@ Each = Callable[[Component], Iterator[Any]]
 _Column = Callable[[Iterator[Component], int], Any]
 
 SHORT = 64
-"""Rows of fewer values than this are padded all at once, as a row in Python takes longer."""
+"""Rows with fewer values than this are padded all at once; a Python loop over them is slower."""
 
 
 def laid_out(
@@ -36,7 +36,7 @@ def laid_out(
     batch_size: int | None,
     drop_remainder: bool = False,
 ) -> Iterator[Any]:
-    """The elements of `blocks`, or their batches, for `Taking`."""
+    """The elements of `blocks`, or their batches, for `EpochIterator`."""
     if batch_size is None:
         return itertools.chain.from_iterable(
             progress.counted(layout.elements(block), block.count) for block in blocks
@@ -47,7 +47,7 @@ def laid_out(
 
 
 def check_batch_size(batch_size: int | None) -> None:
-    """Raises InvalidArgument for what is no number of elements, or None for single ones."""
+    """Raises InvalidArgument for anything but a positive integer, or None for single elements."""
     number = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
     if batch_size is not None and not (number and batch_size > 0):
         raise InvalidArgument(
@@ -62,10 +62,10 @@ def batched(
     size: int,
     drop_remainder: bool = False,
 ) -> Iterator[Block]:
-    """Blocks of `size` elements each; the last one has what is left, unless that is dropped.
+    """Blocks of `size` elements each. The last one is smaller, unless `drop_remainder`.
 
-    A batch is begun when it is asked for, so that between two of them nothing is kept here but
-    what is left of a block. Raises InvalidArgument for elements of several ranks in one batch.
+    A batch is begun when it is asked for, so that between batches this keeps only the rest of one
+    block. Raises InvalidArgument for elements of several ranks in one batch.
     """
     set_left = progress.set_left if progress is not None else lambda _: None
     parts: list[Block] = []
@@ -107,15 +107,14 @@ def _rank(component: Component) -> int:
 class Layout:
     """How a dataset's elements look to a trainer: nested as they were registered.
 
-    `convert` is given each array, of an element's or of a batch's component, or an element's
-    NumPy scalar or `bytes`; strings come as object arrays of `bytes`.
+    `convert` gets each array of an element's or a batch's component, or an element's NumPy scalar
+    or `bytes`. Strings come as object arrays of `bytes`.
 
-    In a batch, a component has one more dimension at its front. If its shape was not registered
-    in full, it is a list of the elements' arrays; or, with a `pad_value`, one array, in which
-    each element is filled up to the largest behind its own values (strings with b"", if the value
-    is no bytes). A `pad_value` may also be nested like the elements, None where lists are wanted.
-    Ragged and sparse tensors are lists of theirs. Raises InvalidArgument for a pad_value that
-    does not fit.
+    In a batch, a component has one more dimension in front. If its shape was not registered in
+    full, it is a list of the elements' arrays. With a `pad_value` it is one array instead, in which
+    elements are padded at the end to the largest (strings with b"", unless the value is bytes). A
+    `pad_value` may be nested like the elements, with None for lists. Ragged and sparse tensors come
+    as lists. Raises InvalidArgument for a pad_value that does not fit.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Layout:
         pad_value: Any = None,
         each: Each | None = None,
     ) -> None:
-        """`each` has a component's elements converted, if that can be done faster together."""
+        """`each`, if given, converts all elements of a component faster than one by one."""
         convert = convert or _itself
         self._convert = convert
         self._each = each or (lambda component: map(convert, component.elements()))
@@ -135,17 +134,17 @@ class Layout:
         self._assemble_batch = assemble(json.dumps(reduced))
 
     def elements(self, block: Block) -> Iterator[Any]:
-        """One by one."""
+        """The elements of a block, one by one."""
         return self._assemble([*map(self._each, block.components)], block.count)
 
     def batch(self, block: Block) -> Any:
-        """All of a block's elements in one."""
+        """All elements of a block as one batch."""
         components = iter(block.components)
         columns = [[column(components, block.count)] for column in self._columns]
         return next(self._assemble_batch(columns, 1))
 
     def _reduced(self, node: dict[str, Any], pad: Any, path: str) -> dict[str, Any]:
-        """The node with one component for each tensor, of whatever kind; notes their columns."""
+        """The node with one component per tensor of any kind; appends their columns."""
         match node:
             case {"dict": items}:
                 self._check_keys(pad, [key for key, _ in items], path)
@@ -171,12 +170,12 @@ class Layout:
 
     @staticmethod
     def _check_keys(pad: Any, keys: list[Any], path: str) -> None:
-        """Raises InvalidArgument for a pad_value of what is not there."""
+        """Raises InvalidArgument if pad_value names an unknown key."""
         if isinstance(pad, Mapping) and (wrong := [key for key in pad if key not in keys]):
             raise InvalidArgument(f"pad_value names {wrong}, and {path} has {keys}")
 
     def _member(self, node: dict[str, Any], pad: Any, key: Any, path: str) -> dict[str, Any]:
-        """Of a dict, a tuple or a named tuple; of its pad_value what is the member's own."""
+        """A member of a dict, tuple or named tuple, reduced with its own part of pad_value."""
         if isinstance(pad, Mapping):
             pad = pad.get(key)
         elif isinstance(pad, tuple):
@@ -197,7 +196,7 @@ class Layout:
         return lambda components, count: self._convert(padded(next(components), filling))
 
     def _composite(self, node: dict[str, Any]) -> _Column:
-        """Of a ragged or a sparse tensor, which has several components."""
+        """The column of a ragged or a sparse tensor, which has several components."""
         number = 1 + node["ragged_rank"] if "ragged" in node else 3
         build = assemble(json.dumps(node))
 
@@ -213,13 +212,13 @@ def _itself(value: Any) -> Any:
 
 
 def _filling(pad: Any, dtype: str, path: str) -> Any:
-    """What is filled in for this pad_value. Raises InvalidArgument."""
+    """The pad_value as a scalar of this dtype. Raises InvalidArgument."""
     if dtype == "string":
         return pad if isinstance(pad, bytes) else b""
     kind = numpy_dtype(dtype)
     try:
         filling = np.full((), pad, kind)
-        if kind.kind in "fc" or filling == pad or pad != pad:  # or it is not a number
+        if kind.kind in "fc" or filling == pad or pad != pad:  # the last: NaN
             return filling[()]
     except (OverflowError, TypeError, ValueError):
         pass
@@ -227,7 +226,8 @@ def _filling(pad: Any, dtype: str, path: str) -> Any:
 
 
 def padded(component: Component, filling: Any) -> Array:
-    """Its elements in one array, each filled up to the largest. As it is if all are as large."""
+    """The component's elements in one array, each padded to the largest. No copy if all are equal
+    in size."""
     values, shapes = component.values, component.shapes
     if isinstance(values, Strings):
         values = values.to_numpy()

@@ -1,18 +1,18 @@
-"""Who this process is among the tasks of a training job, by the environment it was started in.
+"""Reads from the environment which task of a training job this process is.
 
-Pure: an environment in, a frozen value out, and no framework. The first of these that is set says
-it:
+This is a pure function from an environment to a frozen value, without any framework. The first of
+these variables that is set decides:
 
-    TF_CONFIG          TensorFlow's; Kubeflow's TFJob, Vertex AI and AI Platform set it, too
-    CLUSTER_SPEC       Vertex AI's, of the same form; its task types are the worker pools
-    RANK, WORLD_SIZE   torchrun's, and those of Kubeflow's PyTorchJob
+    TF_CONFIG          of TensorFlow; Kubeflow's TFJob, Vertex AI and AI Platform set it too
+    CLUSTER_SPEC       of Vertex AI, in the same form; its task types are the worker pools
+    RANK, WORLD_SIZE   of torchrun and Kubeflow's PyTorchJob
     OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
-                       Open MPI's mpirun's
+                       of Open MPI's mpirun
     SLURM_PROCID, SLURM_STEP_NUM_TASKS
-                       of a step that srun has started; a batch script is no step, and one task
+                       of a step that srun started; a batch script is not a step, but one task
 
-A launcher inside another knows better: torchrun (TORCHELASTIC_RUN_ID), and each that gives ranks to
-the processes of a platform's only task that trains.
+An inner launcher overrides a platform's variables: torchrun (TORCHELASTIC_RUN_ID), and any launcher
+that gives ranks to the processes of a platform's only task that trains.
 
 Without any of them the process is alone, and chief.
 """
@@ -30,9 +30,9 @@ from ..errors import FailedPrecondition, InvalidArgument
 
 
 class Role(StrEnum):
-    """What a task does; the values are TF_CONFIG's names of it."""
+    """The role of a task; the values are TF_CONFIG's names."""
 
-    CHIEF = "chief"  # trains, and does once what is to be done once
+    CHIEF = "chief"  # trains, and does what must be done only once
     WORKER = "worker"  # trains
     PARAMETER_SERVER = "ps"  # keeps variables, and reads nothing
     EVALUATOR = "evaluator"  # reads on its own, beside the training
@@ -45,11 +45,11 @@ Cluster = Mapping[str, tuple[str, ...]]
 class TaskContext:
     """A task of a training job. By default, the only one.
 
-    `index` is among the tasks of its type, from 0. `rank` is among all `num_consumers` tasks that
-    train: the chief, then the workers in their order; None, if this one does not train. `trial` is
-    the number of the hyperparameter trial, as text, from "1"; None outside of tuning. `cluster` has
-    the addresses, HOST:PORT, by type: "chief", "worker", "ps", and "evaluator" where the platform
-    lists it; it is empty where a launcher gives ranks only.
+    `index` counts from 0 among the tasks of its type. `rank` counts among all `num_consumers` tasks
+    that train: the chief, then the workers in order. It is None if this task does not train.
+    `trial` is the number of the hyperparameter trial, as text, from "1"; None outside of tuning.
+    `cluster` maps "chief", "worker", "ps", and "evaluator" if the platform lists it, to addresses,
+    HOST:PORT. It is empty if a launcher gives ranks only.
     """
 
     role: Role = Role.CHIEF
@@ -61,9 +61,9 @@ class TaskContext:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """What `environ` says, by default this process's environment.
+        """The context that `environ` gives, by default this process's environment.
 
-        Raises InvalidArgument, which has the variable with its value and says what was expected.
+        Raises InvalidArgument, which quotes the variable and says what was expected.
         """
         environ = os.environ if environ is None else environ
         for variable, types in (("TF_CONFIG", TF_CONFIG_TYPES), ("CLUSTER_SPEC", POOLS)):
@@ -120,10 +120,10 @@ TRAINING = ("chief", "worker")
 def context_of(
     cluster: Mapping[str, Any], kind: str | None, index: int | None, environ: Mapping[str, str]
 ) -> TaskContext:
-    """Who is this task of a strategy's cluster; the environment says only the trial.
+    """The context of a task in a strategy's cluster; the environment gives only the trial.
 
-    `cluster` is what `tf.train.ClusterSpec.as_dict` returns. Who has no type among its tasks drives
-    all of them, as TPUs are driven. Raises InvalidArgument.
+    `cluster` is what `tf.train.ClusterSpec.as_dict` returns. A process without a task type drives
+    the whole cluster, as with TPUs, and is alone. Raises InvalidArgument.
     """
     trial = None
     for variable in ("TF_CONFIG", "CLUSTER_SPEC"):
@@ -134,7 +134,7 @@ def context_of(
         return TaskContext(trial=None if trial is None else str(trial))
     addresses: dict[str, list[str]] = {}
     for name, found in cluster.items():
-        if isinstance(found, Mapping):  # some indices are left out
+        if isinstance(found, Mapping):  # sparse: some indices are missing
             if name == kind:
                 index = sorted(found).index(index)
             found = [found[i] for i in sorted(found)]
@@ -146,7 +146,7 @@ def context_of(
 
 
 def _parsed(variable: str, text: str) -> tuple[str, Any]:
-    """What is to be quoted of it, and its JSON."""
+    """The variable as errors quote it, and its JSON. Raises InvalidArgument."""
     said = f"{variable}={text:.1000}"
     try:
         return said, json.loads(text)
@@ -155,7 +155,7 @@ def _parsed(variable: str, text: str) -> tuple[str, Any]:
 
 
 class _Spec:
-    """What is `said` of a cluster and a task, which both are of these `types`."""
+    """Parses a cluster and a task, whose types are in `types`; errors quote `said`."""
 
     def __init__(self, said: str, spec: Any, types: Mapping[str, str]) -> None:
         self._said = said
@@ -209,7 +209,7 @@ class _Spec:
         return {kind: found for kind, found in cluster.items() if found}
 
     def _read_task(self) -> tuple[str, int]:
-        """Its type, as in `Role`, and its index."""
+        """The task's type, as in `Role`, and its index."""
         trainers = sum(len(self._cluster.get(kind, ())) for kind in TRAINING)
         kind = self._task.get("type")
         if kind is None:
@@ -224,7 +224,7 @@ class _Spec:
         known, index = self._types.get(kind, kind), self._read_index()
         there = len(self._cluster.get(known, ()))
         if known == "evaluator" and not there:
-            return known, index  # it is no part of the training cluster
+            return known, index  # an evaluator need not be in the training cluster
         if not self._cluster and known in TRAINING:
             there = 1  # alone
         if not there:
@@ -262,8 +262,8 @@ class _Spec:
 
 
 def _ranked(environ: Mapping[str, str], *, complete: bool = False) -> dict[str, Any]:
-    """The arguments of a TaskContext that a launcher says, or none. One of torchrun's variables
-    without the other is an error, unless those are asked for that are `complete`."""
+    """The arguments of a TaskContext from a launcher's ranks; {} without a launcher. Raises
+    InvalidArgument for one of torchrun's variables without the other, unless `complete`."""
     for rank, size in RANKS:
         found = {name: environ[name] for name in (rank, size) if name in environ}
         if len(found) == 2 or (found and rank == "RANK" and not complete):

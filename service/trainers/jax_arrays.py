@@ -1,13 +1,13 @@
 """`ServiceDataset`: a dataset of the service as JAX arrays, without TensorFlow.
 
-Of a process's own, or, given a sharding, global ones: each process reads the rows that its devices
-hold. All processes share a job, which gives each element to one of them, so one may have come to
-the end of an epoch when another has batches left. A batch is taken only when all are known to take
-it (`in_step.py`); what the epoch's end makes of the rest is the user's choice.
+Arrays are local to a process. With a sharding they are global, and each process reads the rows that
+its devices hold. All processes share a job, which gives each element to one of them. So one process
+may reach the end of an epoch while another has batches left. A process takes a batch only when all
+processes take it (`jax_lockstep.py`). The user chooses what happens to the rest of the epoch.
 
-On CPUs an array is the received block's own memory, if the place of the batch in it is aligned: JAX
-holds a reference, nobody else sees the NumPy array, and XLA does not write into memory that it was
-lent, even if the array is donated.
+On CPUs an array is the received block's own memory, if the batch is aligned in it. This is safe:
+JAX holds a reference, nobody else sees the NumPy array, and XLA never writes to borrowed memory,
+even if the array is donated.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from ..client.leaving import stopping
+from ..client.open_iterations import stopping
 from ..client.options import ShardingPolicy
-from ..client.taking import Blocks, Progress, Taking
+from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
 from ..errors import InvalidArgument, Unavailable
 from .batches import Layout, batched, check_batch_size, laid_out
 from .context import TaskContext
-from .in_step import Exchange
+from .jax_lockstep import Exchange
 from .jobs import Service, bound_of, evaluates, open_job
 from .preemption import preempt
 from .shapes import require_shapes, rows_of, zeros_of
 
 Array = npt.NDArray[Any]
 Tree = Any
-"""Arrays, nested."""
+"""A pytree of arrays."""
 
 REMAINDERS = ("keep", "drop", "pad")
 
@@ -48,48 +48,49 @@ class ServiceDataset:
     Args:
       service: as in `forebay.service.read`.
       dataset_id: what `register_dataset` returned.
-      batch_size: elements in a batch: of this process, or with a sharding in the global batch, of
-        all processes. By default elements are taken as they were registered, and with a sharding
-        they are this process's part of a global batch: their first dimension, which the dataset
-        has to know (`batch(…, drop_remainder=True)`), is its rows.
+      batch_size: elements in a batch of this process, or with a sharding in the global batch of all
+        processes. By default elements come as they were registered. With a sharding, such an
+        element is this process's part of a global batch. Its first dimension is the number of rows,
+        and must be known (`batch(…, drop_remainder=True)`).
       sharding: a `jax.sharding.Mesh`, all of whose axes divide the batch, or a `NamedSharding`
-        whose spec names the axes that do. Batches are global arrays then, and every process whose
-        devices are in the mesh iterates over them, in step. No two processes may hold the same
+        whose spec names the axes that do. Batches are global arrays then. Every process with
+        devices in the mesh iterates over them in lockstep. No two processes may hold the same
         rows. By default arrays are this process's own, on its default device.
-      remainder: what becomes of the elements at the end that make no whole batch. "keep" (the
-        default without a sharding): a smaller batch. "drop" (the default with one): they are left
-        out; with several processes the epoch ends with the last batch that all have, which leaves
-        out what the others had received. "pad": batches are pairs (batch, mask), and all have the
-        same shape; where there are no elements the mask, bool [batch size], is False and arrays are
-        zero. No element is left out.
-      pad_value: as in `forebay.torch.ServiceDataset`: what elements whose shapes differ are filled
-        up with, to the largest of their batch.
-      map: a function of a batch in NumPy, before it goes to the devices: it may leave out what JAX
-        has no arrays for, as strings. It must not write to its arrays, nor keep them.
-      prefetch: how many batches are put on the devices ahead of the one that is taken.
-      processing_mode: as in `read`; by default DYNAMIC, by which each element comes once an epoch.
-      job_name: of this training, the same in all its processes, which share the elements, and when
-        it is started again. With several processes it is needed.
-      initial_epoch: how many epochs of the job are over, for who goes on from a checkpoint.
-      max_outstanding_requests: at most so many elements are on their way to each process, or here.
-        "AUTO" is no bound for one process, or a dataset without an end, and otherwise two of the
-        process's batches, or 16 elements if that is more, lest one takes what others wait for.
+      remainder: what happens to elements at the end that do not fill a batch. "keep" (the default
+        without a sharding): they are a smaller batch. "drop" (the default with one): they are left
+        out. With several processes, the epoch ends with the last batch that all have, and the rest
+        that others received is left out too. "pad": batches are pairs (batch, mask) of one shape.
+        Where elements are missing, the mask, bool [batch size], is False and arrays are zero. No
+        element is left out.
+      pad_value: the value that pads elements of different shapes to the largest of their batch, as
+        in `forebay.torch.ServiceDataset`.
+      map: a function of a batch in NumPy, before it goes to the devices. It may drop components
+        that JAX has no arrays for, such as strings. It must not write to its arrays, nor keep them.
+      prefetch: how many batches to put on the devices ahead of the current one.
+      processing_mode: as in `read`; by default DYNAMIC, which reads each element once per epoch.
+      job_name: of this training, the same in all its processes and after restarts. All processes
+        share its elements. Several processes need a name.
+      initial_epoch: how many epochs of the job are over, to resume from a checkpoint.
+      max_outstanding_requests: the maximum number of elements on their way to each process or
+        buffered in it. "AUTO" is unbounded for one process or an infinite dataset. Otherwise it is
+        two of the process's batches, or 16 elements if that is more, so that no process takes what
+        others wait for.
       data_transfer_protocol, target_workers: as in `read`.
       timeout_s: how long, in seconds, a process waits for the others to have their next batch.
 
-    How many processes train is what JAX says, if `jax.distributed` is initialized, else the
-    environment (`TaskContext`). Who is an evaluator by that reads everything, alone: its job is its
-    own, whatever `job_name` and `initial_epoch` are.
+    JAX says how many processes train, if `jax.distributed` is initialized, else the environment
+    (`TaskContext`). An evaluator reads all elements, in a job of its own, and ignores `job_name`
+    and `initial_epoch`.
 
-    Components are arrays of the dtype that JAX makes of theirs: without `jax_enable_x64`, float64
-    becomes float32, int64 int32 and uint64 uint32, but integers that these cannot hold are an
-    error. On CPUs they share memory with the received block where its alignment allows.
+    Components are arrays of JAX's canonical dtypes. Without `jax_enable_x64`, float64 becomes
+    float32, int64 becomes int32 and uint64 becomes uint32; integers that do not fit are an error.
+    On CPUs arrays share memory with the received block where its alignment allows.
 
-    Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
-    asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
-    if more epochs of the job are over than `initial_epoch`, or on a parameter server. Iterating
-    raises PipelineError when the pipeline fails, InvalidArgument for what JAX has no arrays for,
-    and, in all processes, Unavailable when one of them has failed or does not take part.
+    Raises NotFound for an unknown dataset, Unimplemented if processing_mode cannot split it, and
+    InvalidArgument (a ValueError) for invalid arguments. Raises FailedPrecondition if more epochs
+    of the job are over than `initial_epoch`, or on a parameter server. Iterating raises
+    PipelineError when the pipeline fails, and InvalidArgument for components that JAX has no arrays
+    for. It raises Unavailable in all processes when one of them has failed or does not take part.
     """
 
     def __init__(
@@ -148,24 +149,27 @@ class ServiceDataset:
         self._reader = self._job.reader(job.epochs_over + 1)
 
     def __len__(self) -> int:
-        """Batches, or elements, of an epoch, by what the registered dataset says of itself. Raises
-        TypeError where it does not say, or others may have a part of them."""
+        """Batches or elements of an epoch, from the registered cardinality. Raises TypeError if
+        that is unknown, or others may read a part."""
         return self._job.length(self._batch_size, drop_remainder=self._remainder == "drop")
 
-    def __iter__(self) -> Generator[Tree, None, None]:
-        """The next epoch's batches; close it to leave early. In one thread, and with a sharding at
-        the same places of the program in all processes."""
+    def __iter__(self) -> StaysFailed:
+        """The next epoch's batches; close it to leave early. Iterate in one thread. With a
+        sharding, iterate at the same places of the program in all processes."""
+        return StaysFailed(self._iterate())
+
+    def _iterate(self) -> Generator[Tree, None, None]:
         batches = self._read()
         ahead: deque[Tree] = deque()
         failed: Exception | None = None
-        agreed, more = 0, True  # how many are to be taken before all ask each other again
+        agreed, more = 0, True  # how many batches to take before the next exchange
         nothing: Tree | None = None
-        padding: set[str] = set()  # the spec of the batch of no elements, if there is one
+        padding: set[str] = set()  # the spec of the empty batch, if there is one
         try:
             if self._exchange is not None and self._remainder == "pad":
                 nothing = self._nothing()
                 padding.add(_spec(self._put(nothing, 0)))
-        except Exception as error:  # noqa: BLE001 - told to the others, and raised
+        except Exception as error:  # noqa: BLE001 - sent to the others, and raised
             failed = error
         try:
             while True:
@@ -188,9 +192,10 @@ class ServiceDataset:
     def _agree(
         self, ahead: Collection[Tree], padding: AbstractSet[str], failed: Exception | None
     ) -> int:
-        """How many batches all are to take now, of which those `ahead` are here, beside what has
-        the spec in `padding`; 0 at the end. `failed` is said to all, then raised. If one of them is
-        told to stop, all are: there is no next step for the others, nor is this the epoch's end."""
+        """How many batches all processes take now; 0 at the end. The batches `ahead` are here, and
+        `padding` has the spec of the empty batch. `failed` is sent to all, then raised. If one
+        process must stop, all stop: the others cannot take another step, but the epoch is not over.
+        """
         ready = len(ahead)
         if self._exchange is None:
             if failed is not None and not ready:
@@ -229,14 +234,14 @@ class ServiceDataset:
     # -- a process's own batches, in NumPy ------------------------------------------------------
 
     def _read(self) -> Generator[tuple[Tree, int], None, None]:
-        """Batches, and how many elements each has; what is to be one element, as it is."""
+        """Batches and their numbers of elements; without batch_size, single elements."""
         reader = self._reader
         give: Callable[[Blocks, Progress], Iterator[Any]]
         if self._batch_size is None:
             give = partial(laid_out, layout=self._layout, batch_size=None)
         else:
             give = partial(batched, size=self._rows, drop_remainder=self._remainder == "drop")
-        with Taking(lambda taker: reader.iterate(taker=taker), give) as taking:
+        with EpochIterator(lambda taker: reader.iterate(taker=taker), give) as taking:
             for each in taking:
                 if self._batch_size is None:
                     yield self._mapped(each), self._rows
@@ -247,7 +252,7 @@ class ServiceDataset:
         return batch if self._map is None else self._map(batch)
 
     def _nothing(self) -> Tree:
-        """A batch of no elements, for when others have some yet."""
+        """An empty batch, for the steps in which only other processes have elements."""
         if self._batch_size is None:
             return self._mapped(next(self._layout.elements(zeros_of(self._structure, 1))))
         return self._mapped(self._layout.batch(zeros_of(self._structure, self._rows)))
@@ -265,7 +270,7 @@ class ServiceDataset:
         return jax.device_put(arrays) if self._places is None else self._places.put(arrays)
 
     def _array(self, path: str, leaf: Any, count: int) -> Array:
-        """As JAX takes it, of as many rows as it is to have."""
+        """The leaf as an array that JAX can take, padded to the batch's rows if need be."""
         if isinstance(leaf, list):
             raise InvalidArgument(
                 f"element{path} has no one shape, of which JAX has no arrays: give a pad_value, or "
@@ -292,7 +297,7 @@ class ServiceDataset:
 
 
 def _spec(batch: Tree) -> str:
-    """Its shapes and dtypes, in short."""
+    """The shapes and dtypes of a batch, shortened."""
     arrays = [f"{leaf.dtype}{[*leaf.shape]}" for leaf in jax.tree.leaves(batch)]
     text = " ".join(arrays)
     return text if len(text) < 1000 else f"{text:.900}… ({zlib.crc32(text.encode()):08x})"
@@ -314,7 +319,7 @@ def _remainder(given: str | None, batch_size: int | None, *, sharded: bool) -> s
 
 
 def _processes() -> tuple[int, bool]:
-    """How many train; and whether this is none of them, but an evaluator."""
+    """How many processes train, and whether this one is an evaluator."""
     if jax.process_count() > 1:
         return jax.process_count(), False
     context = TaskContext.from_env()
@@ -323,7 +328,7 @@ def _processes() -> tuple[int, bool]:
 
 
 def _narrowed(path: str, array: Array) -> Array:
-    """Integers as wide as JAX has them: it would cut off what does not fit."""
+    """Narrows integers to JAX's width. Raises InvalidArgument for overflow, which JAX ignores."""
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     if dtype == array.dtype or array.dtype.kind not in "iu":
         return array
@@ -338,7 +343,7 @@ def _narrowed(path: str, array: Array) -> Array:
 
 
 class _Places:
-    """Which rows of a global batch this process has, and how they get to its devices."""
+    """The rows of a global batch that this process has, and how they get to its devices."""
 
     def __init__(
         self,
@@ -346,7 +351,7 @@ class _Places:
         batch_size: int | None,
         rows: int | None,
     ) -> None:
-        """`batch_size` is the global one, or `rows` those of this process.
+        """`batch_size` is the global one; without it, `rows` is the number in this process.
 
         Raises InvalidArgument.
         """
@@ -413,7 +418,7 @@ class _Places:
     def _global_array(self, array: Array) -> Any:
         by_rows = array.ndim < len(
             self._sharding.spec
-        )  # as labels are, where it says P("data", None)
+        )  # such as labels, with the spec P("data", None)
         return jax.make_array_from_callback(
             (self._batch_size, *array.shape[1:]),
             self._sharding_of_rows if by_rows else self._sharding,
@@ -421,7 +426,7 @@ class _Places:
         )
 
     def _local_rows(self, rows: slice) -> slice:
-        """Among this process's rows, those that are `rows` of the global batch."""
+        """The position of these `rows` of the global batch among this process's rows."""
         start, stop, _ = rows.indices(self._batch_size)
         first = self._local_start[start]
         return slice(first, first + stop - start)

@@ -1,4 +1,4 @@
-"""The job by which all processes of a training share a dataset, whatever their framework is."""
+"""The job through which all processes of a training share a dataset, in any framework."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .context import Role, TaskContext
 Service = str | tuple[str, str]
 
 IN_STEP_ELEMENTS = 16
-"""How many a task may have to come, at least, lest the first one takes what others wait for."""
+"""The smallest bound on a task's outstanding elements: no task must take what others wait for."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,27 @@ class Job:
     structure: str
     cardinality: int  # of the registered dataset
     processes: int  # that train
-    epochs_over: int  # as it begins here
+    epochs_over: int  # when it begins here
 
     def reader(self, first_epoch: int) -> Reader:
-        """Epochs are counted from 1."""
+        """A reader from `first_epoch` on, counted from 1. It does not warn of an epoch that is
+        over: `open_job` checked that, and others may have read all of a short epoch."""
         return Reader(
             self.service, self.dataset_id, self.policy, self.name, self.how,
-            first_epoch=first_epoch,
+            first_epoch=first_epoch, expects_it=False,
         )  # fmt: skip
 
     def in_step(self, batch_size: int) -> Job:
-        """As processes read that train in step, each on batches of so many elements: no further
-        ahead than two of them. Of no concern to a single one, or to a dataset without an end."""
+        """The job with outstanding elements bounded to two batches, for processes that train in
+        lockstep. A single process, or an infinite dataset, needs no bound."""
         if self.processes == 1 or self.cardinality == INFINITE_CARDINALITY:
             return self
         bound = max(IN_STEP_ELEMENTS, 2 * batch_size)
         return replace(self, how=replace(self.how, max_elements=bound))
 
     def length(self, batch_size: int | None, *, drop_remainder: bool) -> int:
-        """Elements, or batches, of an epoch. Raises TypeError where the registered dataset does not
-        say, or others may have a part of them."""
+        """Elements or batches of an epoch. Raises TypeError if the registered cardinality is
+        unknown, or others may read a part."""
         if self.cardinality < 0 or self.processes > 1 or self.policy != ShardingPolicy.DYNAMIC:
             raise TypeError(
                 f"dataset {self.dataset_id} has no len() here: it has one where a single process "
@@ -81,13 +82,13 @@ def open_job(
     everything: bool = True,
     alone: bool = False,
 ) -> Job:
-    """The job, as it begins in one of so many processes: what was registered is asked for.
+    """Opens the job in one of `processes` processes; asks the dispatcher for the dataset.
 
-    `unnamed` is what a job without a name is called; by default each epoch is a job of its own.
-    Without one, processes may read `everything` each under OFF. `alone`: an evaluator's, which
-    reads everything by a job of its own, without a name, from the first epoch on. Raises
-    InvalidArgument, FailedPrecondition if more epochs of the job are over than `initial_epoch`, and
-    as Reader.definition.
+    `unnamed` is the name of a job without one; by default each epoch is a job of its own. With
+    `everything`, several processes may read all elements each, under OFF without a job name.
+    `alone` is for an evaluator, which reads all elements in an unnamed job from the first epoch on.
+    Raises InvalidArgument, FailedPrecondition if more epochs of the job are over than
+    `initial_epoch`, and what Reader.definition raises.
     """
     check_job_name(job_name)
     check_initial_epoch(initial_epoch, job_name, cached=False)
@@ -118,8 +119,8 @@ def open_job(
 def require_next(
     job_name: str | None, over: int, initial_epoch: int, *, goes_on: bool = True
 ) -> None:
-    """Raises FailedPrecondition if more epochs are over: who begins would train on nothing.
-    `goes_on`: it can be given an initial_epoch."""
+    """Raises FailedPrecondition if more epochs are over: the training would get no elements.
+    `goes_on`: whether the message may suggest an initial_epoch."""
     if over > initial_epoch:
         go_on = f"initial_epoch={over} to go on, or " if goes_on else ""
         raise FailedPrecondition(
@@ -129,7 +130,7 @@ def require_next(
 
 
 def bound_of(max_outstanding_requests: int | str | None) -> tuple[int | None, bool]:
-    """What is asked for, and whether it is "AUTO". Raises InvalidArgument."""
+    """The bound that was given, and whether it is "AUTO". Raises InvalidArgument."""
     if not isinstance(max_outstanding_requests, str):
         return max_outstanding_requests, False
     if max_outstanding_requests != "AUTO":

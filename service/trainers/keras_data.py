@@ -1,7 +1,7 @@
-"""`Epochs`: what Keras's `fit` takes in place of a dataset, on JAX and PyTorch.
+"""`Epochs`: an adapter that Keras's `fit` takes as a dataset, on JAX and PyTorch.
 
-Keras knows generators, which have one epoch, PyDatasets, whose batches have numbers, and PyTorch's
-DataLoaders. It takes adapters of one's own, too, by a class that has no public name.
+Keras itself supports generators, which have one epoch, PyDatasets, whose batches have numbers, and
+PyTorch's DataLoaders. It also takes custom adapters, of a class that has no public name.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class Epochs(DataAdapter):  # type: ignore[misc]
     """A dataset for `fit`, `evaluate` and `predict`, which each iterate over it once an epoch.
 
     Args:
-      dataset: an iterable whose `iter` is the next epoch, as `forebay.jax.ServiceDataset` and
-        `forebay.torch.ServiceDataset` with a `batch_size` are. Its batches are pairs (inputs,
-        targets), triples with sample weights, or inputs alone; inputs and targets may be dicts and
-        tuples of arrays. If it has a len(), Keras knows how many there are.
-      class_weight: the weight of each class, by its number; here, as Keras ignores that of `fit`
-        beside an adapter. Batches are pairs then, and targets are classes, or one-hot.
+      dataset: an iterable whose `iter` is the next epoch, such as `forebay.jax.ServiceDataset` or
+        `forebay.torch.ServiceDataset` with a `batch_size`. Its batches are pairs (inputs, targets),
+        triples with sample weights, or inputs alone. Inputs and targets may be dicts and tuples of
+        arrays. If it has a len(), Keras knows the number of batches.
+      class_weight: the weight of each class, by its number. Give it here, because Keras ignores
+        that of `fit` with an adapter. Batches must be pairs, and targets classes or one-hot.
 
     Without a len() and `steps_per_epoch`, Keras warns at each epoch's end that its input has run
-    out of data. To build what is not built yet, `fit` begins an epoch, and leaves it.
+    out of data. To build an unbuilt model, `fit` begins an epoch, and leaves it.
 
-    With `steps_per_epoch` it goes on in the next epoch where it was, and ends when the data do, for
-    which the dataset repeats where it is registered.
+    With `steps_per_epoch`, the next epoch continues in the same iteration, and training ends when
+    the data do. So repeat the dataset before registering it.
 
-    Raises InvalidArgument on the TensorFlow backend, where `from_dataset_id` is what `fit` takes.
+    Raises InvalidArgument on the TensorFlow backend, where `fit` takes `from_dataset_id`'s dataset.
     """
 
     def __init__(

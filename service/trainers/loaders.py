@@ -1,12 +1,12 @@
-"""What a process and the workers of its DataLoaders have in common: which epoch they read, and that
-the process is to stop. PyTorch tells a dataset in a worker neither, so it lies in shared memory.
+"""Shared state of a process and its DataLoader workers: the epoch, and whether to stop.
 
-A worker looks there whether it is to stop (`heed`), and then does what a process does that is told
-by SIGTERM itself: what it had received and not given is handed back, and its iteration ends. The
-DataLoader gives the loop what the worker had made until then, and ends as well.
+PyTorch tells a dataset in a worker neither, so the state lies in shared memory. A worker polls it
+(`heed`). To stop, it does what a process does on SIGTERM: it hands back the elements that it
+received and did not give, and its iteration ends. The DataLoader gives the loop what the worker had
+made until then, and ends too.
 
-SIGTERM may be sent to all processes of a group: PyTorch has a worker die of it, and the trainer
-raise an error. Where the trainer catches SIGTERM, a worker waits for what the trainer says.
+SIGTERM may come to all processes of a group. With PyTorch, a worker dies of it, and the trainer
+raises an error. If the trainer catches SIGTERM, a worker waits for the trainer's word instead.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..blocks import Block
-from ..client.leaving import Taker, open_consumers, stopping
+from ..client.open_iterations import Taker, open_consumers, stopping
+from ..client.progress import EpochIterator
 from ..client.reader import Reader
-from ..client.taking import Taking
 from ..errors import InvalidArgument
 
 MOST_LOADERS = 1023
 PLACES = 1 + MOST_LOADERS  # the process itself is the first
 MARK = (1 << 31) - 1
 
-CAUGHT, STOPS = 1, 2  # of the last word
+CAUGHT, STOPS = 1, 2  # flags in the last word
 
 LOOK_S = 0.05
-"""How often a worker looks whether it is to stop."""
+"""How often a worker polls whether to stop."""
 
 SAID_S = 2.0
-"""How long a worker that was sent SIGTERM waits for its trainer to be told as well. A DataLoader
-that is left ends its workers one by one, and gives each 5 s (torch's MP_STATUS_CHECK_INTERVAL)."""
+"""How long a worker that got SIGTERM waits for its trainer to get it too. A DataLoader that is
+dropped ends its workers one by one, and gives each 5 s (torch's MP_STATUS_CHECK_INTERVAL)."""
 
 
 class LoaderWords:
     """Words in memory that a process shares with the workers of its DataLoaders.
 
-    A word for each says its epoch, another its process id while it is reading. The epoch is one
-    more than any has begun, unless that is one of the DataLoader's same iteration, which is known
-    by the seed that its workers have in common. There is no lock, which could not be pickled: each
-    process writes only its own words, epoch << 32 | mark of the seed. If two find at the same time
-    that nobody has begun the iteration yet, they come to the same number. The last word is for all
-    workers to read: CAUGHT, while SIGTERM is not the trainer's end, and STOPS.
+    Each process has one word for its epoch, and one for its process id while it reads. A new epoch
+    is one more than any that has begun. But workers of the same DataLoader iteration, which share
+    a seed, read the same epoch. A lock could not be pickled, so each process writes only its own
+    words, epoch << 32 | mark of the seed. If two processes begin the iteration at the same time,
+    both compute the same number. All workers read the last word: CAUGHT, while SIGTERM does not end
+    the trainer, and STOPS.
 
-    Any other process that the object was handed to, as a rank is by who starts it, has an epoch of
-    its own: it takes a copy before it reads, and before it hands the object on.
+    Any other process that gets the object, such as a rank from its launcher, has an epoch of its
+    own: it copies the words before it reads or passes the object on.
     """
 
     def __init__(self, epochs_over: int) -> None:
         self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
         self._owner = os.getpid()
-        self._heeding: tuple[int, _Heeding] | None = None  # by the worker of this process id
+        self._heeding: tuple[int, _Heeding] | None = None  # with the process id of its worker
         self.set(epochs_over)
         self._begin()
 
@@ -72,7 +72,7 @@ class LoaderWords:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._words.share_memory_()  # it is, if this process was started by who has the object
+        self._words.share_memory_()  # a no-op if the process that has the object started this one
         self._begin()
 
     def _begin(self) -> None:
@@ -80,7 +80,7 @@ class LoaderWords:
         self.tell()
 
     def own(self) -> None:
-        """Share no more with who started this process, unless it is a DataLoader's worker."""
+        """Stop sharing with the parent process, unless this is a DataLoader's worker."""
         if self._owner != os.getpid() and get_worker_info() is None:
             self._words = self._words.clone().share_memory_()
             self._words.numpy()[PLACES:] = 0
@@ -96,7 +96,7 @@ class LoaderWords:
         epochs[0] = epochs_over << 32
 
     def next(self) -> int:
-        """The epoch that this process is to read now; from 1."""
+        """The epoch, from 1, that this process reads now."""
         self.own()
         place = mark = 0
         loader = get_worker_info()
@@ -115,8 +115,8 @@ class LoaderWords:
     # -- stopping -----------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """The workers what `stopping` says; as it may say something else meanwhile, until it has
-        not. Nothing, unless they are this process's."""
+        """Tell the workers the state of `stopping`. Repeats that until the state no longer changes.
+        Does nothing if the words are another process's."""
         if self._owner == os.getpid():
             words = self._words.numpy()
             while words[-1] != (now := CAUGHT * stopping.is_caught() | STOPS * stopping.is_set()):
@@ -129,12 +129,11 @@ class LoaderWords:
         reading = self._words.numpy()[PLACES:-1]
         return sum(_lives(int(process)) for process in reading[reading != 0])
 
-    def read(self, reader: Reader, give: Any) -> Taking:
-        """The reader's next epoch, as `Taking` gives it; which is left when this worker is to stop,
-        if this process is one."""
+    def read(self, reader: Reader, give: Any) -> EpochIterator:
+        """The reader's next epoch. A DataLoader's worker leaves it when it must stop."""
         loader = get_worker_info()
         if loader is None or self._owner == os.getpid():
-            return Taking(lambda taker: reader.iterate(taker=taker), give)
+            return EpochIterator(lambda taker: reader.iterate(taker=taker), give)
         words = self._words.numpy()
         if self._heeding is None or self._heeding[0] != os.getpid():
             self._heeding = os.getpid(), _Heeding(words)
@@ -151,9 +150,9 @@ class LoaderWords:
         return _TakingBetween(iterate, give)
 
 
-class _TakingBetween(Taking):
-    """Left by another thread while nothing is asked for: the loop may be in a long step, and ask
-    the worker for nothing."""
+class _TakingBetween(EpochIterator):
+    """An iterator that another thread can close between two elements: the loop may be in a long
+    step, and not ask the worker for more."""
 
     def __init__(self, iterate: Any, give: Any) -> None:
         self._asked = threading.Lock()
@@ -161,7 +160,7 @@ class _TakingBetween(Taking):
 
     def __next__(self) -> Any:
         with self._asked:
-            return next(self._items)
+            return super().__next__()
 
     def leave(self) -> None:
         super().leave()
@@ -173,7 +172,7 @@ class _TakingBetween(Taking):
 
 
 class _Heeding:
-    """In a worker: what its trainer says is looked at, until the process ends."""
+    """In a worker: polls the trainer's state until the process ends."""
 
     def __init__(self, words: npt.NDArray[np.int64]) -> None:
         self._words = words
@@ -195,11 +194,11 @@ class _Heeding:
                 os._exit(128 + signal.SIGTERM)
 
     def heed(self) -> None:
-        """Do what the trainer says."""
+        """Stop or continue, as the trainer says."""
         with self._lock:
             stops = bool(self._words[-1] & STOPS)
             if stops and self._words[-1] & CAUGHT:
-                self._die_s = None  # the SIGTERM was the trainer's as well
+                self._die_s = None  # the trainer got the SIGTERM too
             if stops == self._stops:
                 return
             self._stops = stops
@@ -209,14 +208,14 @@ class _Heeding:
                 consumer.leave()
 
     def catch(self) -> None:
-        """SIGTERM, if the trainer does. Else it is PyTorch's, whose handler is not Python's; so
-        the thread that looks is woken, as the main thread may hang in C."""
+        """Catch SIGTERM if the trainer does. Otherwise PyTorch's C handler keeps it. The signal
+        wakes the polling thread, because the main thread may hang in C."""
         if self._words[-1] & CAUGHT and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: None)
             signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def _dies(self) -> bool:
-        """Of a SIGTERM: if that was for this worker alone, or the trainer has come to its end."""
+        """Whether to die of a SIGTERM: it was for this worker alone, or the trainer ends too."""
         if self._die_s is None:
             return False
         return not self._words[-1] & CAUGHT or time.monotonic() > self._die_s
@@ -241,7 +240,7 @@ def _alive() -> list[LoaderWords]:
 
 
 def _lives(process: int) -> bool:
-    """Not if it was killed, and has written nothing of it."""
+    """Whether the process lives. A killed one could not clear its word."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -253,7 +252,7 @@ stopping.add_messenger(_Loaders())
 
 
 def _own_all() -> None:
-    """What this process forks may be a DataLoader's worker."""
+    """Before a fork: the child may be a DataLoader's worker."""
     for common in _alive():
         common.own()
 

@@ -1,9 +1,9 @@
-"""A trainer that is told to stop: it hands back what it has not used, saves its state, and ends.
+"""Preemption: on SIGTERM, a trainer hands back unused elements, saves its state, and exits.
 
-SIGTERM may come while Python waits for a training step in C++. A handler of Python's has to wait
-for it then, so another thread is woken by the C part of Python's handling of signals
-(signal.set_wakeup_fd), and hands back at once all that was received and not given to the loop. What
-concerns the loop happens where it runs: its iterations end, and it saves its state between steps.
+SIGTERM may come while Python waits for a training step in C++, and a Python signal handler runs
+only after that step. So the C part of Python's signal handling (signal.set_wakeup_fd) wakes another
+thread. It hands back at once all elements that the loop was not given. The loop's thread does the
+rest: its iterations end, and it saves its state between steps.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-from ..client import same_end
-from ..client.leaving import close_between_steps, open_consumers, stopping
+from ..client import lockstep
+from ..client.open_iterations import close_between_steps, open_consumers, stopping
 from ..errors import InvalidArgument
-from .together import Together, exit_with
+from .group_preemption import Together, exit_with
 
 log = logging.getLogger(__name__)
 
 TERMINATED = 128 + signal.SIGTERM
-"""The exit code of a program that SIGTERM ends, as shells say it."""
+"""The exit code that shells give a program ended by SIGTERM."""
 
 HAND_BACK_S = 5.0
-"""For handing back, at most: what is left of the grace is for saving."""
+"""The most time for handing back. The rest of the grace period is for saving."""
 
 LOOK_AGAIN_S = 0.01
-"""How often it is looked whether processes that read for this one have handed back."""
+"""How often to poll whether processes that read for this one have handed back."""
 
 CLOSING_S = 1.0
-"""Before the grace is over, who has not asked for an element since is closed by force."""
+"""This long before the grace period ends, iterations that are still open are closed by force."""
 
 
 class PreemptionHandler:
@@ -48,29 +48,29 @@ class PreemptionHandler:
             for batch in dataset:
                 train_step(batch)
 
-    When SIGTERM comes, all datasets that this process reads from the service end, and further ones
-    have no elements, in `save_fn` either. What they had received and not given to the loop goes to
-    the other trainers of their jobs at once (of jobs with a name, `DYNAMIC` or `OFF`; not of
-    coordinated reads, nor of cross-trainer caches). TensorFlow and JAX have been given a little
-    ahead of the loop, which still trains on that: when the block is left, all has been used or
-    handed back. Then `save_fn` is called, and the process exits.
+    On SIGTERM, all iterations of this process over the service end. Iterations that start later are
+    empty, also in `save_fn`. Elements that they received and did not give to the loop go to the
+    other trainers of their jobs at once. This holds for jobs with a name under `DYNAMIC` or `OFF`,
+    but not for coordinated reads and cross-trainer caches. TensorFlow and JAX hold a few elements
+    ahead of the loop, which still trains on them. So at the end of the block, all elements were
+    used or handed back. Then the handler calls `save_fn`, and the process exits.
 
-    `check()` does it at once, between two steps: for loops that would go on for long, such as over
-    epochs, or behind a large shuffle. What TensorFlow or JAX has been given and not handed out is
-    lost then. It takes, and ignores, whatever arguments a callback is called with, as of Keras:
+    `check()` does this at once, between two steps, for loops that would go on for long, such as
+    over epochs or behind a large shuffle. Elements that TensorFlow or JAX still hold are lost then.
+    It ignores all arguments, so that it can be a callback, as of Keras:
     `LambdaCallback(on_epoch_end=preemption.check)` loses nothing.
 
-    The workers of a PyTorch DataLoader, which read in processes of their own, are told by this one:
-    they hand back as well, and the loop gets what they had made for it, and ends.
-    A SIGTERM to all processes of the group, as torchrun sends it, does not end them while this
-    block is under way. Other child processes are not told.
+    The handler also tells the worker processes of a PyTorch DataLoader. They hand back too, and the
+    loop gets the elements that they had made for it, and ends. A SIGTERM to all processes of the
+    group, as from torchrun, does not end them inside this block. The handler does not tell other
+    child processes.
 
-    Under `MultiWorkerMirroredStrategy`, which is to be made before, all processes have a handler,
-    and each is told what one is told. The loops of all end behind the same step, or leave in the
-    same call of `check()`, which all call in the same places; all have saved before one exits.
-    What TensorFlow was not given is handed back when the loops end.
-    Elsewhere trainers that step together must leave together: a loop that ends while others wait
-    for it in a collective operation holds them up, as with any dataset.
+    Under `MultiWorkerMirroredStrategy`, make the strategy first, and enter a handler in all
+    processes. If one process is told to stop, all are. All loops end after the same step, or leave
+    in the same call of `check()`, which all must call in the same places. No process exits before
+    all have saved. Elements that TensorFlow was not given are handed back when the loops end.
+    Elsewhere, trainers that step together must leave together: a loop that ends while others wait
+    for it in a collective operation blocks them, as with any dataset.
     """
 
     def __init__(
@@ -80,16 +80,18 @@ class PreemptionHandler:
         grace_period_s: float = 25.0,
         exit_code: int | None = TERMINATED,
     ) -> None:
-        """`save_fn` is called with the seconds that are left, in the thread of the loop; not if
-        the block is left by an exception, but for SystemExit.
+        """The loop's thread calls `save_fn` with the seconds that are left; not if an exception
+        other than SystemExit ends the block.
 
-        The process has `grace_period_s` from the signal on: if the block has not been left then,
-        it exits without another word, with 143; so it does afterwards, if it does not end. It exits
-        with `exit_code`; with None the program goes on behind the block, where it may read again,
-        and ends as it likes. The handler that was there before is called as well, when Python
-        comes to it. Raises ValueError for a period that
-        is none.
+        The process has `grace_period_s` from the signal on. If it is still running then, in the
+        block or after it, it exits at once with 143. Otherwise it exits with `exit_code`. With
+        None, the program continues after the block, where it may read again. The previous SIGTERM
+        handler is called too, when Python gets to run it. Raises ValueError for an invalid period.
         """
+        if save_fn is not None and not callable(save_fn):
+            raise InvalidArgument(
+                f"save_fn={save_fn!r} cannot be called: give the function that saves, or None"
+            )
         if not grace_period_s > 0:
             raise InvalidArgument(
                 f"grace_period_s={grace_period_s} must be above 0: the seconds from SIGTERM to the "
@@ -98,9 +100,9 @@ class PreemptionHandler:
         self._save_fn = save_fn
         self._grace_s = grace_period_s
         self._exit_code = exit_code
-        self._lock = threading.RLock()  # of both; the loop's thread takes it in its handler, too
-        self._give_up_s: float | None = None  # of the monotonic clock, once it is preempted
-        self._over = threading.Event()  # the program goes on
+        self._lock = threading.RLock()  # of the next two; the signal handler may re-enter it
+        self._give_up_s: float | None = None  # of the monotonic clock, once preempted
+        self._over = threading.Event()  # the program continues
         self._handed_back = threading.Event()
         self._finished = False
         self._before: Any = None
@@ -114,16 +116,16 @@ class PreemptionHandler:
 
     @property
     def remaining_s(self) -> float:
-        """What is left of the grace period: all of it, before SIGTERM has come."""
+        """The rest of the grace period; all of it before SIGTERM has come."""
         if self._give_up_s is None:
             return self._grace_s
         return max(0.0, self._give_up_s - time.monotonic())
 
     def __enter__(self) -> Self:
-        """Raises ValueError in another thread than the main one, which signals come to."""
+        """Raises ValueError outside the main thread, which gets the signals."""
         if sys.modules.get("tensorflow") is not None:
-            from ..client import collective  # noqa: F401 - it says who the others are
-        others = same_end.find()
+            from ..client import collective  # noqa: F401 - adds its finder to lockstep
+        others = lockstep.find()
         self._wakened, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         try:
@@ -172,7 +174,7 @@ class PreemptionHandler:
     def check(self, *_: Any, **__: Any) -> bool:
         """Between two steps: if SIGTERM has come, hand back, save, and exit.
 
-        Returns whether it has, if the process is not to exit. All arguments are ignored.
+        If the process does not exit, returns whether SIGTERM has come. Ignores all arguments.
         """
         if self._together is not None:
             if not self._together.check():
@@ -193,7 +195,7 @@ class PreemptionHandler:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._begin()
-        self._wake()  # if somebody else has the wake-ups
+        self._wake()  # in case another library has set the wakeup fd
         if callable(self._before):
             self._before(number, frame)
 
@@ -212,12 +214,12 @@ class PreemptionHandler:
                 stopping.begin(self)
 
     def _finish(self) -> None:
-        """In the loop's thread."""
+        """Hands back the rest and saves, in the loop's thread."""
         if self._finished:
             return
         self._finished = True
         for reading in open_consumers():
-            same_end.stop(reading)
+            lockstep.stop(reading)
         self._handed_back.wait(min(HAND_BACK_S, self.remaining_s))
         for reading in open_consumers():
             close_between_steps(reading)
@@ -226,7 +228,7 @@ class PreemptionHandler:
                 self._save_fn(self.remaining_s)
         except BaseException:
             if self._together is not None:
-                self._together.close()  # others need not wait for this one
+                self._together.close()  # the others must not wait for this process
             raise
         if self._together is not None:
             self._together.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
@@ -246,16 +248,16 @@ class PreemptionHandler:
         self._begin()
         threading.Thread(target=self._limit, name="forebay-grace", daemon=True).start()
         self._pass_on(woken)
-        if not self.preempted:  # the program went on meanwhile
+        if not self.preempted:  # the block was left before the signal counted
             return
         log.warning("preempted: %g s are left to save and to end", self.remaining_s)
         begun_s = time.monotonic()
         give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
         if self._together is not None:
             self._together.agree(give_up_s - begun_s)
-        until_closed_s = max(0.0, self.remaining_s - CLOSING_S)  # the others are in their steps
+        until_closed_s = max(0.0, self.remaining_s - CLOSING_S)  # other processes may be in a step
         threads = [
-            _in_thread(partial(same_end.leave, reading, until_closed_s))
+            _in_thread(partial(lockstep.leave, reading, until_closed_s))
             for reading in open_consumers()
         ]
         if not (threads or stopping.readers_elsewhere()):
@@ -271,9 +273,9 @@ class PreemptionHandler:
             log.info("what was not used was handed back in %.2f s", time.monotonic() - begun_s)
 
     def _limit(self) -> None:
-        """The process does not outlive its grace."""
+        """Ends the process when the grace period is over."""
         if not self._over.wait(max(0.0, self.remaining_s - CLOSING_S)):
-            for reading in open_consumers():  # whose loop asks for nothing any more
+            for reading in open_consumers():  # their loops no longer ask for elements
                 _in_thread(reading.close)
             if not self._over.wait(self.remaining_s):
                 log.error("the grace of %g s is over: the process exits", self._grace_s)
@@ -281,7 +283,7 @@ class PreemptionHandler:
         self._close()
 
     def _pass_on(self, woken: bytes) -> None:
-        """To who was woken by signals before."""
+        """Passes the wake-up on to the previous wakeup fd."""
         if self._wakeup_before >= 0:
             try:
                 os.write(self._wakeup_before, woken)
@@ -300,7 +302,7 @@ def _in_thread(close: Callable[[], None]) -> threading.Thread:
 
 
 def _wake_up(descriptor: int) -> None:
-    """Have signals wake who waits for this descriptor, unless that was closed meanwhile."""
+    """Makes this descriptor the wakeup fd of signals, unless it was closed meanwhile."""
     with suppress(OSError, ValueError):
         signal.set_wakeup_fd(descriptor)
 
@@ -309,15 +311,15 @@ _active: list[PreemptionHandler] = []  # the innermost last
 
 
 def preempt() -> bool:
-    """As if SIGTERM had come, because others that train in step have been told to stop; False if
-    no handler would catch it."""
+    """Raises SIGTERM here, because others that train in lockstep must stop. Returns False, without
+    a signal, if no handler would catch it."""
     if _active:
         signal.raise_signal(signal.SIGTERM)
     return bool(_active)
 
 
 def _forget_in_child() -> None:
-    """A signal to a child, as to end a process that loads data, is not its parent's."""
+    """Removes the handlers: a signal to a child, such as a data loader, is not its parent's."""
     while _active:
         handler = _active.pop()
         handler._give_back_in_child()

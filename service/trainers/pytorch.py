@@ -1,13 +1,14 @@
 """`ServiceDataset`: a dataset of the service in PyTorch, without TensorFlow.
 
 All processes that read one share a job: the ranks of a training, and the workers of each rank's
-DataLoader. The service gives each element to one of them. What a rank and its workers have to agree
-on is in `loaders.py`.
+DataLoader. The service gives each element to one of them. `loaders.py` has the state that a rank
+shares with its workers.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -15,19 +16,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..blocks import Component, Strings
 from ..client.options import ShardingPolicy
-from ..client.taking import Taking
+from ..client.progress import EpochIterator
 from ..errors import InvalidArgument
 from .batches import Layout, check_batch_size, laid_out
 from .context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
 from .loaders import LoaderWords
 
+log = logging.getLogger(__name__)
+
 AT_ONCE = 1024
-"""Elements that are made tensors of at a time: a block may have a million of them."""
+"""How many elements become tensors at a time: a block may have a million."""
 
 
 class ServiceDataset(IterableDataset):  # type: ignore[misc]
@@ -36,40 +39,42 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
     Args:
       service: as in `forebay.service.read`.
       dataset_id: what `register_dataset` returned.
-      processing_mode: as in `read`; by default DYNAMIC, by which each element comes once an epoch.
-      job_name: of this training, the same in all its ranks, which share the elements, and when it
-        is started again. By default one of this object's own; with several ranks it is needed.
-      batch_size: elements in a batch, which is made here, by the block: give the DataLoader
+      processing_mode: as in `read`; by default DYNAMIC, which reads each element once per epoch.
+      job_name: of this training, the same in all its ranks and after restarts. All ranks share its
+        elements. By default this object has a job of its own. Several ranks need a name.
+      batch_size: elements in a batch, which is made here, from blocks: give the DataLoader
         `batch_size=None` then. By default elements come one by one, as they were registered.
-      drop_remainder: leave out what makes no whole batch at the end, of each reading process.
-      pad_value: what elements whose shapes differ are filled up with in a batch, to the largest of
-        it; or values nested like the elements, as in `{"tokens": 0, "labels": -100}`. Without one
-        they come as lists, as do all components whose shape was not registered in full.
-      rank, world_size: of this process among those that train. By default what
-        `torch.distributed` says, if it is initialized, else the environment (`TaskContext`). Who
-        is an evaluator by that reads everything, alone: its job is its own, whatever `job_name`
-        and `initial_epoch` are.
-      initial_epoch: how many epochs of the job are over, for who goes on from a checkpoint.
-      max_outstanding_requests: at most so many elements are on their way to each reading process,
-        or here. "AUTO" is no bound for one rank, or a dataset without an end, and otherwise two
-        batches, or 16 elements if that is more, lest one rank takes what the others wait for.
+      drop_remainder: leave out the last, smaller batch of each reading process.
+      pad_value: the value that pads elements of different shapes to the largest of their batch; or
+        values nested like the elements, as in `{"tokens": 0, "labels": -100}`. Without one, a batch
+        has a list for each component whose shape was not registered in full.
+      rank, world_size: of this process among those that train. By default `torch.distributed` says
+        it, if it is initialized, else the environment (`TaskContext`). An evaluator reads all
+        elements, in a job of its own, and ignores `job_name` and `initial_epoch`.
+      initial_epoch: how many epochs of the job are over, to resume from a checkpoint.
+      max_outstanding_requests: the maximum number of elements on their way to each reading process
+        or buffered in it. "AUTO" is unbounded for one rank or an infinite dataset. Otherwise it is
+        two batches, or 16 elements if that is more, so that no rank takes what others wait for.
       data_transfer_protocol, target_workers: as in `read`.
 
-    Each iteration is the job's next epoch, in the DataLoader's workers as in this process, however
-    they are started; `set_epoch` says another. It can be pickled, and a copy goes on by itself. One
-    dataset is for one DataLoader at a time. Under a `PreemptionHandler`, SIGTERM ends the workers'
-    iterations as well, and what they had not given is handed back.
+    Each iteration is the job's next epoch, in this process and in the DataLoader's workers, however
+    they are started. `set_epoch` chooses another one. Use one dataset for one DataLoader at a time.
+    Under a `PreemptionHandler`, SIGTERM also ends the workers' iterations, which hand back the
+    elements that they had not given.
 
-    Components are tensors, which share memory with the block that was received if that may be
-    written to; what a worker in this very process hands over is copied. Strings are `bytes`, in
-    lists with as many levels as dimensions. bfloat16 and float8 are PyTorch's own. A ragged tensor
-    is a named tuple (values, row_splits), which `torch.nested.nested_tensor_from_jagged` takes, a
-    sparse one (indices, values, dense_shape); batches have lists of them. An element is a view
-    of its block: clone what is kept for long, or saved.
+    It can be pickled. A copy counts its own epochs and reads the same job, so each element comes to
+    only one of the copies, as with ranks. With one rank, a warning says so.
 
-    Raises NotFound for an unknown dataset, Unimplemented if it cannot be split as processing_mode
-    asks, InvalidArgument (a ValueError) for arguments that make no sense, and FailedPrecondition
-    if more epochs of the job are over than `initial_epoch`, or this is a parameter server.
+    Components are tensors. They share memory with the received block if that is writable; blocks
+    from a worker in this process are copied. Strings are `bytes`, in lists with as many levels as
+    dimensions. bfloat16 and float8 are PyTorch's own. A ragged tensor is a named tuple (values,
+    row_splits), which `torch.nested.nested_tensor_from_jagged` takes. A sparse one is (indices,
+    values, dense_shape). Batches have lists of them. An element is a view of its block: clone
+    elements that you keep for long or save.
+
+    Raises NotFound for an unknown dataset, Unimplemented if processing_mode cannot split it, and
+    InvalidArgument (a ValueError) for invalid arguments. Raises FailedPrecondition if more epochs
+    of the job are over than `initial_epoch`, or on a parameter server.
     """
 
     def __init__(
@@ -111,9 +116,21 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
         self._common = LoaderWords(job.epochs_over)
+        self._copied = False
 
-    def __iter__(self) -> Taking:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._copied = True
+
+    def __iter__(self) -> EpochIterator:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
+        if self._copied and self.world_size == 1 and get_worker_info() is None:
+            self._copied = False  # warn only once
+            log.warning(
+                "this ServiceDataset is a copy of one of the job %r, and both read that job: each "
+                "element of an epoch comes to one of them only. Make a ServiceDataset with a "
+                "job_name of its own for what shall read everything", self._job.name,
+            )  # fmt: skip
         reader = self._job.reader(self._common.next())
         give = partial(
             laid_out,
@@ -124,16 +141,16 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         return self._common.read(reader, give)
 
     def __len__(self) -> int:
-        """Elements, or batches, of an epoch, by what the registered dataset says of itself: each of
-        several DataLoader workers has a remainder of its own. Raises TypeError where it does not
-        say, or others may have a part of them.
+        """Elements or batches of an epoch, from the registered cardinality. Each of several
+        DataLoader workers adds a remainder of its own. Raises TypeError if the cardinality is
+        unknown, or others may read a part.
         """
         return self._job.length(self.batch_size, drop_remainder=self.drop_remainder)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from 0, and those behind it go on from there: as with
-        a DistributedSampler, whose users call it before each. While none is under way. An epoch
-        that was read to its end is empty."""
+        """Makes the next iteration this epoch, from 0; later ones continue from there. Call it
+        while no iteration runs, as before each epoch with a DistributedSampler. An epoch that was
+        read to its end is empty."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidArgument(f"epoch={epoch!r} must be an integer from 0 on")
         self._common.set(epoch)
@@ -143,7 +160,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
-    """Of this process among those that train; and whether it is none of them, but an evaluator."""
+    """The rank and world size of this process, and whether it is an evaluator."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(f"rank={rank} world_size={world_size}: give both, or neither")
     if rank is not None and world_size is not None:
@@ -167,15 +184,15 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:
 
 
 def tensor_of(value: Any) -> Any:
-    """A tensor of an array or a NumPy scalar, which shares its memory if that may be written to;
-    strings as `bytes`, or lists of them. Raises InvalidArgument for a dtype that PyTorch lacks.
+    """A tensor of an array or a NumPy scalar, which shares its memory if that is writable. Strings
+    become `bytes`, or lists of them. Raises InvalidArgument for a dtype that PyTorch lacks.
     """
     if isinstance(value, bytes):
         return value
     array = np.asarray(value)
     if array.dtype == object:
         return array.tolist()
-    if not array.flags.writeable:  # PyTorch has no such tensors, and what is written would be kept
+    if not array.flags.writeable:  # PyTorch has no read-only tensors; writes would hit the owner
         array = array.copy()
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array)
@@ -189,7 +206,7 @@ def tensor_of(value: Any) -> Any:
 
 
 def _tensors_of(component: Component) -> Iterator[Any]:
-    """Of each element."""
+    """The tensors of each element."""
     if component.shapes is not None or isinstance(component.values, Strings):
         return map(tensor_of, component.elements())
     parts = tensor_of(component.values).split(AT_ONCE)

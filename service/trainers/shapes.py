@@ -1,4 +1,4 @@
-"""What a dataset's structure (service/structure.py) says of shapes: global arrays need them all."""
+"""Checks the shapes in a dataset's structure (service/structure.py), which global arrays need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 def require_shapes(structure: str) -> None:
-    """That all batches have one shape, in all processes. Raises InvalidArgument."""
+    """Raises InvalidArgument unless batches have the same shape in all processes."""
     for path, node in leaves(structure):
         shape = node["shape"]
         if "tensor" not in node or shape is None or None in shape:
@@ -26,7 +26,7 @@ def require_shapes(structure: str) -> None:
 
 
 def rows_of(structure: str) -> int:
-    """Of elements that are batches. Raises InvalidArgument if they are not, or it is not known."""
+    """The rows of elements that are batches. Raises InvalidArgument if that is unknown."""
     found = {
         path: (node["shape"] or [None])[0] if "tensor" in node else None
         for path, node in leaves(structure)
@@ -41,7 +41,7 @@ def rows_of(structure: str) -> int:
 
 
 def zeros_of(structure: str, count: int) -> Block:
-    """So many elements that are zero, and empty where a dimension is not known."""
+    """A block of `count` zero elements; unknown dimensions are 0. Raises InvalidArgument."""
     components: list[Component] = []
     for _, node in leaves(structure):
         if "tensor" not in node:

@@ -1,9 +1,9 @@
-"""How many elements a consumer lets all of its workers together send ahead.
+"""Element budget: how many elements all workers of a consumer together may send ahead.
 
-Each worker has a share of the limit, so that one that is slow or stalled holds up no other, and
-none gets what another still has: of a limit that is reached, a worker that joins gets its share
-as the elements of the others are taken. Only the first element is always allowed, so that a
-consumer with more workers than elements allowed has one of each.
+Each worker has a share of the limit, so a slow or stalled worker holds up no other. Together they
+never exceed the limit: if it is reached, a worker that joins gets its share as elements of the
+others are taken. The only exception is a worker's first element, which is always allowed. So a
+consumer with more workers than allowed elements still gets one from each.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ElementBudget:
         self._outstanding = 0
 
     def share(self) -> Share:
-        """Another worker's share; the others become smaller."""
+        """Add a worker's share; the others shrink."""
         with self._lock:
             self._shares += 1
             return Share(self)
 
     @property
     def outstanding(self) -> int:
-        """Elements that workers may send, or have sent and nobody has taken."""
+        """Elements that workers may send, or have sent and the trainer has not taken."""
         return self._outstanding
 
 
@@ -45,22 +45,22 @@ class Share:
         self._left = False
 
     def is_due(self) -> bool:
-        """Whether there is so much room again that the worker should be told."""
+        """Whether there is enough new room to tell the worker."""
         with self._lock:
             mine = self._granted + self._held
             return self._room() > (self._quota() // 4 if mine else 0)
 
     def grant(self) -> int:
-        """How many more elements the worker may send from now on."""
+        """Grant the worker all free room; return how many more elements it may send."""
         with self._lock:
             room = max(0, self._room())
             self._add(granted=room)
             return room
 
     def received(self, count: int) -> bool:
-        """So many have come; whether the worker was allowed to send any.
+        """Count elements that have come; return whether the worker was allowed to send any.
 
-        They may be more than were granted, if they were sent before and did not arrive then.
+        They may exceed the grant if they are sent again after a connection was cut.
         """
         with self._lock:
             allowed = self._granted > 0 or count == 0
@@ -68,12 +68,12 @@ class Share:
             return allowed
 
     def taken(self, count: int) -> None:
-        """So many of those received are not here any more."""
+        """Count received elements that were taken."""
         with self._lock:
             self._add(held=-count)
 
     def take_back(self) -> None:
-        """The connection has ended: what was granted on it will not come."""
+        """Revoke the grant, since its connection has ended."""
         with self._lock:
             self._add(granted=-self._granted)
 

@@ -1,19 +1,21 @@
 """BlockClient: a consumer's end of the data connection to one worker.
 
-One thread connects, reads, and connects again when the connection is cut, until the worker has
-been out of reach for `give_up_s`. Blocks are numbered, so nothing is delivered twice, and the
-worker keeps what was not received, so nothing is missed.
+One thread connects, reads, and reconnects when the connection is cut, until the worker has been
+unreachable for `give_up_s`. Blocks are numbered, so none is delivered twice. The worker retains
+unacknowledged blocks, so none is missed.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import tenacity
 
@@ -27,6 +29,7 @@ from ..shared import Borrower
 from . import frames
 from .budget import Share
 from .codecs import CODECS
+from .cut_blocks import CutBlock, cut_block
 from .dial import OpenTunnel, WorkerRefused, dial, greet
 from .messages import (
     VERSION,
@@ -42,22 +45,29 @@ from .worker_client import WorkerClient
 
 _log = logging.getLogger(__name__)
 
-_SEND_S = 10.0  # for a worker that does not read what it is told
-_REPORT_S = 0.25  # of silence, and the worker is told what has come and what was taken
+PING_S = 3.0
+"""The client sends a ping after it has sent nothing for so long."""
+
+SILENCE_S = 10.0
+"""The client reconnects after no byte from the worker for so long: three pings are unanswered. Not
+over a Unix socket: the kernel reports its end, so a silent worker there is merely paused."""
+
+_SEND_S = 10.0  # how long a send may block because the worker does not read
+_REPORT_S = 0.25  # how often the client reports blocks that were received or taken
 
 
-class NobodyListens(enum.Enum):
-    """At a worker's address, which refuses connections."""
+class ConnectionRefused(enum.Enum):
+    """A worker's address refuses connections."""
 
-    WHERE_IT_ANSWERED = enum.auto()
-    WHERE_IT_NEVER_ANSWERED = enum.auto()  # a firewall may refuse, or another host
+    ONCE_CONNECTED = enum.auto()  # so its process has ended
+    NEVER_CONNECTED = enum.auto()  # a firewall or another host may refuse
 
 
 class BlockClient(WorkerClient):
     """Reads tasks of one worker, all over one connection.
 
-    Blocks that were delivered and not yet given back with `taken`, and those on the way, are
-    never more than `credit_bytes` and one block.
+    Blocks on the way, and those delivered and not yet released by `taken`, never exceed
+    `credit_bytes` and one block.
     """
 
     def __init__(
@@ -74,14 +84,14 @@ class BlockClient(WorkerClient):
         give_up_s: float = 30.0,
         open_tunnel: OpenTunnel | None = None,
         elements: Share | None = None,
-        refused: Callable[[NobodyListens | None], None] = lambda _: None,
+        refused: Callable[[ConnectionRefused | None], None] = lambda _: None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
-        `addresses` are pairs of a protocol and an address, the best first; protocols not known
-        are passed over, and so is "grpc" without `open_tunnel`.
-        With `elements`, these are counted, too. `refused` is told when nobody listens at the
-        worker's address, and with None once somebody does again.
+        `addresses` are pairs of a protocol and an address, the best first. Unknown protocols are
+        skipped, and so is "grpc" without `open_tunnel`. `elements` also bounds the elements.
+        The client calls `refused` when nobody listens at the worker's address, and with None once
+        a process listens there again.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
@@ -94,22 +104,25 @@ class BlockClient(WorkerClient):
             raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
         self._consumer_id = consumer_id
         self._refused = refused
-        self._answered: tuple[str, str] | None = None  # where the worker did, last
-        self._refusing: NobodyListens | None = None
+        self._answered: tuple[str, str] | None = None  # the address where the worker last did
+        self._refusing: ConnectionRefused | None = None
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
-        self._lock = threading.Lock()  # of all that follows; held while a message is sent
+        self._lock = threading.Lock()  # guards the fields below; held while a message is sent
         self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
         self._socket: socket.socket | None = None
         self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._may_borrow = True
         self._connected = False
-        self._turned_away = False  # the last time
-        self._heard_at = time.monotonic()  # or connected, or cut off
-        self._goodbye: pb.ToWorker | None = None  # once it was said
-        self._goodbye_heard = False  # the worker has heard it
+        self._turned_away = False  # whether the last attempt to connect was refused
+        self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
+        self._fell_silent = False  # whether the last connection timed out
+        self._said_at = 0.0
+        self._cut_block: CutBlock | None = None  # in which the last connection ended
+        self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
+        self._goodbye_heard = False  # whether the worker has answered it
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         with self._lock:
@@ -122,8 +135,8 @@ class BlockClient(WorkerClient):
 
     def taken(self, block: Block, key: Key | None = None) -> None:
         with self._lock:
-            last = self._receiving.taken(block, key)
-            self._give_credit(at_once=last)  # others may wait for it to be taken
+            urgent = self._receiving.taken(block, key)
+            self._give_credit(at_once=urgent)
 
     def silent(self) -> tuple[bool, float]:
         return self._turned_away, time.monotonic() - self._heard_at
@@ -141,7 +154,7 @@ class BlockClient(WorkerClient):
         with self._lock:
             if self._goodbye is None:
                 self._say(pb.ToWorker(goodbye=pb.Goodbye()))
-            self._closing.set()  # not before: the thread would hang up without a word
+            self._closing.set()  # not before: the thread would hang up without a goodbye
             self._cut()
 
     def close(self, give_up_s: float = 0.0) -> bool:
@@ -176,10 +189,10 @@ class BlockClient(WorkerClient):
     def _attend(self) -> None:
         """Connect, and read until the connection ends.
 
-        Raises OSError or ProtocolError if it was of no use.
+        Raises OSError or ProtocolError if the connection brought no progress.
         """
         started_at = time.monotonic()
-        useful = False
+        useful = fell_silent = False
         reader = None
         try:
             reader = self._connect()
@@ -192,7 +205,9 @@ class BlockClient(WorkerClient):
                 return
             if not isinstance(error, OSError):
                 _log.warning("closed the connection: %s", error)
-            # One that had merely nothing to say for long was of use too.
+            fell_silent = reader is not None and isinstance(error, TimeoutError)
+            useful = self._keep_cut_block(reader) or useful
+            # A connection that was only idle for long was useful, too.
             if not useful and time.monotonic() - started_at < self._give_up_s:
                 raise
             _log.info("connecting again: %s", error)
@@ -204,9 +219,21 @@ class BlockClient(WorkerClient):
                 self._borrower = None
                 self._connected = False
                 if reader is not None:
-                    self._heard_at = time.monotonic()
+                    self._fell_silent = fell_silent
+                    if not fell_silent:
+                        self._heard_at = time.monotonic()
             if sock is not None:
-                sock.close()  # a tunnel takes its time
+                sock.close()  # without the lock: closing a tunnel takes time
+
+    def _keep_cut_block(self, reader: frames.FrameReader | None) -> bool:
+        """Keep the part of the block in which the connection ended; whether that is progress."""
+        if reader is None or reader.cut is None or not reader.cut.filled:
+            return False
+        before, now = self._cut_block, cut_block(reader.cut, self._cut_block, reader.peer)
+        self._cut_block = now
+        if now is None or before is None or now[:2] != before[:2]:
+            return now is not None
+        return now.filled > before.filled
 
     def _connect(self) -> frames.FrameReader:
         errors, turned_away = [], []
@@ -217,21 +244,21 @@ class BlockClient(WorkerClient):
                 errors.append(f"{protocol} {address}: {error}")
                 refused = isinstance(error, ConnectionRefusedError)
                 if refused and (protocol, address) == self._answered:
-                    # Now: other ways may take long to fail.
-                    self._say_who_listens(NobodyListens.WHERE_IT_ANSWERED)
-                if protocol != UNIX or len(self._addresses) == 1:  # whose names are of one host
+                    # Report it now: the other addresses may take long to fail.
+                    self._report_refusal(ConnectionRefused.ONCE_CONNECTED)
+                if protocol != UNIX or len(self._addresses) == 1:  # Unix names are local to a host
                     turned_away.append(refused)
             else:
                 self._answered = protocol, address
                 self._turned_away = False
-                self._say_who_listens(None)
+                self._report_refusal(None)
                 return reader
         self._turned_away = turned_away[:1] == [True]
         if self._turned_away and self._answered is None:
-            self._say_who_listens(NobodyListens.WHERE_IT_NEVER_ANSWERED)
+            self._report_refusal(ConnectionRefused.NEVER_CONNECTED)
         raise ConnectionError("; ".join(errors))
 
-    def _say_who_listens(self, refusing: NobodyListens | None) -> None:
+    def _report_refusal(self, refusing: ConnectionRefused | None) -> None:
         if refusing != self._refusing:
             self._refusing = refusing
             self._refused(refusing)
@@ -240,7 +267,7 @@ class BlockClient(WorkerClient):
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
         with self._lock:
             before, self._socket = self._socket, sock  # hang_up() can cut it from now on
-        if before is not None:  # of the address before
+        if before is not None:  # of the previous address
             before.close()
         if self._closing.is_set():
             raise ConnectionAbortedError("the client is being closed")
@@ -262,13 +289,19 @@ class BlockClient(WorkerClient):
             codecs=() if protocol == UNIX else CODECS,
         )
         greet(sock, reader, hello)
-        frames.set_timeout(sock, socket.SO_RCVTIMEO, _REPORT_S)
-        reader.on_quiet = self._report
+        max_silence_s = math.inf if protocol == UNIX else SILENCE_S
+        reader.watch(_REPORT_S, partial(self._report, pings=protocol != UNIX), max_silence_s)
         with self._lock:
             self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
-            self._heard_at = time.monotonic()
+            if not self._fell_silent:
+                self._heard_at = time.monotonic()
+            cut, self._cut_block = self._cut_block, None
             for message in self._receiving.resume():
+                if cut is not None and cut.is_next(message.read):
+                    message.read.cut.CopyFrom(cut.said())
+                    self._cut_block = cut
+                    reader.place = partial(self._place, cut, reader.peer)
                 self._say(message)
             if self._goodbye is None:
                 self._give_credit(at_once=True)
@@ -277,10 +310,13 @@ class BlockClient(WorkerClient):
         return reader
 
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
-        """Do what the worker says; was anything delivered?"""
+        """Handle a message of the worker; return whether it brought progress."""
         peer = reader.peer
-        self._heard_at = time.monotonic()
         message = parse(frame, peer)
+        if message.HasField("pong"):
+            return False
+        self._heard_at = time.monotonic()
+        self._fell_silent = False
         match message.WhichOneof("message"):
             case "farewell" if self._goodbye is not None:
                 with self._lock:
@@ -289,11 +325,12 @@ class BlockClient(WorkerClient):
                     self._cut()
                 return True
             case _ if self._goodbye is not None:
-                return False  # what was on its way
+                return False  # it was on its way before the goodbye
             case "farewell":
-                return False  # to hang_up's goodbye
+                return False  # the answer to hang_up's goodbye
             case "block":
                 header = message.block
+                frame = self._whole(header, frame, reader)
                 block = decode_block(header, self._payload(header, frame, reader), peer)
                 key = header.task_id, header.subscription
                 wanted = self._accept(key, header.number, block, peer)
@@ -312,11 +349,28 @@ class BlockClient(WorkerClient):
 
     def _accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
         with self._lock:
-            if self._goodbye is not None:  # by now: it says what has been received
+            if self._goodbye is not None:  # meanwhile; it has reported what was received
                 return False
             wanted = self._receiving.accept(key, number, block, peer)
             self._give_credit()
             return wanted
+
+    def _place(self, cut: CutBlock, peer: str, header: bytes, size: int) -> frames.Bytes | None:
+        """The memory for the payload of a frame with that header; None for any."""
+        block = parse(frames.Frame(header, frames.NO_PAYLOAD), peer).block
+        return cut.rest(block, size, peer) if block.resumes_at else None
+
+    def _whole(
+        self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
+    ) -> frames.Frame:
+        """The block's frame, completed by the part that came on the last connection."""
+        cut = self._cut_block
+        if cut is None or not cut.is_of(header):
+            if header.resumes_at:
+                raise ProtocolError(f"{reader.peer} sent the rest of a block that was not cut")
+            return frame
+        self._cut_block = reader.place = None
+        return frame._replace(payload=cut.payload) if header.resumes_at else frame
 
     def _payload(
         self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
@@ -335,7 +389,7 @@ class BlockClient(WorkerClient):
                 f"allowed here, and sends {len(frame.payload)}"
             )
         if header.slab.fresh:
-            self._may_borrow = False  # again, if it fails: for want of descriptors, for one
+            self._may_borrow = False  # if this fails: we may be out of descriptors
             descriptor = reader.descriptor()
             try:
                 self._borrower.learn(header.slab.number, descriptor)
@@ -361,20 +415,22 @@ class BlockClient(WorkerClient):
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
-            # Of one of several, that it was heard; a task's is kept as long as that.
+            # Acknowledge a numbered subscription's end: until then the worker keeps its sending.
             if key[1] and not isinstance(end, HeldByOthers):
                 self._say_stop(*key)
         if known:
             self._deliver(*key, end)
         return known
 
-    def _report(self) -> None:
+    def _report(self, pings: bool) -> None:
         with self._lock:
             if self._receiving.unsaid:
                 self._give_credit(at_once=True)
+            if pings and time.monotonic() - self._said_at >= PING_S:
+                self._say(pb.ToWorker(ping=pb.Ping()))
 
     def _give_credit(self, at_once: bool = False) -> None:
-        """Tell the worker what there is room for and what has come, when it is worth a message."""
+        """Send credit and acknowledgements, if they are worth a message."""
         credit = self._receiving.credit(at_once, self._connected)
         if credit is None:
             return
@@ -388,14 +444,15 @@ class BlockClient(WorkerClient):
         self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
 
     def _say(self, message: pb.ToWorker) -> None:
-        """Send, if connected; what matters is said again after connecting."""
+        """Send, if connected; the client repeats what matters after it reconnects."""
         if not self._connected or self._socket is None:
             return
         try:
             frames.send(self._socket, frames.encode(message.SerializeToString()))
+            self._said_at = time.monotonic()
         except OSError as error:
             _log.info("telling worker %d failed: %s", self.worker_uid, error)
-            self._cut()  # the reading thread takes it from here
+            self._cut()  # so that the reading thread reconnects
 
     def _cut(self) -> None:
         self._connected = False

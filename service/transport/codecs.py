@@ -1,7 +1,4 @@
-"""The codecs by which a block's payload is compressed on its way: zstd and LZ4, from libraries.
-
-Both let go of the interpreter lock while they work.
-"""
+"""Codecs: compress payloads with zstd and LZ4. Both libraries release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -16,31 +13,31 @@ from ..block_limits import padding
 from . import frames
 
 CODECS = ("lz4", "zstd")
-"""As they are called on the wire, the fastest first."""
+"""The codecs' names on the wire, the fastest first."""
 
 _MAX_LZ4_BYTES = 0x7E000000  # of input; LZ4's own limit
-_MAX_WINDOW_BYTES = 128 << 20  # that a zstd frame may have its reader keep
+_MAX_WINDOW_BYTES = 128 << 20  # of memory that a zstd frame may demand of its reader
 
 
 class Unpackable(Exception):
-    """What was received is not what its header says; the message says how."""
+    """A received payload contradicts its header; the message says how."""
 
 
 def pack(codec: str, payload: bytes | memoryview) -> bytes | None:
-    """The payload, compressed; None if that does not make it smaller."""
+    """Compress the payload; None if that does not make it smaller."""
     packed = _PACK[codec](payload)
     return packed if packed is not None and len(packed) < len(payload) else None
 
 
 def join(buffers: Sequence[memoryview]) -> bytes | memoryview:
-    """The buffers as one, each padded as in a frame; not copied if there is but one."""
+    """Join the buffers, each padded as in a frame; a single one without padding is not copied."""
     if len(buffers) == 1 and not padding(len(buffers[0])):
         return buffers[0]
     return b"".join(part for b in buffers for part in (b, bytes(padding(len(b)))))
 
 
 def unpack(codec: str, packed: memoryview, target: frames.Bytes) -> None:
-    """Fill `target` with what was packed, neither more nor less. Raises Unpackable."""
+    """Decompress into `target`, which it must fill exactly. Raises Unpackable."""
     if codec not in _UNPACK:
         raise Unpackable(f"it is compressed with {codec!r}, which nobody asked for")
     try:
@@ -61,7 +58,7 @@ def _unpack_lz4(packed: memoryview, target: frames.Bytes) -> int:
     if target.size > _MAX_LZ4_BYTES:
         raise Unpackable(f"it is said to hold {target.size} bytes, which LZ4 cannot")
     raw = lz4.block.decompress(packed, uncompressed_size=target.size)
-    target[: len(raw)] = np.frombuffer(raw, np.uint8)  # the library has no way to fill a buffer
+    target[: len(raw)] = np.frombuffer(raw, np.uint8)  # the library cannot fill a buffer
     return len(raw)
 
 
@@ -71,7 +68,7 @@ def _pack_zstd(payload: bytes | memoryview) -> bytes:
 
 def _unpack_zstd(packed: memoryview, target: frames.Bytes) -> int:
     reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(packed)
-    # In one piece, which zstd decompresses straight into the target.
+    # In one call, so that zstd decompresses directly into the target.
     return reader.readinto(target.data) + len(reader.read(1))
 
 

@@ -1,10 +1,10 @@
-"""Whether to compress blocks on a connection: measured, not guessed.
+"""Compression: measures whether to compress the blocks of a connection, and with which codec.
 
-What counts is how long the sender is busy with a byte of elements. Sent as it is, that is the
-time that the socket makes it wait: next to nothing while the network keeps up, and what the
-network needs for a byte when it does not. Compressed, it is the time to compress, and to send
-what is left, as far as the socket's buffer does not have both happen at once. `Choice` compares
-these: a sample of a block says which codec is worth a try, and the try whether it is.
+The measure is how long the sender is busy for each byte of elements. Without compression, this is
+the time that the socket blocks: almost none while the network keeps up, and otherwise the network's
+time for a byte. With compression, it is the time to compress and then to send, as far as the
+socket's buffer does not overlap them. `Choice` compares both: it picks a codec by samples of a
+block, tries it, and keeps it if it is faster.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ...journal.proto import events_pb2 as ev
 from ..blocks import Encodings
 from . import codecs
 
-WINDOW_S = 0.1  # busy, or
-WINDOW_BYTES = 32 << 20  # sent: then it is time to compare
+WINDOW_S = 0.1  # a window ends after so many busy seconds,
+WINDOW_BYTES = 32 << 20  # or after so many bytes
 FAST_S_PER_BYTE = 0.25e-9  # 4 GB/s: no codec makes that faster
-GAIN = 0.9  # of the time, at most, or it is not worth the processor
-USELESS = 0.95  # compressed to more than that: give up at once
-LEAST_PATIENCE = 4  # windows until the next look, after a change;
-MAX_PATIENCE = 64  # and after many looks that changed nothing
+GAIN = 0.9  # of the time without: a codec that needs more is not worth the processor
+USELESS = 0.95  # give up a codec at once that compresses to more than this part
+LEAST_PATIENCE = 4  # windows until the next comparison, after a change,
+MAX_PATIENCE = 64  # and after many comparisons that changed nothing
 SAMPLE_BYTES = 256 << 10
 LEAST_BYTES = 1 << 10  # of a payload that is compressed
 
@@ -31,14 +31,14 @@ _CODECS: dict[int, str] = {ev.ZSTD: "zstd", ev.LZ4: "lz4"}
 
 
 class Sample(NamedTuple):
-    """How a codec does on a piece of a block."""
+    """A codec's measurements on a piece of a block."""
 
     ratio: float  # compressed to uncompressed
     s_per_byte: float  # to compress, by uncompressed size
 
 
 class Choice:
-    """Which codec to use now, if any. Pure: told of measurements, it decides."""
+    """Which codec to use now, if any. Pure: it decides from the measurements that it is told."""
 
     def __init__(self) -> None:
         self.codec: str | None = None
@@ -46,13 +46,13 @@ class Choice:
         self._plain_s_per_byte = 0.0  # when last measured without compression
         self._bytes = 0  # in this window
         self._busy_s = 0.0
-        self._windows = 0  # since the last look
+        self._windows = 0  # since the last comparison
         self._patience = 1  # windows until the next one
-        self._proven: str | None = None  # what was used last for a window, and kept
+        self._proven: str | None = None  # the last codec that was kept after a window
 
     def sent(self, raw_bytes: int, busy_s: float) -> None:
-        """Blocks of that size have left, compressed if `codec` says so; to compress and to send
-        them took so long."""
+        """Blocks of `raw_bytes`, before compression by `codec`, were compressed and sent in
+        `busy_s`."""
         self._bytes += raw_bytes
         self._busy_s += busy_s
         if self._busy_s < WINDOW_S and self._bytes < WINDOW_BYTES:
@@ -74,12 +74,12 @@ class Choice:
                 else:
                     self._use(None)
         elif self._windows >= self._patience:
-            # A window without, to see whether the network is still that slow; then the look.
+            # One window without compression, to measure the network again; then compare.
             self.codec = None
             self._windows -= 1
 
     def sampled(self, samples: Mapping[str, Sample]) -> None:
-        """What each codec would do with the blocks of now."""
+        """Choose a codec by its results on the current blocks, if any is worth a try."""
         self.wants_samples = False
         plain = self._plain_s_per_byte
         expected = {
@@ -104,8 +104,8 @@ class Choice:
 class Packer:
     """Compresses the blocks of one connection; used by the thread that sends them.
 
-    `known` are the codecs that the consumer can undo. Where compression is to be measured, it is
-    only if `far`: the consumer is on another host.
+    The consumer can decompress the codecs in `known`. MEASURED compresses only if the consumer is
+    `far`: on another host.
     """
 
     def __init__(self, known: Collection[str], *, far: bool) -> None:
@@ -122,10 +122,10 @@ class Packer:
         size: int,
         encodings: Encodings | None = None,
     ) -> tuple[str, bytes] | None:
-        """The codec, and the payload compressed; or None, to send it as it is.
+        """The codec and the compressed payload; None to send the payload uncompressed.
 
-        `compression` is the dataset's: an events_pb2.BlockCompression. `encodings` has what others
-        have made of the same payload, and keeps it for others.
+        `compression` is the dataset's events_pb2.BlockCompression. `encodings` shares the result
+        among the connections that send the same payload.
         """
         if size < LEAST_BYTES or not self._known:
             return None
@@ -142,7 +142,7 @@ class Packer:
         return packed
 
     def sent(self, seconds: float) -> None:
-        """What was packed since the last time has left the process in so long."""
+        """The blocks packed since the last call were sent in so many seconds."""
         if self._raw_bytes:
             self._choice.sent(self._raw_bytes, self._packing_s + seconds)
         self._raw_bytes, self._packing_s = 0, 0.0
@@ -159,7 +159,7 @@ class Packer:
             self._packing_s += time.perf_counter() - begun
             return packed
 
-        # Not what another has packed, nor the time until it had: that says nothing of this codec.
+        # `_packing_s` excludes waiting for another connection that packs the same payload.
         packed = pack() if encodings is None else encodings.get(codec, pack)
         return None if packed is None else (codec, packed)
 
@@ -172,7 +172,7 @@ class Packer:
 
 def _sample(codec: str, piece: memoryview) -> Sample:
     seconds = []
-    for _ in range(2):  # one may have waited for the interpreter
+    for _ in range(2):  # one may have waited for the interpreter lock
         begun = time.perf_counter()
         packed = codecs.pack(codec, piece)
         seconds.append(time.perf_counter() - begun)

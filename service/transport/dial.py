@@ -1,4 +1,4 @@
-"""The beginning of a data connection: a socket to the worker, by some protocol, and a welcome."""
+"""Opens a data connection: connects a socket to the worker, and exchanges Hello and Welcome."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from . import frames
 from .messages import parse
 
 OpenTunnel = Callable[[str, float], socket.socket]
-"""A connected socket to the worker at a gRPC address, within so many seconds. Raises OSError."""
+"""Takes a worker's gRPC address and a timeout in seconds; returns a connected socket. Raises
+OSError."""
 
 
 class WorkerRefused(ForebayError):
-    """The worker will not talk to this consumer: another process has its address, or it stops."""
+    """The worker refuses this consumer: another process has its address, or it stops."""
 
 
 def dial(
     protocol: str, address: str, timeout_s: float, open_tunnel: OpenTunnel | None
 ) -> socket.socket:
-    """A connected, blocking socket. "grpc" needs `open_tunnel`. Raises OSError."""
+    """Connect a blocking socket. "grpc" needs `open_tunnel`. Raises OSError."""
     if protocol == TCP:
         host, _, port = address.rpartition(":")
         sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
@@ -31,7 +32,7 @@ def dial(
         sock = open_tunnel(address, timeout_s)
     else:
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(timeout_s)  # a worker that is paused accepts nobody
+        sock.settimeout(timeout_s)  # a paused worker does not accept
         try:
             sock.connect(address.replace("@", "\0", 1))
         except OSError:
@@ -42,7 +43,7 @@ def dial(
 
 
 def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> None:
-    """Say hello, and wait for the welcome.
+    """Send Hello, and wait for Welcome.
 
     Raises WorkerRefused, ProtocolError, OSError.
     """

@@ -1,9 +1,9 @@
-"""Framing: a header and a payload over a stream socket, as transfer.proto lays them out.
+"""Framing: a header and a payload over a stream socket; transfer.proto defines the layout.
 
-Sockets are blocking ones, and each direction of a connection has a thread of its own. So a
-block of any size leaves in one `sendmsg` and arrives in one `recv_into`, and its bytes move
-without the interpreter lock. With readiness events instead, each piece that the kernel buffers
-(some 100 KB) would have to win that lock back from whatever Python runs in the process.
+Sockets block, and each direction of a connection has its own thread. So one `sendmsg` sends a block
+of any size, one `recv_into` receives it, and neither holds the interpreter lock. With readiness
+events, the thread would need that lock again for each piece that the kernel buffers (some 100 KB).
+It would compete for it with all other Python code of the process.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ _LENGTHS = struct.Struct("<4sIQI")
 _CHECKSUM = struct.Struct("<I")
 _PREFIX_BYTES = _LENGTHS.size + _CHECKSUM.size
 _ZEROS = memoryview(bytes(ALIGNMENT))
-_NO_PAYLOAD = np.empty(0, np.uint8)
+NO_PAYLOAD = np.empty(0, np.uint8)
 _IOV_MAX = 1024
 _READ_AHEAD_BYTES = 64 << 10
 _DEAD_PEER_S = 30
-_STALL_S = 30.0  # in the middle of a frame
 _MAX_DESCRIPTORS = 64  # of files, received and not used yet
-_UNIX_SEND_BYTES = 4 << 20  # a Unix socket's buffer does not grow by itself, as TCP's does
+_UNIX_SEND_BYTES = 4 << 20  # unlike TCP's, a Unix socket's buffer does not grow by itself
 
 
 class Truncated(ProtocolError, ConnectionError):
-    """The connection ended inside a frame. Unlike other broken rules, this may be mere bad luck."""
+    """The connection ended inside a frame: unlike other broken rules, often a network failure."""
 
 
 class Frame(NamedTuple):
@@ -53,26 +52,39 @@ class Frame(NamedTuple):
     payload: Bytes  # starts at a multiple of ALIGNMENT in memory
 
 
+class CutFrame(NamedTuple):
+    """A frame whose connection ended in the middle of its payload."""
+
+    header: bytes
+    payload: Bytes  # of its full size
+    filled: int  # how many bytes of it came
+
+
 def encode(header: bytes, buffers: Sequence[memoryview] = ()) -> list[Buffer]:
     """A frame as buffers for `send`. The payload's `buffers` (of bytes) are not copied."""
+    return encode_padded(header, padded(buffers))
+
+
+def padded(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """The parts of a payload of these buffers, with their padding; no part is empty."""
+    parts = (part for b in buffers for part in (b, _ZEROS[: padding(len(b))]))
+    return [part for part in parts if len(part)]
+
+
+def encode_padded(header: bytes, payload: Sequence[memoryview]) -> list[Buffer]:
+    """A frame whose payload, or the rest of one, is padded already."""
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(f"a frame's header is {len(header)} bytes, above {MAX_HEADER_BYTES}")
-    size = sum(len(b) + padding(len(b)) for b in buffers)
+    size = sum(len(part) for part in payload)
     lengths = _LENGTHS.pack(_MAGIC, len(header), size, google_crc32c.value(header))
-    frame: list[Buffer] = [lengths + _CHECKSUM.pack(google_crc32c.value(lengths)) + header]
-    for buffer in buffers:
-        if len(buffer):
-            frame.append(buffer)
-        if pad := padding(len(buffer)):
-            frame.append(_ZEROS[:pad])
-    return frame
+    return [lengths + _CHECKSUM.pack(google_crc32c.value(lengths)) + header, *payload]
 
 
 def send(sock: socket.socket, buffers: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
-    """Send all of the buffers (none of them empty), as few system calls as will do.
+    """Send all buffers, none of them empty, with as few system calls as possible.
 
-    `descriptors` of open files arrive with the first byte; over Unix sockets only. Raises
-    OSError; the connection is then of no further use.
+    `descriptors` of open files arrive with the first byte, over Unix sockets only. Raises OSError;
+    the connection is then unusable.
     """
     rest = list(buffers)
     done = 0
@@ -89,11 +101,25 @@ def send(sock: socket.socket, buffers: Sequence[Buffer], descriptors: Sequence[i
             done += 1
 
 
+def send_at_once(sock: socket.socket, frame: Sequence[Buffer]) -> bool:
+    """Send a small frame if the socket has room for it; return whether it had.
+
+    Raises OSError, also if the socket took only a part; the connection is then unusable.
+    """
+    try:
+        sent = sock.sendmsg(frame, (), socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    if sent < sum(len(part) for part in frame):
+        raise ConnectionAbortedError("the connection has no room for a small message")
+    return True
+
+
 class FrameReader:
     """Reads frames from a blocking socket; used by one thread.
 
-    Reads ahead a little, so that many small frames cost one system call; the bulk of a large
-    payload goes straight to where it stays. `peer` names the sender in errors.
+    It reads ahead a little, so that many small frames cost one system call. It receives the bulk of
+    a large payload directly into its final memory. `peer` names the sender in errors.
     """
 
     def __init__(
@@ -106,56 +132,76 @@ class FrameReader:
         takes_descriptors: bool = False,
     ) -> None:
         self.peer = peer
-        # Called whenever the socket's SO_RCVTIMEO has passed; without it that is an error.
-        self.on_quiet: Callable[[], None] | None = None
+        # Takes a frame's header and payload size; returns memory for the payload, or None for any.
+        self.place: Callable[[bytes, int], Bytes | None] | None = None
+        self.cut: CutFrame | None = None
+        """The frame in whose payload `read` raised an error, if any."""
         self._takes_descriptors = takes_descriptors
         self._descriptors: collections.deque[int] = collections.deque()
         self._socket = sock
         self._max_header_bytes = max_header_bytes
         self._max_payload_bytes = max_payload_bytes
         self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
-        self._start = self._end = 0  # what of _ahead is filled and not used
+        self._start = self._end = 0  # the part of _ahead that is filled and not used
         self._arena = Arena()
-        self._in_frame = False
-        self._heard_at_s = 0.0
+        self._filled = 0  # bytes of the part of a frame that is being read
+        self._on_tick: Callable[[], None] | None = None
+        self._tick_s = 0.0
+        self._ticked_at_s = 0.0
+        self._max_silence_s = 0.0
+        self._silent_s = 0.0
 
     def read(self) -> Frame | None:
         """The next frame, or None if the peer closed the connection after the last one.
 
-        Raises ProtocolError, Truncated, OSError; nothing can be read after any of them.
+        Raises ProtocolError, Truncated, OSError; the reader is unusable afterwards.
         """
         if self._start == self._end:
             try:
                 self._start, self._end = 0, self._receive(self._ahead, 0)
             except EOFError:
                 return None
-        self._in_frame = True
         header_bytes, payload_bytes, checksum = self._lengths(self._take(_PREFIX_BYTES, "prefix"))
         header = self._take(header_bytes, "header")
         if google_crc32c.value(header) != checksum:
             raise ProtocolError(f"{self.peer} sent a header whose checksum is wrong")
-        payload = _NO_PAYLOAD
+        payload = NO_PAYLOAD
         if payload_bytes:
-            payload = self._arena.take(payload_bytes)
-            self._fill(payload.data, "payload")
-        self._in_frame = False
+            placed = None if self.place is None else self.place(header, payload_bytes)
+            payload = self._arena.take(payload_bytes) if placed is None else placed
+            try:
+                self._fill(payload.data, "payload")
+            except OSError:  # Truncated is one
+                self.cut = CutFrame(header, payload, self._filled)
+                raise
         return Frame(header, payload)
+
+    def watch(self, tick_s: float, on_tick: Callable[[], None], max_silence_s: float) -> None:
+        """From now on, `read` calls `on_tick` about every `tick_s`, whether bytes come or not.
+
+        If the peer sends no byte for `max_silence_s`, `read` raises TimeoutError. Time in which
+        this process was paused does not count. Without `watch`, a wait longer than the socket's
+        SO_RCVTIMEO raises TimeoutError.
+        """
+        self._on_tick, self._tick_s, self._max_silence_s = on_tick, tick_s, max_silence_s
+        self._ticked_at_s = time.monotonic()
+        set_timeout(self._socket, socket.SO_RCVTIMEO, tick_s)
 
     def memory(self, size: int) -> Bytes:
         """`size` aligned bytes of undefined content, recycled like those of payloads."""
         return self._arena.take(size)
 
     def descriptor(self) -> int:
-        """The first descriptor that came with the frames so far and was not asked for yet.
+        """The oldest descriptor that came with the frames so far and was not returned yet.
 
-        It is the caller's to close. Raises ProtocolError if there is none.
+        The caller closes it. Raises ProtocolError if there is none.
         """
         if not self._descriptors:
             raise ProtocolError(f"{self.peer} did not send the file that it speaks of")
         return self._descriptors.popleft()
 
     def close(self) -> None:
-        """Close the descriptors that nobody asked for; the socket is its owner's."""
+        """Close the descriptors that were not returned. The socket stays open."""
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
@@ -181,7 +227,7 @@ class FrameReader:
         return bytes(data)
 
     def _fill(self, target: memoryview, part: str) -> None:
-        filled = 0
+        self._filled = filled = 0
         try:
             while filled < len(target):
                 rest = len(target) - filled
@@ -192,7 +238,8 @@ class FrameReader:
                     size = self._receive(target[filled:], socket.MSG_WAITALL)
                 else:
                     self._start, self._end = 0, self._receive(self._ahead, 0)
-                filled += size
+                    continue
+                self._filled = filled = filled + size
         except EOFError:
             raise Truncated(
                 f"{self.peer} closed the connection after {filled} of the {len(target)} bytes of "
@@ -202,21 +249,30 @@ class FrameReader:
     def _receive(self, target: memoryview, flags: int) -> int:
         """The number of bytes received, at least one. Raises EOFError at the stream's end."""
         while True:
+            begun_s = time.monotonic()
+            size = None
             try:
                 if self._takes_descriptors and not flags:
                     size = self._receive_with_descriptors(target)
                 else:
                     size = self._socket.recv_into(target, 0, flags)
             except BlockingIOError:  # the socket's timeout
-                stalled = self._in_frame and time.monotonic() > self._heard_at_s + _STALL_S
-                if self.on_quiet is None or stalled:
+                if self._on_tick is None:
                     raise TimeoutError(f"{self.peer} did not go on in time") from None
-                self.on_quiet()
-                continue
             if size == 0:
                 raise EOFError
-            self._heard_at_s = time.monotonic()
-            return size
+            now_s = time.monotonic()
+            if size is None:
+                self._silent_s += min(now_s - begun_s, 2 * self._tick_s)
+                if self._silent_s >= self._max_silence_s:
+                    raise TimeoutError(f"{self.peer} sent nothing for {self._silent_s:.0f} s")
+            else:
+                self._silent_s = 0.0
+            if self._on_tick is not None and now_s - self._ticked_at_s >= self._tick_s:
+                self._ticked_at_s = now_s
+                self._on_tick()
+            if size is not None:
+                return size
 
     def _receive_with_descriptors(self, target: memoryview) -> int:
         # A descriptor comes with the first byte of a frame, which is always read ahead.
@@ -234,14 +290,14 @@ class FrameReader:
 
 _nobodys = [np.empty(1, np.uint8)]
 _UNUSED = sys.getrefcount(_nobodys[0])
-"""References to an array that only a list holds, as this version of Python counts them."""
+"""The reference count of an array that only a list holds, in this version of Python."""
 
 
 class Arena:
-    """Aligned memory for payloads, the large ones recycled once nobody holds them.
+    """Aligned memory for payloads; large pieces are recycled once nothing refers to them.
 
-    Fresh memory of some megabytes is mapped page by page while it is being filled. Over a Unix
-    socket, blocks of 1 to 5 MB come 1.5 times as fast without that. Not thread-safe.
+    The kernel maps fresh memory page by page while it is being filled. Without that, blocks of 1
+    to 5 MB arrive 1.5 times as fast over a Unix socket. Not thread-safe.
     """
 
     _LARGE_BYTES = 1 << 20
@@ -251,7 +307,7 @@ class Arena:
         self._slabs: list[Bytes] = []
 
     def take(self, size: int) -> Bytes:
-        """`size` bytes of undefined content, aligned; theirs who hold the array or a view."""
+        """`size` aligned bytes of undefined content, recycled when nothing refers to them."""
         if size < self._LARGE_BYTES:
             return _aligned(np.empty(size + ALIGNMENT, np.uint8), size)
         slabs = self._slabs
@@ -273,14 +329,14 @@ def _aligned(slab: Bytes, size: int) -> Bytes:
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """The array's memory in C order and native byte order, without a copy if it is so already."""
+    """The array's memory in C order and native byte order; copied only if necessary."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what every data connection has: no delay, and an end when the other host is gone."""
+    """Set the options of every data connection: no delay, and an error when the host is gone."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_SEND_BYTES)
         return

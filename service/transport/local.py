@@ -1,7 +1,7 @@
-"""A worker and its consumer in one process: blocks are handed over as they are.
+"""LocalClient: a consumer in the worker's process. It gets blocks without socket, encoding or copy.
 
-No socket, no encoding, no copy. What a consumer is owed, credit, turns among consumers and ends
-are those of `Sessions`, as over any connection; only that here nothing is ever on its way.
+`Sessions` handles retained blocks, credit, turns among consumers and ends as over any connection.
+Only here no block is ever on its way.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .sessions import Sessions
 from .worker_client import WorkerClient
 
 _running: dict[int, Sessions] = {}  # of this process, by the worker's uid
-os.register_at_fork(after_in_child=_running.clear)  # their threads are not there
+os.register_at_fork(after_in_child=_running.clear)  # a child has none of their threads
 
 
 def offer(worker_uid: int, sessions: Sessions) -> None:
-    """Let consumers of this process read from the worker."""
+    """Let consumers of this process read from the worker without a connection."""
     _running[worker_uid] = sessions
 
 
 def withdraw(worker_uid: int) -> None:
-    """The worker stops. Idempotent."""
+    """No longer let consumers of this process read from the worker. Idempotent."""
     _running.pop(worker_uid, None)
 
 
 def local_worker(uid: int) -> Sessions | None:
-    """The sessions of a worker that runs in this process."""
+    """The sessions of a worker, or None if it does not run in this process."""
     return _running.get(uid)
 
 
@@ -62,9 +62,9 @@ class LocalClient(WorkerClient):
         self._credit_bytes = credit_bytes
         self._elements = elements
         self._link = worker.attach(consumer_id, lambda: None)
-        self._asked: set[Key] = set()  # and not ended
+        self._asked: set[Key] = set()  # subscriptions that have not ended
         self._positions: dict[Key, pb.Position] = {}
-        self._moving = threading.Lock()  # what is handed back is what was not taken
+        self._moving = threading.Lock()  # of the positions: `hand_back` must see all that was taken
 
     def start(self) -> None:
         self._give(self._credit_bytes)
@@ -93,7 +93,7 @@ class LocalClient(WorkerClient):
             self._give(cost(block), positions)
 
     def silent(self) -> tuple[bool, float]:
-        return False, 0.0  # it is never out of reach
+        return False, 0.0  # the worker is always reachable
 
     def hand_back(self, given: tuple[Key, int] | None) -> None:
         with self._moving:

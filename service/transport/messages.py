@@ -1,7 +1,6 @@
-"""What the two sides tell each other about tasks, and how blocks become frames and blocks again.
+"""Messages of the data protocol about tasks, and the encoding of blocks as frames and back.
 
-Nothing that a peer sends is believed: `decode_block` checks every size against every other one
-before NumPy sees it.
+No peer is trusted: `decode_block` checks every size against every other one before NumPy sees it.
 """
 
 from __future__ import annotations
@@ -30,22 +29,26 @@ from ..proto import transfer_pb2 as pb
 from ..shared import SHARED_BYTES, Lender
 from . import codecs, frames
 
-VERSION = 3
+VERSION = 4
 Key = tuple[int, int]
-"""What a consumer calls one of its subscriptions: the task, and a number (0 for the only one)."""
+"""Identifies a consumer's subscription: the task, and a number (0 for the only one)."""
 
-MAX_SPANNED_BYTES = 1 << 60  # what an array would have without its dimensions of 0
+MAX_SPANNED_BYTES = 1 << 60  # of an array, with its dimensions of 0 left out
 MAX_TEXT = 100_000  # characters of an error
 
 _INT64 = np.dtype(np.int64)
 
 
 Pack = Callable[[list[memoryview], int], tuple[str, bytes] | None]
-"""Takes a payload's buffers and its size; returns a codec and what that made of it, or None."""
+"""Takes a payload's buffers and size; returns a codec and the compressed payload, or None."""
+
+Rest = Callable[[str, list[memoryview]], tuple[int, list[memoryview]]]
+"""Takes a payload's codec ("" for none) and its parts; returns how many bytes of it the consumer
+has, and the parts that follow them."""
 
 
 def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
-    """What a worker says. Raises ProtocolError."""
+    """Parse a worker's message. Raises ProtocolError."""
     try:
         return pb.ToConsumer.FromString(frame.header)
     except DecodeError as error:
@@ -53,8 +56,7 @@ def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
 
 
 def encode_end(task_id: int, end: End | HeldByOthers, subscription: int = 0) -> bytes:
-    """The header that tells a consumer of the end of one of its subscriptions, or of what comes
-    before that."""
+    """The header of a subscription's end, or of HeldByOthers."""
     message = pb.ToConsumer()
     match end:
         case EndOfTask():
@@ -77,7 +79,7 @@ def encode_end(task_id: int, end: End | HeldByOthers, subscription: int = 0) -> 
 
 
 def decode_end(message: pb.ToConsumer) -> tuple[Key, End | HeldByOthers] | None:
-    """Whose end the message tells of, if of any."""
+    """The subscription and its end, or HeldByOthers; None for other messages."""
     match message.WhichOneof("message"):
         case "end_of_task":
             return _key(message.end_of_task), EndOfTask()
@@ -118,6 +120,11 @@ def encode_farewell() -> bytes:
     return pb.ToConsumer(farewell=pb.Farewell()).SerializeToString()
 
 
+def encode_pong() -> bytes:
+    """The header of the answer to a ping."""
+    return pb.ToConsumer(pong=pb.Pong()).SerializeToString()
+
+
 def encode_block(
     task_id: int,
     number: int,
@@ -125,11 +132,13 @@ def encode_block(
     lender: Lender | None = None,
     pack: Pack | None = None,
     subscription: int = 0,
+    rest: Rest | None = None,
 ) -> tuple[list[frames.Buffer], int | None]:
-    """The frame of a block that passes `block_limits.check_block`.
+    """The frame of a block that passes `block_limits.check_block`, and a descriptor or None.
 
-    With a `lender`, large payloads go into shared memory, or lie there; if that is new to the
-    consumer, a descriptor is to be sent along, and closed. With `pack`, payloads may be compressed.
+    With a `lender`, large payloads are copied into shared memory, or passed on if they are there.
+    If the memory is new to the consumer, the caller sends the descriptor along and closes it. With
+    `pack`, payloads may be compressed. `rest` cuts off the beginning that the consumer has.
     """
     header = pb.Block(task_id=task_id, number=number, count=block.count)
     if block.bundle is not None:
@@ -165,12 +174,15 @@ def encode_block(
         header.packed.codec, data = packed
         header.packed.bytes = len(data)
         payload = [memoryview(data)]
-    frame = frames.encode(pb.ToConsumer(block=header).SerializeToString(), payload)
+    payload = frames.padded(payload)
+    if rest is not None and lent is None:
+        header.resumes_at, payload = rest(header.packed.codec, payload)
+    frame = frames.encode_padded(pb.ToConsumer(block=header).SerializeToString(), payload)
     return frame, None if lent is None else lent.descriptor
 
 
 def payload_bytes(header: pb.Block) -> int:
-    """How long the payload of a block is."""
+    """The size of a block's payload."""
     sizes = (size for component in header.components for size in component.buffer_bytes)
     return sum(size + padding(size) for size in sizes)
 
@@ -203,7 +215,7 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
 def unpack_payload(
     header: pb.Block, payload: frames.Bytes, target: frames.Bytes, peer: str
 ) -> None:
-    """Decompress the payload of a block into `target`, which is as long as `payload_bytes` says.
+    """Decompress the payload of a block into `target`, of `payload_bytes(header)` bytes.
 
     Raises ProtocolError.
     """
@@ -221,7 +233,7 @@ def unpack_payload(
 
 
 class _Broken(Exception):
-    """What is wrong with a block."""
+    """A block is invalid; the message says how."""
 
 
 def _decode_component(header: pb.Component, count: int, arrays: list[frames.Bytes]) -> Component:
@@ -244,7 +256,7 @@ def _decode_component(header: pb.Component, count: int, arrays: list[frames.Byte
     if not 0 <= header.rank <= MAX_RANK or (header.rank == 0 and count != shape[0]):
         raise _Broken(f"the rank {header.rank} for {count} elements of {shape[0]} values")
     shapes = _view(arrays[-1], _INT64, (count, header.rank))
-    # In float64, because a product of absurd sizes must not wrap around to a right one.
+    # In float64, because a product of absurd sizes must not wrap around to the right one.
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.prod(shapes, axis=1, dtype=np.float64).sum()
     if (shapes < 0).any() or total != shape[0]:
@@ -253,7 +265,7 @@ def _decode_component(header: pb.Component, count: int, arrays: list[frames.Byte
 
 
 def _view(data: frames.Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    # NumPy refuses arrays of no values, too, if their other dimensions are too many.
+    # NumPy refuses even arrays of no values if their other dimensions are too large.
     spanned = math.prod(filter(None, shape)) * dtype.itemsize
     if data.size != math.prod(shape) * dtype.itemsize or spanned > MAX_SPANNED_BYTES:
         raise _Broken(f"{data.size} bytes for {dtype} of the shape {shape}")
@@ -261,7 +273,7 @@ def _view(data: frames.Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> A
 
 
 def _strings(lengths: Array, data: frames.Bytes) -> Strings:
-    # No length above the whole, so that their sum cannot wrap around either.
+    # No length exceeds the whole, so their sum cannot wrap around either.
     fit = not lengths.size or (lengths.min() >= 0 and lengths.max() <= data.size)
     if not fit or lengths.sum() != data.size:
         raise _Broken(f"lengths of strings that do not sum up to their {data.size} bytes")

@@ -1,8 +1,8 @@
-"""What a consumer is to get from one worker, and what it has got: the accounts of a BlockClient.
+"""The bookkeeping of a BlockClient: what it reads from one worker, how far, and with which credit.
 
-Who reads what and how far it has come, so that a connection can be made again; and the credit: what
-was granted and not used, and what was delivered and not taken. It knows no connection, and has no
-lock: its owner does.
+It records the position of each subscription, so that the client can reconnect. It also counts the
+credit that was granted and not used, and the bytes that were delivered and not taken. It knows no
+connection and has no lock: its owner has both.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
 
-_UNREPORTED_BYTES = 16 << 20  # the worker keeps for us what we have received: not for long
+_UNREPORTED_BYTES = 16 << 20  # the worker retains blocks until we acknowledge them
 
 
 class Incoming:
     """A subscription, and how far it has come."""
 
     def __init__(self, order: Order) -> None:
-        self.order = order  # of what is still to come
+        self.order = order  # of the blocks still to come
         self.received = 0  # blocks
         self.taken = 0  # of these
-        self.is_over = False  # as far as is known, nothing more comes
+        self.held = 0  # elements received and not taken
+        self.unsaid = 0  # elements taken since the last report to the worker
+        self.is_over = False  # the end has come, or HeldByOthers and no block since
         self.ended = False
 
     @property
@@ -36,43 +38,44 @@ class Incoming:
 
 
 class Receiving:
-    """What comes from one worker.
+    """The subscriptions and the credit of one worker.
 
-    Blocks that were delivered and not yet taken, and those on the way, are never more than
-    `credit_bytes` and one block. With `elements`, these are counted, too.
+    Blocks on the way, and those delivered and not yet taken, never exceed `credit_bytes` and one
+    block. `elements` also bounds the elements.
     """
 
     def __init__(self, credit_bytes: int, elements: Share | None) -> None:
         self.incoming: dict[Key, Incoming] = {}
-        self.unsaid = False  # that something came, or was taken
+        self.unsaid = False  # whether blocks came or were taken since the last report
         self._credit_bytes = credit_bytes
         self._elements = elements
-        self._to_report: set[Key] = set()  # whose position the worker has not been told
+        self._to_report: set[Key] = set()  # whose positions the worker does not know
         self._held = 0  # bytes delivered and not taken
         self._granted = 0  # credit that the worker has not used
-        self._unreported = 0  # bytes received since the last message of credit
+        self._unreported = 0  # bytes received since the last Credit
 
     def read(self, key: Key, order: Order) -> pb.ToWorker:
-        """Begin; returns what the worker is to be told."""
+        """Add a subscription; return the message for the worker."""
         incoming = self.incoming[key] = Incoming(order)
         return _read(key, incoming)
 
     def resume(self) -> Iterator[pb.ToWorker]:
-        """A connection has been made: what was granted before has ended with the one before.
-        Yields what is to be said on it first.
+        """Start over on a new connection, without the credit of the last one.
+
+        Yields the first messages to send on it.
         """
         self._granted = 0
         if self._elements is not None:
             self._elements.take_back()
-        # What was said of it before may not have come; what was received, is said as it is read.
+        # Earlier reports may be lost. A Read repeats `received`, but not `taken`.
         self._to_report.update(key for key, i in self.incoming.items() if i.hands_back)
         for key, incoming in self.incoming.items():
             yield _read(key, incoming)
 
     def accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
-        """Account for a block that has arrived; say whether to deliver it.
+        """Count a block that has arrived; return whether to deliver it.
 
-        Raises ProtocolError for one that should not have been sent.
+        Raises ProtocolError for a block that the worker should not have sent.
         """
         size = cost(block)
         task_id = key[0]
@@ -95,6 +98,7 @@ class Receiving:
         except ValueError as error:
             raise ProtocolError(f"{peer} sent block {number} of task {task_id}: {error}") from None
         incoming.received = number
+        incoming.held += block.count
         incoming.is_over = False
         self._held += size
         self._to_report.add(key)
@@ -102,7 +106,7 @@ class Receiving:
         return True
 
     def over(self, key: Key, end: End | HeldByOthers) -> bool:
-        """Of a subscription nothing more comes, for all that is known; whether that is news."""
+        """Record a subscription's end, or HeldByOthers; return False if it is unknown or ended."""
         incoming = self.incoming.get(key)
         if incoming is None or incoming.ended:
             return False
@@ -112,8 +116,8 @@ class Receiving:
         return True
 
     def goodbye(self, given: tuple[Key, int] | None) -> pb.Goodbye:
-        """What the worker is to be told at last. `given` are the elements that the trainer has of
-        the block that was delivered and not yet taken.
+        """The last message to the worker. `given` is the subscription and the number of elements
+        that the trainer has of the block that it is still taking.
         """
         goodbye = pb.Goodbye()
         for key, incoming in self.incoming.items():
@@ -124,22 +128,26 @@ class Receiving:
         return goodbye
 
     def taken(self, block: Block, key: Key | None) -> bool:
-        """A block that was delivered is not here any more; whether it was the last one."""
-        last = False
+        """A delivered block was taken; return whether to tell the worker at once.
+
+        The worker gives a subscription that hands back only as much as its trainer takes, so each
+        fourth of the elements is urgent. Others may wait for the last block, so that is urgent too.
+        """
+        urgent = False
         if key is not None and (incoming := self.incoming.get(key)) is not None:
-            incoming.taken = min(incoming.taken + 1, incoming.received)  # it may have begun anew
+            incoming.taken = min(incoming.taken + 1, incoming.received)  # `read` may have reset it
+            incoming.held = max(0, incoming.held - block.count)
+            incoming.unsaid += block.count
             self._to_report.add(key)
-            last = incoming.is_over and incoming.taken == incoming.received
+            urgent = incoming.hands_back and 3 * incoming.unsaid >= incoming.held
         self._held -= cost(block)
         if self._elements is not None:
             self._elements.taken(block.count)
         self.unsaid = True  # a slab may be free
-        return last
+        return urgent
 
     def credit(self, at_once: bool, connected: bool) -> pb.Credit | None:
-        """What the worker is to be told of room and of what has come; None if that is not worth a
-        message yet, unless it goes `at_once`.
-        """
+        """New credit and acknowledgements, always if `at_once`; None if not yet worth a message."""
         room = max(0, self._credit_bytes - self._held - self._granted)
         enough = self._credit_bytes // 4
         due = self._elements is not None and self._elements.is_due()
@@ -150,6 +158,7 @@ class Receiving:
         for key in self._to_report:
             if (incoming := self.incoming.get(key)) is not None:
                 credit.positions.append(_position(key, incoming))
+                incoming.unsaid = 0
         if self._elements is not None and connected:
             credit.elements = self._elements.grant()
         self._to_report.clear()

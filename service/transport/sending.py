@@ -1,10 +1,10 @@
-"""What is on its way to one consumer, and what it may have: the state of BlockServer's sessions.
+"""One consumer's session, sendings and link: blocks on their way, retained blocks, and credit.
 
-A *session* is what the worker knows of a consumer. It outlives connections for a while: for
-each subscription of the consumer to a task, a *sending*, it keeps the blocks that the consumer has
-not yet said it received, so that a connection that is cut loses nothing; and, of who hands back,
-those that its trainer has not taken, so that what is left goes to others. A *link* is one
-connection: what is on its way to the consumer, and for how much more there is credit.
+A *session* is the worker's state of one consumer, and outlives its connections for a while. It has
+a *sending* for each subscription of the consumer. A sending retains the blocks that the consumer
+has not acknowledged, so that a cut connection loses nothing. If the subscription hands back, it
+also holds the blocks that the trainer has not taken, so that others can get them. A *link* is one
+connection: its outbox, and the credit that is left.
 
 Nothing here is thread-safe: sessions.py has the lock, and knows all consumers.
 """
@@ -19,10 +19,11 @@ from typing import NamedTuple
 from ..blocks import Block, split
 from ..delivery import End, HeldByOthers, Subscription, TaskUnknown
 from ..errors import ProtocolError
+from ..proto import transfer_pb2 as pb
 from .messages import Key
 
-BATCH_BYTES = 256 << 10  # of small blocks leave together
-MAX_RETAINED_BYTES = 256 << 20  # for one consumer; more waits until it says what it received
+BATCH_BYTES = 256 << 10  # of small blocks are sent together
+MAX_RETAINED_BYTES = 256 << 20  # for one consumer; further blocks wait until it acknowledges some
 
 
 class Sent(NamedTuple):
@@ -34,6 +35,7 @@ class Sent(NamedTuple):
     cost: int
     compression: int = 0  # an events_pb2.BlockCompression
     subscription: int = 0
+    cut: pb.CutBlock | None = None  # the part that its consumer has, if a connection ended in it
 
 
 class Ended(NamedTuple):
@@ -43,35 +45,35 @@ class Ended(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The last that a link sends."""
+    """The last message of a link."""
 
     reason: str
-    broken: bool  # a rule was, on this connection: another may be made
+    broken: bool  # the consumer broke a rule on this connection; it may connect again
 
 
 class Farewell(NamedTuple):
-    """The last that a link sends to who has said goodbye."""
+    """The last message of a link whose consumer said goodbye."""
 
 
 Outgoing = Sent | Ended | Refusal | Farewell
 
 
 class Sending:
-    """A subscription, as it is carried to its consumer."""
+    """One subscription of a consumer, and its blocks that are on their way."""
 
     def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
         self.key = key
         self.subscription = subscription
         self.link: Link | None = None  # that it is read on, until its end is sent there
-        self.number = received  # of the last block handed to this consumer
-        self.retained: deque[Sent] = deque()  # handed to it and not received: up to `number`
+        self.number = received  # of the last block given to this consumer
+        self.retained: deque[Sent] = deque()  # given and not acknowledged: up to `number`
         self.held: deque[Sent] = deque()  # received and not taken, if it may be handed back
         self.retained_bytes = 0  # of both
         self._told: HeldByOthers | None = None  # since the last block
-        self.resend: deque[Sent] = deque()  # of these, what this connection still has to send
+        self.resend: deque[Sent] = deque()  # the retained blocks that this link must still send
 
     def received(self, count: int) -> None:
-        """The consumer has the blocks up to `count`."""
+        """The consumer acknowledges the blocks up to `count`."""
         if not self.number - len(self.retained) <= count <= self.number:
             raise ProtocolError(
                 f"{count} blocks of task {self.key[0]} were reported as received, after "
@@ -84,7 +86,7 @@ class Sending:
             self._done_with(arrived)
 
     def taken(self, count: int) -> bool:
-        """The consumer's trainer has the blocks up to `count`; whether that is news."""
+        """The trainer has taken the blocks up to `count`; return whether any is newly taken."""
         if count > self.number - len(self.retained):
             raise ProtocolError(
                 f"{count} blocks of task {self.key[0]} were reported as taken, and "
@@ -95,8 +97,8 @@ class Sending:
         return bool(taken)
 
     def hand_back(self, taken: int, elements: int) -> None:
-        """The consumer leaves: but for the blocks up to `taken`, and so many elements of the next
-        one, what it was given is for others.
+        """The consumer leaves: hand back all but the blocks up to `taken`, and the first `elements`
+        of the next one.
         """
         self.taken(taken)
         left = [sent.block for sent in (*self.held, *self.retained)]
@@ -116,11 +118,21 @@ class Sending:
         self.subscription.hand_back(left)
         self.close()
 
-    def resume(self, link: Link) -> None:
-        """It is read on another connection: what was said on the one before may not have come."""
+    def resume(self, link: Link, cut: pb.CutBlock | None = None) -> None:
+        """Continue on another connection: resend all retained blocks.
+
+        `cut` describes the part of the first of them that has arrived. That block goes before all
+        others, so that the consumer never has parts of two blocks.
+        """
         self.resend = deque(self.retained)
         self._told = None
         self.link = link
+        self.subscription.set_round_trip(link.round_trip_s)
+        if cut is not None and self.resend:
+            self.resend[0] = self.resend[0]._replace(cut=cut)
+            link.sendings.appendleft(self)
+        else:
+            link.sendings.append(self)
 
     def _until(self, count: int, sent: deque[Sent]) -> list[Sent]:
         found = []
@@ -134,9 +146,9 @@ class Sending:
             self.subscription.received([each.block for each in sent])
 
     def next(self, credit: bool, room: bool, max_elements: int | None) -> Sent | Ended | None:
-        """What to send next: a block only with `credit`, and a new one only with `room`.
+        """The next message to send: a block only with `credit`, and a new one only with `room`.
 
-        A new one has `max_elements` at most; one that is sent again is as it was.
+        A new block has `max_elements` at most; a block that is sent again is unchanged.
         """
         if self.resend:
             return self.resend.popleft() if credit else None
@@ -160,11 +172,15 @@ class Sending:
         self.retained_bytes += sent.cost
         return sent
 
+    def retry_s(self) -> float | None:
+        """After how many seconds `next` may give a block although nothing changes, if ever."""
+        return None if self.resend else self.subscription.retry_s()
+
     def close(self) -> None:
-        """The consumer wants no more of it, nor what it has not received."""
+        """The consumer wants no more of it: drop the blocks that it lacks, or has not taken."""
         self.subscription.close([sent.block for sent in (*self.held, *self.retained)])
         self.held.clear()
-        self.retained.clear()  # now: we are part of cycles of references
+        self.retained.clear()  # at once: reference cycles would keep the blocks until a collection
         self.resend.clear()
         self.retained_bytes = 0
 
@@ -183,14 +199,14 @@ class Session:
         return sum(sending.retained_bytes for sending in self.sendings.values())
 
     def lacking(self) -> Counter[int]:
-        """How many elements of each task were handed to the consumer and not received."""
+        """How many elements of each task the consumer was given and has not acknowledged."""
         found: Counter[int] = Counter()
         for (task_id, _), sending in self.sendings.items():
             found[task_id] += sum(sent.block.count for sent in sending.retained)
         return +found
 
     def close_sending(self, key: Key) -> Sending | None:
-        """The consumer wants no more of it. Returns what was closed, if there was any."""
+        """Close and return the sending, if it exists."""
         sending = self.sendings.pop(key, None)
         if sending is not None:
             sending.close()
@@ -202,19 +218,25 @@ class Link:
 
     def __init__(self, session: Session, lock: threading.Lock, cut: Callable[[], None]) -> None:
         self.session = session
+        self.round_trip_s = 0.0  # set before anything is read on it
         self.cut = cut
         self.ready = threading.Condition(lock)  # the outbox has something, or the link is closed
         self.outbox: deque[Outgoing] = deque()
-        self.sendings: deque[Sending] = deque()  # those that have not ended, in turn
+        self.sendings: deque[Sending] = deque()  # that have not ended, served in turn
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
-        # What it has asked for; None from its first credit on, by which all is asked for again.
+        # Subscriptions that the consumer has asked for; None once its first credit ends the list.
         self.goes_on_with: set[Key] | None = set()
         self.closed = False
-        self.ending = False  # what is in the outbox is the last
+        self.ending = False  # nothing more is added to the outbox
+
+    def retry_s(self) -> float | None:
+        """After how many seconds `fill` may find something although nothing changes, if ever."""
+        times = [sending.retry_s() for sending in self.sendings]
+        return min((seconds for seconds in times if seconds is not None), default=None)
 
     def fill(self) -> None:
-        """Put into the outbox what its sendings have, and there is credit for."""
+        """Fill the outbox from its sendings, as far as there is credit."""
         if self.ending or self.closed:
             return
         room = MAX_RETAINED_BYTES - self.session.retained_bytes
@@ -232,7 +254,7 @@ class Link:
             if isinstance(out, Ended):
                 if isinstance(out.end, HeldByOthers):
                     self.sendings.append(sending)
-                elif isinstance(out.end, TaskUnknown):  # the consumer may ask for it anew
+                elif isinstance(out.end, TaskUnknown):  # the consumer may subscribe again
                     self.session.close_sending(sending.key)
             else:
                 self.sendings.append(sending)

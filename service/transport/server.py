@@ -1,7 +1,7 @@
 """BlockServer: a worker's end of the data connections.
 
-Each connection has two threads, one that reads what the consumer says and one that sends
-(frames.py says why); what is sent to whom is decided in sessions.py.
+Each connection has two threads: one receives the consumer's messages, and one sends (frames.py says
+why). sessions.py decides what to send to whom.
 """
 
 from __future__ import annotations
@@ -26,33 +26,47 @@ from ..proto import transfer_pb2 as pb
 from ..shared import Lender
 from . import frames, local
 from .compression import Packer
-from .messages import VERSION, encode_block, encode_end, encode_farewell, encode_refusal
+from .cut_blocks import pack_as_before, rest_of
+from .messages import (
+    VERSION,
+    encode_block,
+    encode_end,
+    encode_farewell,
+    encode_pong,
+    encode_refusal,
+)
 from .sending import Ended, Farewell, Link, Outgoing, Refusal, Sent
-from .sessions import Sessions
+from .sessions import MAX_AWAY_BYTES, Sessions
 
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
 LINGER_S = 180.0
-"""Longer than a dispatcher's client_timeout_ms is by default, so that a consumer that still counts
-there loses nothing here."""
+"""Longer than the dispatcher's default client_timeout_ms: a worker must not forget a consumer that
+is still a member there."""
 
 ENDING_S = 0.2
-"""For a process whose connection has ended to end as well, if that is why: its files are closed
-before it counts as ended."""
+"""How long to wait for a consumer's process to end after its connection: the kernel closes a
+process's files before it counts as ended."""
+
+SILENT_CONSUMER_S = 60.0
+"""The server cuts the connection of a remote consumer that sends no byte for so long. Consumers
+ping every few seconds and detect silence themselves; this frees memory kept for those that are
+gone. A trainer that is paused for longer loses nothing: its LINGER_S starts then."""
 
 _BACKLOG = 128
 _HANDSHAKE_S = 10.0
 _FAREWELL_S = 1.0  # to send a refusal
 _TICK_S = 1.0
+_SILENCE_TICK_S = 5.0  # how often a connection's silence is checked
 _CREDENTIALS = struct.Struct("3i")  # process, user, group: Linux's struct ucred
-_MAX_HEADER_BYTES = 64 << 10  # consumers say little
+_MAX_HEADER_BYTES = 64 << 10  # consumers send only small messages
 
 
 class BlockServer:
     """Streams the blocks of a worker's tasks to consumers, over TCP and a Unix socket.
 
-    Whatever a consumer does, garbage and silence included, harms its own connection only.
+    A faulty consumer, even one that sends garbage or is silent, harms only its own connection.
     Thread-safe.
     """
 
@@ -63,18 +77,20 @@ class BlockServer:
         port: int = 0,
         *,
         linger_s: float = LINGER_S,
+        max_away_bytes: int = MAX_AWAY_BYTES,
         is_this_host: Callable[[str], bool] | None = None,
     ) -> None:
         """Listen on `host` and `port` (0: any); serve from `start` on.
 
-        A consumer whose connection ends has `linger_s` to come again and lose nothing.
-        `is_this_host` says of a consumer's IP address whether it is one of this host; by default,
-        the system is asked. Raises AddressInUse.
+        A consumer whose connection ends loses nothing if it reconnects within `linger_s`, unless
+        more than `max_away_bytes` are kept for all such consumers. `is_this_host` tells whether an
+        IP address belongs to this host; by default, the server asks the system. Raises
+        AddressInUse.
         """
         self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
-        self._sessions = Sessions(linger_s)
+        self._sessions = Sessions(linger_s, max_away_bytes)
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()  # of _connections
         self._stopping = threading.Event()
@@ -96,7 +112,7 @@ class BlockServer:
 
     @property
     def addresses(self) -> list[tuple[str, str]]:
-        """(protocol, address) of each way in, the best first: for a BlockClient."""
+        """(protocol, address) pairs for a BlockClient, the best first."""
         host = self._tcp.getsockname()[0]
         name = self._unix.getsockname()[1:].decode()
         host = f"[{host}]" if ":" in host else host
@@ -107,10 +123,10 @@ class BlockServer:
         self._sessions.add_task(task_id, output)
 
     def remove_task(self, task_id: int) -> None:
-        """Further consumers of the task get TaskUnknown; one that is not known is no error.
+        """Further consumers of the task get TaskUnknown; an unknown task is no error.
 
-        If its output has ended, those that read it still get all that there is for them;
-        otherwise it is cancelled.
+        If the task's output has ended, its current readers still get their blocks; otherwise the
+        output is cancelled.
         """
         self._sessions.remove_task(task_id)
 
@@ -118,31 +134,35 @@ class BlockServer:
         """Whether a consumer reads the task."""
         return self._sessions.is_read(task_id)
 
+    def read_tasks(self) -> set[int]:
+        """The tasks that a consumer reads."""
+        return self._sessions.read_tasks()
+
     def forget_all(self) -> None:
-        """Cancel all tasks and cut all consumers off: their numbers mean others from now on."""
+        """Cancel all tasks and cut off all consumers, before their ids are assigned anew."""
         self._sessions.forget_all()
 
     def start(self) -> None:
-        """Serve consumers, from a thread of its own, and those in this process."""
+        """Serve consumers from a new thread, and those in this process."""
         self._thread.start()
         local.offer(self._worker_uid, self._sessions)
 
     def wait_until_received(self, timeout_s: float) -> Mapping[int, int]:
-        """Wait until consumers have said that they received all blocks that were handed to them;
-        how many elements they lack then, by task.
+        """Wait until consumers have acknowledged all blocks that they were given, or `timeout_s`
+        is over. Returns how many elements they still lack, by task.
         """
         return self._sessions.wait_until_received(timeout_s)
 
     def away(self) -> list[int]:
-        """The consumers whose connection has broken, and that may come again."""
+        """The consumers whose connection has broken, and that may reconnect."""
         return self._sessions.away()
 
     def forget_gone(self, consumer_ids: Iterable[int]) -> int:
-        """No longer keep anything for these, if they are away; how many elements they lack."""
+        """Forget these consumers, if they are away; return how many elements they lack."""
         return self._sessions.forget_gone(consumer_ids)
 
     def stop(self) -> None:
-        """Close all connections, telling the consumers; leave no thread behind. Idempotent."""
+        """Tell the consumers, close all connections, and join all threads. Idempotent."""
         self._stopping.set()
         self._waker.close()
         if self._thread.ident is not None:
@@ -171,9 +191,9 @@ class BlockServer:
     def _accept_from(self, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
-        except BlockingIOError:  # it has gone again
+        except BlockingIOError:  # the connection is gone again
             return
-        except OSError as error:  # no more file descriptors, for one
+        except OSError as error:  # such as no more file descriptors
             _log.warning("cannot accept a consumer's connection: %s", error)
             self._stopping.wait(_TICK_S)
             return
@@ -197,11 +217,17 @@ class BlockServer:
                 sock.close()
                 return
             connection = _Connection(
-                sock, peer, far, self._worker_uid, self._sessions, self._remove
+                sock,
+                peer,
+                self._worker_uid,
+                self._sessions,
+                self._remove,
+                far=far,
+                is_direct=address is None,
             )
             try:
                 connection.start()  # before stop() looks for it
-            except RuntimeError as error:  # no more threads: it may come again
+            except RuntimeError as error:  # no more threads: the consumer may retry
                 _log.warning("closed a connection of the %s: %s", peer, error)
                 sock.close()
                 return
@@ -219,11 +245,16 @@ class _Connection:
         self,
         sock: socket.socket,
         peer: str,
-        far: bool,
         worker_uid: int,
         sessions: Sessions,
         on_end: Callable[[_Connection], None],
+        *,
+        far: bool,
+        is_direct: bool,
     ) -> None:
+        """`far`: the consumer is on another host. `is_direct`: a Unix socket leads straight to it,
+        so the kernel reports its end; a tunnel's socket leads through gRPC.
+        """
         self._socket = sock
         self._peer = peer
         self._worker_uid = worker_uid
@@ -235,17 +266,19 @@ class _Connection:
         self._receiver = threading.Thread(
             target=self._receive, name="forebay-blocks-receiver", daemon=True
         )
-        self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: who sends
+        self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: its sender
         self._lender: Lender | None = None  # if the consumer shares memory with us
         self._far = far
-        self._process: int | None = None  # a pidfd of the consumer's, if it can be had
-        self._packer: Packer | None = None  # if the consumer undoes compression
+        self._is_direct = is_direct
+        self._writing = threading.Lock()  # on the socket
+        self._process: int | None = None  # a pidfd of the consumer's process, if available
+        self._packer: Packer | None = None  # if the consumer can decompress
 
     def start(self) -> None:
         self._receiver.start()
 
     def close(self, deadline: float) -> None:
-        """Cut the connection, with time for a refusal until `deadline`, and await its threads."""
+        """Let the sender finish until `deadline`, then cut the connection and join its threads."""
         if self._attended is not None:
             self._attended[1].join(max(0.0, deadline - time.monotonic()))
         self._cut()
@@ -254,7 +287,7 @@ class _Connection:
     def _cut(self) -> None:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes both threads
-        except OSError:  # it is cut
+        except OSError:  # it is cut already
             pass
 
     def _receive(self) -> None:
@@ -278,7 +311,7 @@ class _Connection:
                 sender.join(_FAREWELL_S)
                 raise
             finally:
-                # A process that is gone does not come again for what it has not received.
+                # A process that has ended cannot reconnect for its blocks.
                 if self._process is not None and has_ended(self._process):
                     self._sessions.forget(link)
                 else:
@@ -292,7 +325,7 @@ class _Connection:
             _log.warning("closed the connection of %s: %s", self._peer, error)
         finally:
             if self._lender is not None:
-                self._lender.close()  # its memory goes at once: we are part of cycles of references
+                self._lender.close()  # at once: reference cycles would keep its memory for a while
             if self._process is not None:
                 os.close(self._process)
             self._socket.close()
@@ -311,7 +344,10 @@ class _Connection:
         elif hello.worker_uid != self._worker_uid:
             reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
         else:
-            frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
+            if self._is_direct:
+                frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
+            else:
+                self._reader.watch(_SILENCE_TICK_S, lambda: None, SILENT_CONSUMER_S)
             if hello.shares_memory and self._socket.family == socket.AF_UNIX:
                 self._lender = Lender()
             if hello.codecs:
@@ -322,13 +358,19 @@ class _Connection:
         raise ProtocolError(f"it was refused: {reason}")
 
     def _listen(self, link: Link) -> bool:
-        """Until the connection ends; whether with a goodbye."""
+        """Handle messages until the connection ends; return whether it ended with a goodbye."""
+        welcomed_s = time.monotonic()
         while (message := self._next()) is not None:
+            if not link.round_trip_s:  # the first message answers the welcome
+                link.round_trip_s = time.monotonic() - welcomed_s
             match message.WhichOneof("message"):
                 case "read":
                     read = message.read
                     order = orders.decode(read)
-                    self._sessions.read(link, read.task_id, read.received, order, read.subscription)
+                    cut = read.cut if read.HasField("cut") else None
+                    self._sessions.read(
+                        link, read.task_id, read.received, order, read.subscription, cut
+                    )
                 case "credit":
                     credit = message.credit
                     if self._lender is not None:
@@ -338,12 +380,25 @@ class _Connection:
                 case "stop":
                     stop = message.stop
                     self._sessions.stop_reading(link, stop.task_id, stop.subscription)
+                case "ping":
+                    self._answer_ping()
                 case "goodbye":
                     self._sessions.goodbye(link, message.goodbye.positions)
                     return True
                 case other:
                     raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
         return False
+
+    def _answer_ping(self) -> None:
+        """Send a pong, unless blocks are being sent or fill the socket: those show that the worker
+        lives. Never waits for the consumer. Raises OSError.
+        """
+        if not self._writing.acquire(blocking=False):
+            return
+        try:
+            frames.send_at_once(self._socket, frames.encode(encode_pong()))
+        finally:
+            self._writing.release()
 
     def _write(self, header: bytes) -> None:
         frames.send(self._socket, frames.encode(header))
@@ -372,14 +427,17 @@ class _Connection:
         try:
             for out in batch:
                 match out:
-                    case Sent(task_id, number, block, _, compression, subscription):
-                        pack = None
-                        if self._packer is not None:
+                    case Sent(task_id, number, block, _, compression, subscription, cut):
+                        pack, rest = None, None
+                        if cut is not None:
+                            pack = pack_as_before(cut, block.encodings)
+                            rest = partial(rest_of, cut)
+                        elif self._packer is not None:
                             pack = partial(
                                 self._packer.pack, compression, encodings=block.encodings
                             )
                         frame, descriptor = encode_block(
-                            task_id, number, block, self._lender, pack, subscription
+                            task_id, number, block, self._lender, pack, subscription, rest
                         )
                         buffers += frame
                         if descriptor is not None:
@@ -391,7 +449,8 @@ class _Connection:
                     case Farewell():
                         buffers += frames.encode(encode_farewell())
             begun = time.perf_counter()
-            frames.send(self._socket, buffers, descriptors)
+            with self._writing:
+                frames.send(self._socket, buffers, descriptors)
             if self._packer is not None:
                 self._packer.sent(time.perf_counter() - begun)
         finally:
@@ -400,7 +459,7 @@ class _Connection:
 
 
 def _is_this_host(ip: str) -> bool:
-    """Whether it is an address of this host: only then can a socket be bound to it."""
+    """Whether the address is one of this host: only then can a socket be bound to it."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as trial:
             trial.bind((ip, 0))
@@ -418,7 +477,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(_BACKLOG)  # only now is it sure that nobody else does
+            listener.listen(_BACKLOG)  # fails if another socket listens there
         except OSError:
             listener.close()
             raise
@@ -432,7 +491,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
 def watch_process(sock: socket.socket) -> int | None:
     """A descriptor (pidfd) of the process that made a Unix connection; None if it is unknown.
 
-    So it is over TCP, on other systems than Linux, and where it is not visible from here, as in
+    It is unknown over TCP, on systems other than Linux, and if this process cannot see it, as in
     another container.
     """
     try:
@@ -445,7 +504,7 @@ def watch_process(sock: socket.socket) -> int | None:
 
 
 def has_ended(process: int) -> bool:
-    """Whether a process has, or is about to. Waits ENDING_S if not."""
+    """Whether the process has ended, or ends within ENDING_S. Waits for that long."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(1000 * ENDING_S))

@@ -1,10 +1,10 @@
-"""Which consumer is given what: all of a worker's, and its tasks (sending.py has one consumer's).
+"""Sessions: all consumers and tasks of a worker, and what to send on which connection next.
 
-Which block goes to whom is the policy's (service/delivery), whose subscriptions are asked for the
-next one. One lock guards all of it, held for microseconds and never during I/O. What keeps
-consumers from starving one another is one invariant: as long as a task has a block for some
-sending, no such link that has credit is idle. So a new block goes to the link that has been idle
-longest, and one that finishes sending takes the next block without robbing anybody.
+sending.py has the state of one consumer. The delivery policies (service/delivery) decide which
+block a subscription gets. One lock guards all state, held for microseconds and never during I/O.
+One invariant keeps consumers from starving one another: as long as a task has a block for some
+sending, no link of such a sending that has credit is idle. So a new block goes to the link that was
+idle longest. A link that finishes sending may take the next block without starving others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .sending import Ended, Farewell, Link, Outgoing, Refusal, Sending, Session
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
-MAX_AWAY_BYTES = 1 << 30  # for all consumers that have no connection, and may not come again
+MAX_AWAY_BYTES = 1 << 30  # for all consumers without a connection, which may never return
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
 MAX_SENDINGS = 10_000  # of one consumer
@@ -30,14 +30,15 @@ MAX_SENDINGS = 10_000  # of one consumer
 class Sessions:
     """All consumers of a worker. Thread-safe."""
 
-    def __init__(self, linger_s: float) -> None:
+    def __init__(self, linger_s: float, max_away_bytes: int = MAX_AWAY_BYTES) -> None:
         self._linger_s = linger_s
+        self._max_away_bytes = max_away_bytes
         self._lock = threading.Lock()
         self._acknowledged = threading.Condition(self._lock)
         self._outputs: dict[int, TaskOutput] = {}
         self._sessions: dict[int, Session] = {}
         self._idle: dict[Link, None] = {}  # whose sender waits, the longest first
-        self._refusal: Refusal | None = None  # what whoever comes now is told
+        self._refusal: Refusal | None = None  # the answer to every new connection
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
         with self._lock:
@@ -53,7 +54,7 @@ class Sessions:
             output.cancel()
 
     def attach(self, consumer_id: int, cut: Callable[[], None]) -> Link:
-        """A consumer has connected; an earlier connection of the same one is cut."""
+        """Add a consumer's connection, and cut an earlier one of the same consumer."""
         with self._lock:
             session = self._sessions.setdefault(consumer_id, Session(consumer_id))
             if session.link is not None:
@@ -65,7 +66,7 @@ class Sessions:
             return session.link
 
     def detach(self, link: Link, now: float) -> None:
-        """The connection has ended; its consumer has some time to come again."""
+        """The connection has ended; its consumer may reconnect within `linger_s`."""
         with self._lock:
             self._close(link)
             if link.session.link is link:
@@ -76,11 +77,11 @@ class Sessions:
                 self._bound_what_is_kept()
 
     def goodbye(self, link: Link, positions: Iterable[pb.Position]) -> None:
-        """The consumer has said goodbye: what it hands back is for others. It is told so."""
+        """The consumer said goodbye: take back what it hands back, and answer with a farewell."""
         with self._lock:
             if link.closed or link.session.link is not link:
                 return  # another connection has taken its place
-            link.ending = True  # it is given nothing more, of what it hands back either
+            link.ending = True  # so that it gets nothing more, such as what it hands back
             for position in positions:
                 key = position.task_id, position.subscription
                 sending = link.session.sendings.get(key)
@@ -95,19 +96,19 @@ class Sessions:
             link.ready.notify()
 
     def forget(self, link: Link) -> None:
-        """The consumer has gone without a word."""
+        """The consumer's process has ended without a goodbye: drop its session."""
         with self._lock:
             self._close(link)
             if link.session.link is link:
                 self._drop(link.session)
 
     def away(self) -> list[int]:
-        """The consumers that have no connection, and may come again."""
+        """The consumers that have no connection, and may reconnect."""
         with self._lock:
             return [i for i, session in self._sessions.items() if session.link is None]
 
     def forget_gone(self, consumer_ids: Iterable[int]) -> int:
-        """These will not come again, unless they have by now: how many elements they lack."""
+        """Drop these consumers' sessions, unless connected; return how many elements they lack."""
         lacking = 0
         with self._lock:
             for consumer_id in consumer_ids:
@@ -118,21 +119,29 @@ class Sessions:
         return lacking
 
     def expire(self, now: float) -> None:
-        """Forget the consumers that have not come again."""
+        """Drop the sessions of consumers that did not reconnect within `linger_s`."""
         with self._lock:
             for session in list(self._sessions.values()):
                 if session.link is None and now - session.left_at > self._linger_s:
                     self._drop(session)
 
     def read(
-        self, link: Link, task_id: int, received: int, order: Order = ANY, subscription: int = 0
+        self,
+        link: Link,
+        task_id: int,
+        received: int,
+        order: Order = ANY,
+        subscription: int = 0,
+        cut: pb.CutBlock | None = None,
     ) -> None:
         """Start or resume reading a task on this connection.
 
-        The consumer has `received` blocks of it. `order` says what follows them; who resumes what
-        the session still has gets that. `subscription` tells several of one task apart.
+        The consumer has received `received` blocks, and the part of the next one that `cut`
+        describes. `order` describes the blocks that follow; it is ignored if the session still has
+        the sending. `subscription` distinguishes several subscriptions of one task.
         """
         key = task_id, subscription
+        output = None
         with self._lock:
             if link.closed:
                 return
@@ -148,8 +157,8 @@ class Sessions:
                 if output is None:
                     opened: Subscription | End = TaskUnknown()
                 else:
-                    opened = output.open(order)
-                    self._wake_readers(output)  # those whose subscriptions it has ended
+                    opened = output.open(order, tell=False)
+                    self._wake_readers(output)  # `open` may have ended their subscriptions
                 if not isinstance(opened, Subscription):
                     self._reply(link, Ended(task_id, opened, subscription))
                     return
@@ -157,9 +166,10 @@ class Sessions:
             if link.goes_on_with is not None:
                 link.goes_on_with.add(key)
             sending.received(received)
-            sending.resume(link)
-            link.sendings.append(sending)
+            sending.resume(link, cut)
             self._wake(link)
+        if output is not None:
+            output.tell_opened()
 
     def give_credit(
         self,
@@ -168,11 +178,10 @@ class Sessions:
         positions: Iterable[pb.Position],
         elements: int | None = None,
     ) -> None:
-        """The consumer can take `size` more bytes, and has received what the positions say.
+        """Grant the link `size` more bytes of credit, and acknowledge blocks up to `positions`.
 
-        From the first time on that it gives `elements`, it takes so many more, and no others.
-        Before its first credit it has said what it reads; what it read before, and does not now,
-        it wants no more.
+        Once a message has `elements`, elements need credit, too. Before its first credit the
+        consumer must ask again for all that it reads: other sendings of its session are closed.
         """
         with self._lock:
             if link.closed:  # another connection has taken its place
@@ -199,7 +208,7 @@ class Sessions:
             self._wake(link)
 
     def stop_reading(self, link: Link, task_id: int, subscription: int = 0) -> None:
-        """The consumer wants no more of it, nor what it has not received; or has heard its end."""
+        """Close the subscription: the consumer wants no more of it, or has received its end."""
         key = task_id, subscription
         with self._lock:
             if link.closed:
@@ -211,12 +220,12 @@ class Sessions:
             self._acknowledged.notify_all()
 
     def refuse(self, link: Link, reason: str) -> None:
-        """The consumer broke a rule: send this after what is on its way, and nothing more."""
+        """The consumer broke a rule: send this after the outbox, and then nothing more."""
         with self._lock:
             self._refuse(link, Refusal(reason, broken=True))
 
     def refuse_all(self, reason: str) -> None:
-        """Send this to all consumers, and to those that come later."""
+        """Send this refusal to all consumers, also to those that connect later."""
         with self._lock:
             self._refusal = Refusal(reason, broken=False)
             for session in self._sessions.values():
@@ -224,7 +233,7 @@ class Sessions:
                     self._refuse(session.link, self._refusal)
 
     def next_batch(self, link: Link) -> list[Outgoing] | None:
-        """What to send on the link now; waits for it. None when the link is closed."""
+        """Wait for something to send on the link, and return it. None when the link is closed."""
         with self._lock:
             while not link.closed:
                 link.fill()
@@ -234,18 +243,23 @@ class Sessions:
                     link.closed = link.ending
                     return batch
                 self._idle[link] = None
-                link.ready.wait()  # for _wake, _reply, refuse or _close
+                link.ready.wait(link.retry_s())  # for _wake, _reply, refuse or _close
                 self._idle.pop(link, None)
             return None
 
     def is_read(self, task_id: int) -> bool:
-        """Does a consumer read the task now, or may it come again to do so?"""
+        """Whether a consumer reads the task now, or may reconnect to do so."""
         with self._lock:
             sessions = self._sessions.values()
             return any(task_id == key[0] for session in sessions for key in session.sendings)
 
+    def read_tasks(self) -> set[int]:
+        """The tasks of which `is_read` is true."""
+        with self._lock:
+            return {key[0] for session in self._sessions.values() for key in session.sendings}
+
     def forget_all(self) -> None:
-        """Cut every connection, and know of no task and no consumer."""
+        """Cut every connection, cancel every task, and forget all tasks and consumers."""
         with self._lock:
             outputs = list(self._outputs.values())
             self._outputs.clear()
@@ -258,8 +272,8 @@ class Sessions:
             output.cancel()
 
     def wait_until_received(self, timeout_s: float) -> Counter[int]:
-        """Wait until no consumer lacks a block that was handed to it; how many elements of each
-        task are lacking then.
+        """Wait until consumers have acknowledged all blocks that they were given, or `timeout_s`
+        is over. Returns how many elements of each task they still lack.
         """
 
         def lacking() -> Counter[int]:
@@ -272,7 +286,7 @@ class Sessions:
     def _close_sendings(self, session: Session, keys: Iterable[Key]) -> None:
         for key in keys:
             if (sending := session.close_sending(key)) is not None:
-                self._wake_readers(sending.subscription.output)  # of what it leaves to others
+                self._wake_readers(sending.subscription.output)  # they may get what it left
 
     def _output_changed(self, output: TaskOutput) -> None:
         with self._lock:
@@ -284,10 +298,10 @@ class Sessions:
                 self._wake(link)
 
     def _wake(self, link: Link) -> None:
-        """Give an idle link what there is for it."""
+        """Fill an idle link's outbox, and notify its sender if it has something to do."""
         if link in self._idle:
             link.fill()
-            if link.outbox:
+            if link.outbox or link.retry_s() is not None:
                 del self._idle[link]
                 link.ready.notify()
 
@@ -305,19 +319,19 @@ class Sessions:
 
     def _close(self, link: Link) -> None:
         link.closed = True
-        link.outbox.clear()  # nothing of it is sent any more
+        link.outbox.clear()
         self._idle.pop(link, None)
         link.ready.notify()
 
     def _bound_what_is_kept(self) -> None:
-        """Forget those who have been away longest, as of a trainer that crashes again and again."""
+        """Drop the sessions that have been away longest: a trainer may crash again and again."""
         away = sorted(
             (session for session in self._sessions.values() if session.link is None),
             key=lambda session: session.left_at,
         )
         kept = sum(session.retained_bytes for session in away)
         for session in away:
-            if kept <= MAX_AWAY_BYTES:
+            if kept <= self._max_away_bytes:
                 break
             kept -= session.retained_bytes
             self._drop(session)

@@ -1,4 +1,4 @@
-"""What BlockClient and LocalClient have in common: one worker's blocks, delivered by a thread."""
+"""WorkerClient: the base of BlockClient and LocalClient. A thread delivers one worker's blocks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class WorkerClient(ABC):
         deliver: Callable[[int, int, Block | End | HeldByOthers], None],
         lost: Callable[[str], None],
     ) -> None:
-        """`deliver(task_id, subscription, block or end)` is called in the order of each
-        subscription, by a thread of the client's own; nothing follows an end. It must not wait:
-        credit bounds what comes. `lost(reason)` is called by the same thread, once, when nothing
-        will be delivered any more although `close` was not called.
+        """The client's thread calls `deliver(task_id, subscription, block or end)`, in the order of
+        each subscription; nothing follows an end. `deliver` must not wait: credit bounds the
+        blocks. The thread calls `lost(reason)` once, if it cannot deliver any more although `close`
+        was not called.
         """
         self._deliver = deliver
         self._lost = lost
@@ -37,45 +37,47 @@ class WorkerClient(ABC):
 
     @abstractmethod
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        """Have the task's blocks delivered, in an order that the task has.
+        """Deliver the task's blocks. `order` must be of the kind that the task's policy serves.
 
-        Who wants several subscriptions of a task gives each a number above 0, and none twice.
+        If a task has several subscriptions, each needs a unique number above 0.
         """
 
     @abstractmethod
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        """Have no more of it delivered, as soon as a delivery under way has returned."""
+        """Deliver no more of it, once a delivery under way has returned."""
 
     @abstractmethod
     def taken(self, block: Block, key: Key | None = None) -> None:
-        """The trainer has the block, or nobody wants it: another may come in its place.
+        """The trainer has the block, or needs it no more: free its credit.
 
-        To be called once for each block that was delivered. Of a subscription that hands back, in
-        their order, with its `key`: the task and the subscription.
+        Call it once for each delivered block. If the subscription hands back, call it in order, and
+        with its `key`: the task and the subscription.
         """
 
     @abstractmethod
     def silent(self) -> tuple[bool, float]:
-        """Whether connections are refused, as by a process that has ended, and for how many
-        seconds there has been none, or nothing has come over it.
+        """Whether connections are refused, as after the worker's process has ended; and how many
+        seconds have passed without a connection or a message.
         """
 
     @abstractmethod
     def hand_back(self, given: tuple[Key, int] | None) -> None:
-        """Say goodbye: of subscriptions that hand back, what was not taken goes to others, but for
-        what was `given`: so many elements of the block that was delivered, and is being taken.
+        """Say goodbye: subscriptions that hand back return all elements that were not taken.
+
+        `given` is the subscription and the number of elements of the block that is being taken; the
+        trainer keeps these.
         """
 
     @abstractmethod
     def hang_up(self) -> None:
-        """End the connection, and the thread soon. Idempotent."""
+        """End the connection, and soon the thread. Idempotent."""
 
     @abstractmethod
     def close(self, give_up_s: float = 0.0) -> bool:
-        """Hang up, and await the thread; nothing is delivered afterwards. Idempotent.
+        """Hang up, and join the thread; nothing is delivered afterwards. Idempotent.
 
-        After `hand_back` the worker has until `give_up_s`, of the monotonic clock, to hear it.
-        Whether it has.
+        After `hand_back`, wait until the monotonic clock's `give_up_s` for the worker's answer.
+        Returns whether the worker has heard the goodbye, or needs none.
         """
 
     def _join(self, timeout_s: float | None = None) -> None:
@@ -84,17 +86,17 @@ class WorkerClient(ABC):
 
     @abstractmethod
     def _read_on(self) -> str:
-        """Deliver what comes, until the client is closed or there is a reason why no more does."""
+        """Deliver blocks until the client is closed, or cannot go on; return the reason."""
 
     @abstractmethod
     def _reading(self) -> Collection[Key]:
-        """What has not ended."""
+        """The subscriptions that have not ended."""
 
     def _run(self) -> None:
         reason = "its thread crashed; the log says why"
         try:
             reason = self._read_on()
-        except Exception as error:  # a bug, or no memory: who waits must hear of it
+        except Exception as error:  # a bug, or no memory: those who wait must learn of it
             for key in list(self._reading()):
                 failed = f"reading from its worker failed: {error!r}"
                 self._deliver(*key, TaskFailed("INTERNAL", failed))

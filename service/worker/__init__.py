@@ -1,4 +1,4 @@
-"""Workers: they lease splits, run pipelines over them, and stream blocks to consumers."""
+"""Workers lease splits, run pipelines over them, and stream blocks to consumers."""
 
 from .options import WorkerOptions
 

@@ -1,4 +1,4 @@
-"""The worker's side of TensorFlow's protocol: elements one by one, for stock clients."""
+"""The worker's gRPC service for stock tf.data clients, which fetch elements one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,17 +37,17 @@ log = logging.getLogger(__name__)
 
 SERVICE = "tensorflow.data.WorkerService"
 WAIT_S = 10.0
-"""After that the client is told to ask again."""
+"""A call waits this long for an element; then the client is told to retry."""
 
 EXPECTED_S = 2.0
-"""For a task of a coordinated read to be heard of by its worker later than by its consumers."""
+"""Consumers of a coordinated read may know a task this much earlier than its worker does."""
 
 LOOK_S = 0.02
 LOOK_AGAIN_S = 1.0
 
 
 class ElementFace:
-    """The methods of tensorflow.data.WorkerService that reach a worker of ours."""
+    """The methods of tensorflow.data.WorkerService that clients call on a Forebay worker."""
 
     def __init__(self, runner_of: Callable[[int], TaskRunner | None]) -> None:
         self._runner_of = runner_of
@@ -72,12 +72,23 @@ class ElementFace:
         with self._lock:
             return task_id in self._elements
 
+    def read_tasks(self) -> set[int]:
+        """The tasks for which `is_read` is true. Clients that left are not noticed here."""
+        with self._lock:
+            return set(self._elements)
+
+    def forget(self, task_ids: Iterable[int]) -> None:
+        """Mark these tasks as unread: their clients have left."""
+        with self._lock:
+            gone = set(task_ids)
+            self._elements = {i: e for i, e in self._elements.items() if i not in gone}
+
     def get_element(
         self, request: pb.GetElementRequest, is_awaited: Callable[[], bool] = lambda: True
     ) -> pb.GetElementResponse:
         runner = self._runner_of(request.task_id)
         if runner is None and request.HasField("consumer_index"):
-            # Consumers of rounds who do not find a task have it removed, if all of them do not.
+            # A task of a coordinated read is removed if none of its consumers finds it.
             give_up_s = time.monotonic() + EXPECTED_S
             while runner is None and time.monotonic() < give_up_s:
                 time.sleep(LOOK_S)
@@ -85,7 +96,7 @@ class ElementFace:
         with self._lock:
             if runner is None:
                 self._elements.pop(request.task_id, None)
-                # Not here yet, or no more: a client asks on until the dispatcher says which.
+                # Not here yet, or no more: clients retry until the dispatcher tells them.
                 raise Unavailable(f"Task {request.task_id} not found")
             elements = self._elements.get(request.task_id)
             if elements is None or elements.runner is not runner:
@@ -99,12 +110,12 @@ class ElementFace:
         return pb.GetWorkerTasksResponse()
 
     def process_task(self, _: pb.ProcessTaskRequest) -> pb.ProcessTaskResponse:
-        """Nothing to do: the heartbeat lists the task, too."""
+        """Does nothing: the heartbeat lists the task, too."""
         return pb.ProcessTaskResponse()
 
 
 class _Elements(ABC):
-    """The elements of a task."""
+    """Serves a task's elements to stock clients."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
@@ -114,7 +125,7 @@ class _Elements(ABC):
     def get(
         self, request: pb.GetElementRequest, is_awaited: Callable[[], bool]
     ) -> pb.GetElementResponse:
-        """`is_awaited` is whether the client still is there. Raises PipelineError, Unavailable."""
+        """`is_awaited` says whether the client still waits. Raises PipelineError, Unavailable."""
 
     def _response(self, item: Block | End | None) -> pb.GetElementResponse:
         if isinstance(item, Block):
@@ -129,13 +140,13 @@ class _Elements(ABC):
 
 
 class _TaskElements(_Elements):
-    """To whoever asks next; or to each trainer, in a job with a cross-trainer cache."""
+    """Gives each element to one client, or with a cross-trainer cache to every trainer."""
 
     def __init__(self, runner: TaskRunner) -> None:
         super().__init__(runner)
         output = runner.output
         self._opened = lru_cache(MAX_TRAINERS)(lambda order: (output.open(order), Skips()))
-        self._opening = threading.Lock()  # else an order may have two
+        self._opening = threading.Lock()  # else one order could be opened twice
 
     def get(self, request: pb.GetElementRequest, _: Callable[[], bool]) -> pb.GetElementResponse:
         cached = self.runner.task.cross_trainer_cache
@@ -145,7 +156,7 @@ class _TaskElements(_Elements):
         return self._response(item)
 
     def next(self, order: Order) -> Block | End | None:
-        """An element in a block of its own; None if it does not come in time."""
+        """A block of one element; None on timeout."""
         with self._opening:
             opened, skips = self._opened(order)
         item = _next_element(opened)
@@ -159,21 +170,23 @@ class _TaskElements(_Elements):
 
 
 class _RoundElements(_Elements):
-    """Of each round one to each consumer, once all of them have asked for it: who has asked cannot
-    have passed it, so that one which was not answered can still do without the task.
+    """Gives each consumer one element a round, once all consumers have asked for the round.
+
+    No consumer passes a round that another has not asked for. So an unanswered consumer can still
+    go on without the task.
     """
 
     def __init__(self, runner: TaskRunner) -> None:
         super().__init__(runner)
         assert isinstance(runner.output, RoundsOutput)
         self._consumers = runner.output.num_consumers
-        self._asked: dict[int, int] = {}  # by consumer: the round that it has asked for last
+        self._asked: dict[int, int] = {}  # consumer: the last round that it asked for
         self._opened = [
             runner.output.open(Rounds(consumer, self._consumers))
             for consumer in range(self._consumers)
         ]
-        self._turns = [threading.Lock() for _ in self._opened]  # of a consumer that asks again
-        self._given: dict[int, tuple[int, pb.GetElementResponse]] = {}  # last, and in which round
+        self._turns = [threading.Lock() for _ in self._opened]  # one call a consumer at a time
+        self._given: dict[int, tuple[int, pb.GetElementResponse]] = {}  # by consumer: last round
         self._changed = threading.Condition()
 
     def get(
@@ -200,7 +213,7 @@ class _RoundElements(_Elements):
         with self._changed:
             reached, response = self._given.get(consumer, (-1, None))
             if response is not None and number == reached:
-                return response  # whose answer was lost asks again
+                return response  # a retry after a lost response
             if number <= reached:
                 raise PipelineError(
                     "FAILED_PRECONDITION",
@@ -210,12 +223,12 @@ class _RoundElements(_Elements):
                 )
             self._asked[consumer] = number
             self._changed.notify_all()
-            # Who is told to ask again asks the dispatcher, too, which waits for the others as well.
+            # Wait here: a client told to retry asks the dispatcher first, which waits for all.
             while not self._changed.wait_for(partial(self._all_ask_for, number), LOOK_AGAIN_S):
                 if self._is_cancelled(consumer):
                     break
                 _require(is_awaited)
-        # For as long as it takes: all consumers who are told to ask again would remove the task.
+        # Without a timeout: the task would be removed if all consumers were told to retry.
         while (item := _next_element(self._opened[consumer])) is None:
             _require(is_awaited)
         response = self._response(item)
@@ -232,13 +245,13 @@ class _RoundElements(_Elements):
 
 
 def _require(is_awaited: Callable[[], bool]) -> None:
-    """Or the threads of a client that gives up and asks again would wait beside each other."""
+    """Raise Unavailable if the client is gone, so that its retries don't pile up threads."""
     if not is_awaited():
         raise Unavailable("the client that asked for an element has gone")
 
 
 def _next_element(opened: Subscription | End) -> Block | End | None:
-    """In a block of its own. The rest of its block stays, for whoever asks next."""
+    """A block of one element; None on timeout. The rest of its block stays for later calls."""
     if not isinstance(opened, Subscription):
         return opened
     give_up = time.monotonic() + WAIT_S

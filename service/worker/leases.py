@@ -1,17 +1,17 @@
-"""The splits of one task: leased from the dispatcher ahead of need, at the task's own pace.
+"""Leases of a task's splits: prefetched from the dispatcher, and sized to the task's pace.
 
-A lease is asked for while the one before it is being worked on, so that the pipeline does
-not wait for a decision. Its size aims at LEASE_S of work, measured on the leases before: fine
-splits are leased by the thousand, coarse ones singly. A lease counts as begun when the
-pipeline has begun all its splits, which shows when it asks for the next one. Sources that a
-pipeline may leave before their end are leased one split at a time, when it is needed.
+The feed requests the next lease while the pipeline works on the current one, so the pipeline
+doesn't wait for the dispatcher. A lease aims at LEASE_S of work, measured on earlier leases: it has
+thousands of small splits, or one large split. A lease counts as begun when the pipeline asks for
+the next one, since it has begun all splits by then. A source that a pipeline may leave early is
+leased one split at a time, without prefetch.
 
-A pipeline that works on several ranges at a time, in processes, is given each lease in parts. What
-of it was not given when the worker drains is handed back. The pace is known once each process has
-ended something: how fast they are given their first splits says nothing.
+A pipeline that runs several processes gets each lease in parts. When the worker drains, the feed
+returns the parts not yet given. It measures the pace only once each process has finished a part:
+the first parts are given without delay.
 
-A task that nobody reads leases nothing: consumers may be told not to read this worker, or not reach
-it, and what it made would be missing from the epoch for ever.
+A task without consumers leases nothing. Consumers may be unable to reach this worker, or be told
+not to read it, and the epoch would lack the leased splits for ever.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAX_GROWTH = 8
 MAX_WANT = 1 << 20
 HAND_BACK_S = 5.0
 UNREAD_S = 0.5
-"""How often a task that nobody reads asks whether others have taken all splits; less often the
-longer it has waited, down to MOST_UNREAD_S."""
+"""A task without consumers polls this often whether the pass is over. The interval grows with the
+waiting time, up to MOST_UNREAD_S."""
 
 MOST_UNREAD_S = 4.0
 
 
 class _Task:
-    """What the leases of all its sources share."""
+    """State shared by the leases of all sources of a task."""
 
     def __init__(
         self, task_id: int, dispatcher: DispatcherClient, observer: Observer, processes: int
@@ -53,7 +53,8 @@ class _Task:
         self.processes = processes
         self.closed = threading.Event()
         self.draining = threading.Event()
-        # Somebody reads it, or it waits for that no more, as it drains or is closed.
+        self.cut_short = threading.Event()
+        # Set once the task has a consumer, or once the feed pauses or closes.
         self.may_lease = threading.Event()
 
 
@@ -68,14 +69,16 @@ class LeaseFeed:
         observer: Observer,
         processes: int = 0,
         when_opened: Callable[[Callable[[], None]], None] | None = None,
+        requests: Sequence[int] = (),
     ) -> None:
-        """`processes`: how many ranges the pipeline works on at a time, each a part of a lease; 0:
-        on a lease as a whole. `when_opened` is told what to call once somebody reads the task:
-        until then it leases nothing; without it, it does so at once.
+        """`processes` is how many parts of a lease the pipeline works on at a time; 0: a lease is
+        given whole. `when_opened` registers a callback for the task's first consumer. Until then
+        the feed leases nothing; without `when_opened` it leases at once. `requests` are the last
+        request numbers of the task's earlier feed, by source.
         """
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
-        self.given_up = False  # the dispatcher leases to this task no more
+        self.given_up = False  # the dispatcher answered NotFound
         sizes = [source_size(source) for source in sources]
         for source, size in zip(sources, sizes, strict=True):
             if source.HasField("leased_with"):
@@ -95,10 +98,12 @@ class LeaseFeed:
             _SourceLeases(self._task, number, source, self._pool)
             for number, source in enumerate(sources)
         ]
+        for leases, sent in zip(self._leases, requests, strict=False):
+            leases.requests = sent
 
     def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
-        """The next splits; None at the end of the opening (pipelines/splits.py), and when the
-        dispatcher has given the task up: what was begun may still be read.
+        """The next splits; None at the end of the opening (pipelines/splits.py), or when the
+        dispatcher gave the task up. In that case begun splits may still be read.
 
         Raises Unavailable after `close`.
         """
@@ -115,36 +120,56 @@ class LeaseFeed:
             raise
 
     def is_over(self, sources: Iterable[int]) -> bool:
-        """Whether no opening of these that begins now or later will have a split."""
-        ended = self.given_up or self._task.draining.is_set()
-        return ended or not any(self._may_have_splits(source) for source in sources)
+        """Whether present and future openings of these sources have no splits."""
+        if self._task.draining.is_set():
+            self._task.cut_short.set()
+            return True
+        return self.given_up or not any(self._may_have_splits(source) for source in sources)
 
     def _may_have_splits(self, source: int) -> bool:
-        """Whether a pass over it can have any, as far as is known."""
+        """Whether a pass over the source can have splits, as far as is known."""
         if grows(self.sources[source]):
             return not self._leases[source].is_empty
         return self._sizes[source] > 0
 
+    @property
+    def requests(self) -> list[int]:
+        """The last request number of each source."""
+        return [leases.requests for leases in self._leases]
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether `pause` or `drain` ended the splits before the pipeline had all of them."""
+        return self._task.cut_short.is_set()
+
+    def where(self) -> pb.LeaseSplitsRequest:
+        """A query whether the first source's current pass is over."""
+        return self._leases[0].query()
+
     def begun_last(self) -> list[str]:
-        """Which splits were given last, for people."""
+        """The splits given last, for messages."""
         return [found for p in self._leases if (found := p.begun_last)]
 
-    def drain(self, give_up_s: float) -> None:
-        """End the splits here, and hand back what was leased and not begun.
-
-        Until `give_up_s` of the monotonic clock, or a little longer if that is about now.
-        """
+    def pause(self) -> None:
+        """Give no further splits. Unstarted ones are returned when the pipeline asks for more, or
+        by `drain`. Never waits."""
         self._task.draining.set()
         self._task.may_lease.set()
+
+    def drain(self, give_up_s: float) -> None:
+        """Give no further splits, and return unstarted ones to the dispatcher.
+
+        Tries until `give_up_s` (monotonic clock), but for at least LEASE_S.
+        """
+        self.pause()
         give_up_s = max(give_up_s, time.monotonic() + LEASE_S)
         for leases in self._leases:
             leases.hand_back(min(HAND_BACK_S, give_up_s - time.monotonic()))
 
     def close(self, *, wait: bool = True) -> None:
-        """Stop leasing, and end whoever waits for a lease. Idempotent.
+        """Stop leasing, and wake threads that wait for a lease. Idempotent.
 
-        With `wait` no call is under way any more when it returns; one to a dispatcher that is
-        silent takes its time.
+        `wait` waits for calls in flight; a call to a silent dispatcher ends with its timeout.
         """
         self._task.closed.set()
         self._task.may_lease.set()
@@ -163,13 +188,13 @@ class _SourceLeases:
         self._lock = threading.Lock()
         self._opening = -1
         self._endless = False
-        self._pass = -1  # of this opening
-        self._present = 0  # pass: earlier ones are over
+        self._pass = -1  # the pass of this opening
+        self._present = 0  # the current pass; earlier ones are over
         self.is_empty = False  # no pass will have a split
-        self._requests = 0
+        self.requests = 0
         self._want = 1
-        self._working: pb.LeaseSplitsResponse | None = None  # what the pipeline has
-        self._left = 0  # splits at its end that the pipeline has not
+        self._working: pb.LeaseSplitsResponse | None = None  # the pipeline's lease
+        self._left = 0  # splits of it not yet given to the pipeline
         self._parts = max(1, PARTS * task.processes)
         self._processes = max(1, task.processes)
         self._given: deque[tuple[float, int]] = deque(maxlen=self._parts)  # when, how many splits
@@ -187,7 +212,7 @@ class _SourceLeases:
                 self._working = None
             self._enter(opening, endless)
             if self._pass < self._present and not self._task.draining.is_set():
-                return None  # it was over before this worker came
+                return None  # the pass was over before this task read it
         over = self._wait_until_read()
         with self._lock:
             return self._begin(over or self._next_lease())
@@ -196,7 +221,7 @@ class _SourceLeases:
         if opening == self._opening or self._task.draining.is_set():
             return
         if self._ahead is not None:
-            # The pipeline left the opening early, and with it what was leased ahead.
+            # The pipeline left the opening early, so the prefetched lease counts as begun.
             self._begun.extend(filter(None, [self._ahead.result().lease_id]))
             self._ahead = None
         self._opening, self._endless = opening, endless
@@ -212,7 +237,7 @@ class _SourceLeases:
         return None
 
     def _begin(self, lease: pb.LeaseSplitsResponse | None) -> SplitRange | None:
-        """The first part of it; None if it is an end, or if the worker drains, since then too."""
+        """The first part of the lease; None at the end of a pass, or if the feed drains by now."""
         if lease is not None and lease.end_of_splits:
             if lease.pass_number < self._pass:
                 self.is_empty = True  # that pass could not begin
@@ -222,6 +247,7 @@ class _SourceLeases:
                 self._present = lease.pass_number
             return None
         if lease is None or self._task.draining.is_set():
+            self._task.cut_short.set()
             self._ahead = self._ahead if lease is None else _known(lease)
             self._return_unbegun()
             return None
@@ -251,8 +277,8 @@ class _SourceLeases:
         return SplitRange(first, count, lease.pass_number, names)
 
     def hand_back(self, within_s: float) -> None:
-        """Return what was not begun, unless no dispatcher answers: then it is lost with us."""
-        # If the pipeline is waiting for a lease, it hands that back itself once it has it.
+        """Return unstarted splits. They are lost if no dispatcher answers within `within_s`."""
+        # A pipeline that waits for a lease holds the lock, and returns that lease itself.
         if within_s > 0 and self._lock.acquire(timeout=within_s):
             try:
                 self._return_unbegun(within_s, keep=True)
@@ -260,8 +286,8 @@ class _SourceLeases:
                 self._lock.release()
 
     def _return_unbegun(self, within_s: float = HAND_BACK_S, *, keep: bool = False) -> None:
-        """What the pipeline has not of its lease, and the lease ahead. What it has counts as begun;
-        or, to `keep` it until it is, is leased anew."""
+        """Return unstarted splits and the prefetched lease. Splits that the pipeline has are
+        reported as begun, or with `keep` leased again until they are."""
         give_up_s = time.monotonic() + within_s
         request = pb.LeaseSplitsRequest()
         if self._working is not None and self._left:
@@ -275,12 +301,12 @@ class _SourceLeases:
             if ahead is not None and ahead.count:
                 request.returned.add(lease_id=ahead.lease_id, count=ahead.count)
         except (TimeoutError, CancelledError, ForebayError) as error:
-            # Perhaps it comes yet, while the pipeline works on what it has begun.
+            # The lease may still arrive while the pipeline works on begun splits.
             self._task.observer.not_handed_back(self._task.task_id, self._number, error)
-            keep = False  # a later number would have that request refused
+            keep = False  # a higher request number would invalidate the one in flight
         if keep:
-            self._requests += 1
-            request.request.number = self._requests
+            self.requests += 1
+            request.request.number = self.requests
         request.task_id, request.source = self._task.task_id, self._number
         request.begun.extend(self._begun)
         self._begun = []
@@ -298,15 +324,10 @@ class _SourceLeases:
                 self._working = kept
 
     def _wait_until_read(self) -> pb.LeaseSplitsResponse | None:
-        """Wait until somebody reads the task, or it drains; the end of the pass, if that comes
-        before. Nothing is leased yet, so `hand_back` need not wait for it.
+        """Wait until the task has a consumer or drains. Returns the answer that ends the pass, if
+        the pass ends first. Needs no lock, as nothing is leased yet.
         """
-        request = pb.LeaseSplitsRequest(
-            task_id=self._task.task_id,
-            source=self._number,
-            pass_number=self._pass,
-            or_later=self._endless,
-        )
+        request = self.query()
         waits_s, begun_s = UNREAD_S, time.monotonic()
         while not self._task.may_lease.wait(waits_s):
             answer = self._call(request)
@@ -315,13 +336,22 @@ class _SourceLeases:
             waits_s = min(max(UNREAD_S, (time.monotonic() - begun_s) / 8), MOST_UNREAD_S)
         return None
 
+    def query(self) -> pb.LeaseSplitsRequest:
+        """A query whether the current pass is over."""
+        return pb.LeaseSplitsRequest(
+            task_id=self._task.task_id,
+            source=self._number,
+            pass_number=max(0, self._pass),
+            or_later=self._endless,
+        )
+
     def _ask(self) -> Future[pb.LeaseSplitsResponse]:
         if self._task.closed.is_set():
             raise Unavailable(f"task {self._task.task_id} has been stopped")
-        self._requests += 1
+        self.requests += 1
         begun, self._begun = self._begun, []
         request = pb.LeaseSplitsRequest(
-            request=ev.Request(number=self._requests),
+            request=ev.Request(number=self.requests),
             task_id=self._task.task_id,
             source=self._number,
             pass_number=self._pass,
@@ -336,10 +366,10 @@ class _SourceLeases:
         return self._task.dispatcher.call(request, pb.LeaseSplitsResponse, closed=closed)
 
     def _adapt(self) -> None:
-        """Aim at LEASE_S of work, but trust one measurement only so far."""
+        """Aim at LEASE_S of work; grow by at most MAX_GROWTH a lease."""
         if self._singly or len(self._given) < self._processes:
             return
-        seconds = time.monotonic() - self._given[0][0]  # as many parts as were given then ended
+        seconds = time.monotonic() - self._given[0][0]  # for as many parts as `_given` has
         ideal = sum(count for _, count in self._given) * LEASE_S / max(seconds, 1e-6)
         self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
 

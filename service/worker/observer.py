@@ -1,4 +1,4 @@
-"""What a worker tells whoever runs it: what was lost, and which tasks ended before their time."""
+"""The observer, which a worker tells about lost elements and tasks that ended early."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Undelivered:
-    """What of a task's work is lost if the task is cancelled now."""
+    """The work that is lost if a task is cancelled now."""
 
-    elements: int  # finished, and not known to be with a consumer
+    elements: int  # finished, not acknowledged
     unfinished: bool  # the pipeline works on more
-    begun_last: tuple[str, ...]  # splits, for people
+    begun_last: tuple[str, ...]  # splits, for messages
 
     def __str__(self) -> str:
         finished = f"{self.elements} elements that are finished"
@@ -27,17 +27,16 @@ class Undelivered:
 
 
 class Observer:
-    """Writes it to the log. A worker that is given another observer calls that instead.
+    """Writes these events to the log; override the methods to handle them otherwise.
 
-    Its methods are called from the worker's threads, which go on when they return: they must
-    neither raise nor wait, and may be called by several threads at a time.
+    The worker's threads call the methods concurrently. The methods must neither raise nor wait.
     """
 
     def dropped(
         self, task: pb.Task, what: Undelivered, *, is_read: bool, drain_timeout_ms: int
     ) -> None:
-        """The worker stops, was to drain, and did not deliver this, though the task `is_read`, or
-        because nobody does.
+        """The worker drained without delivering this. `is_read`: the task has consumers, but they
+        were too slow.
         """
         log.warning(
             "of task %d of dataset %s are dropped: %s; %s",
@@ -48,33 +47,54 @@ class Observer:
         )  # fmt: skip
 
     def given_up(self, task: pb.Task, what: Undelivered) -> None:
-        """The dispatcher lists the task no more, and nobody here reads it: this is let go."""
+        """The dispatcher no longer lists the task, which has no consumers here: this is lost."""
         log.info("task %d is given up, with %s", task.task_id, what)
 
+    def parked(self, task: pb.Task, what: Undelivered) -> None:
+        """A task without consumers was parked. Its pipeline restarts with the remaining splits when
+        a consumer comes. Begun splits are lost if `what.unfinished`."""
+        if what.unfinished:
+            log.warning(
+                "nobody reads task %d of dataset %s: its pipeline is ended before it has finished "
+                "what it had begun, which is lost (splits begun last: %s); %d elements are kept",
+                task.task_id, task.dataset_id, ", ".join(what.begun_last), what.elements,
+            )  # fmt: skip
+        else:
+            log.info("task %d is parked: nobody reads it; %d elements are kept for whoever comes",
+                     task.task_id, what.elements)  # fmt: skip
+
+    def shed(self, task: pb.Task, elements: int) -> None:
+        """These elements of a task without consumers were evicted, and are lost."""
+        log.warning(
+            "%d elements of task %d of dataset %s are dropped: nobody reads it, and this worker "
+            "keeps only so much for epochs that were left; a larger --memory-budget may keep more",
+            elements, task.task_id, task.dataset_id,
+        )  # fmt: skip
+
     def not_handed_back(self, task_id: int, source: int, error: BaseException) -> None:
-        """Splits that a draining worker had leased, and not begun, are lost with it."""
+        """A worker could not return unstarted splits; they are lost if it stops."""
         log.warning("task %d cannot hand splits of source %d back: %r", task_id, source, error)
 
     def ended_early(self, task: pb.Task, error: ForebayError) -> None:
-        """The dispatcher has given the task up, or cannot be reached any more."""
+        """The dispatcher gave the task up, or is unreachable."""
         log.info("task %d ends early: %s", task.task_id, error)
 
     def failed(self, task: pb.Task, error: ForebayError) -> None:
-        """Its consumers are told: the pipeline's own computation raised, or the worker cannot
-        run it.
+        """The pipeline's own computation raised, or the worker cannot run the task. The task's
+        consumers get the error.
         """
         level = logging.WARNING if isinstance(error, PipelineError) else logging.ERROR
         log.log(level, "task %d failed: %s", task.task_id, error)
 
     def consumers_forgotten(self, consumer_ids: list[int], elements: int) -> None:
-        """While it drained: these have gone for good, and lack elements that were sent to them."""
+        """These consumers are gone for good, and did not acknowledge so many elements."""
         log.warning(
             "consumers %s have gone, and lack %d elements that were sent: they have come back "
             "neither here nor to the dispatcher", consumer_ids, elements,
         )  # fmt: skip
 
     def journal_changed(self, before: str, now: str) -> None:
-        """All tasks are let go: the dispatcher's numbers mean others from now on."""
+        """The worker cancels all tasks, as ids of the earlier journal are invalid."""
         log.warning(
             "the dispatcher has another journal (%s, was %s), since that was in memory, or was "
             "repaired; this worker begins anew", now, before,

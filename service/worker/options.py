@@ -1,4 +1,4 @@
-"""What a worker can be told."""
+"""A worker's options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _served_protocol(name: str) -> str | None:
 
 
 def _data_address(address: str) -> str:
-    return address.replace("%dts_port%", "%port%")  # as tf.data service calls it
+    return address.replace("%dts_port%", "%port%")  # tf.data service's name
 
 
 def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class WorkerOptions(ServerOptions):
             "How long trainers have to take what has been begun, when the worker is told to stop.",
             least=0,
         ),
-    ] = 20_000  # with what follows, up to 10 s, Kubernetes' 30 s
+    ] = 20_000  # the rest of `stop` takes up to 10 s: within Kubernetes' 30 s
     save_chunk_bytes: Annotated[
         int,
         Option("Of a file of distributed_save's, from which on the next one is begun.", least=1),
@@ -93,6 +93,16 @@ class WorkerOptions(ServerOptions):
             least=1,
         ),
     ] = 1 << 30
+    memory_budget: Annotated[
+        int,
+        Option(
+            "Bytes of memory for all elements that its tasks hold, caches among them; 0: an eighth "
+            "of the machine's memory, or of its cgroup's limit. When it is used up, epochs that "
+            "nobody reads give first.",
+            least=0,
+            most=1 << 50,
+        ),
+    ] = 0
     allow_python: Annotated[
         bool,
         Option(
@@ -102,7 +112,7 @@ class WorkerOptions(ServerOptions):
     ] = False
     processes: Annotated[
         int,
-        Option("Of each Python dataset that it runs; 0: one for each core.", least=0),
+        Option("Of each Python dataset that it runs; 0: one for each core.", least=0, most=1000),
     ] = 0
     shutdown_quiet_period_ms: Annotated[
         int,
@@ -111,5 +121,7 @@ class WorkerOptions(ServerOptions):
             least=0,
         ),
     ] = 0
-    output_bytes: int = 8 << 20  # of finished blocks a task, before it waits: one full block
-    save_chunk_s: float = 10.0  # after which a stream's first one is; each later one in twice that
+    expected_s: float = 2.0  # a task without consumers for so long counts as idle
+    kept_pipelines: int = 4  # of idle tasks, those left last
+    output_bytes: int = 8 << 20  # finished blocks of a task before it waits: one full block
+    save_chunk_s: float = 10.0  # time limit of a stream's first chunk; doubles with each later one

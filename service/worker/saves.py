@@ -1,11 +1,11 @@
-"""Streams of saves: a bundle of a dataset's elements goes to files, chunk by chunk.
+"""Save streams: write a bundle of a dataset's elements to files, chunk by chunk.
 
-    write a chunk → to disk → the dispatcher commits it → rename it to where readers look
+    write a chunk → fsync → the dispatcher commits it → rename it to where readers look
 
-A committed chunk belongs to the save, whoever renames it; what was not committed never does. Who
-takes a stream over renames what its predecessor had committed last, if that is not done yet, and
-begins the bundle behind what was committed. So nothing is missing, nothing comes twice, and a
-worker that was given up and does not know it yet does no harm: its chunks are not committed.
+Only committed chunks belong to the save. A worker that takes over a stream renames its
+predecessor's last committed chunk if necessary, and starts the bundle after the committed elements.
+So no element is missing or written twice. A worker that was given up and doesn't know it does no
+harm: the dispatcher refuses its commits.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 MAX_DOUBLINGS = 5
-"""Of the time that a chunk is written for: of 10 s, up to 5 minutes."""
+"""How often the time limit of a chunk doubles: from 10 s to about 5 minutes."""
 
 
 Key = tuple[int, int, int]
-"""A save, a stream, and its assignment: one that comes back is written anew."""
+"""Save id, stream number and assignment; a stream assigned again gets a new writer."""
 
 
 def _key(stream: pb.Stream) -> Key:
@@ -53,7 +53,7 @@ def _key(stream: pb.Stream) -> Key:
 
 
 class StreamWriters:
-    """All that a worker writes. Thread-safe."""
+    """The stream writers of a worker. Thread-safe."""
 
     def __init__(self, uid: int, dispatcher: DispatcherClient, options: WorkerOptions) -> None:
         self._uid = uid
@@ -66,7 +66,7 @@ class StreamWriters:
         self._ending: list[StreamWriter] = []
 
     def obey(self, streams: Iterable[pb.Stream]) -> None:
-        """Write these, and nothing else."""
+        """Make the running writers match `streams`."""
         listed = {_key(stream): stream for stream in streams}
         with self._lock:
             for key in [key for key in self._writers if key not in listed or self._cancelled]:
@@ -84,26 +84,25 @@ class StreamWriters:
                     writer.start()
 
     def progress(self) -> list[tuple[int, str, bool]]:
-        """Of each stream that it is told to write: its number, its save's path, and whether it has
-        come to its end."""
+        """For each assigned stream: its number, the save's path, and whether it is complete."""
         with self._lock:
             return [(*w.names, w.completed) for w in self._writers.values()]
 
     def drain(self) -> None:
-        """Begin nothing more, and have each commit the chunk that it writes, and end."""
+        """Start no further writers; each writer commits its current chunk and ends."""
         with self._lock:
             self._draining = True
             for writer in self._writers.values():
                 writer.drain()
 
     def cancel(self) -> None:
-        """End all of them soon, for good."""
+        """End all writers soon, and start no further ones."""
         with self._lock:
             self._cancelled = True
         self.obey([])
 
     def join(self, give_up_s: float) -> None:
-        """Once they shall, wait until they have ended, until `give_up_s` of the monotonic clock."""
+        """After `drain` or `cancel`: wait for the writers until `give_up_s` (monotonic clock)."""
         with self._lock:
             writers = [*self._ending, *self._writers.values()]
         for writer in writers:
@@ -112,7 +111,7 @@ class StreamWriters:
 
 
 class StreamWriter:
-    """Writes one stream, in a thread of its own."""
+    """Writes one stream in its own thread."""
 
     def __init__(
         self,
@@ -122,10 +121,10 @@ class StreamWriter:
         options: WorkerOptions,
         before: Iterable[StreamWriter] = (),
     ) -> None:
-        """`before` have written it here, were cancelled, and may not have ended yet."""
+        """`before` are cancelled writers of the same stream here that may still run."""
         self.key = _key(stream)
         self.names = stream.stream, stream.path
-        self.completed = False  # it has come to the stream's end
+        self.completed = False  # the whole stream is written
         self._stream = stream
         self._uid = uid
         self._dispatcher = dispatcher
@@ -144,17 +143,17 @@ class StreamWriter:
         self._thread.start()
 
     def drain(self) -> None:
-        """Commit what it has at its next block, and leave the rest to others. Idempotent."""
+        """Commit the chunk at the next block, and leave the rest to other workers. Idempotent."""
         self._draining.set()
 
     def cancel(self) -> None:
-        """End it soon; what is committed stays. Idempotent."""
+        """End soon; committed chunks stay. Idempotent."""
         self._cancelled.set()
         if (bundle := self._bundle) is not None:
             bundle.cancel()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait for the thread; False on timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -182,7 +181,7 @@ class StreamWriter:
             code = "RESOURCE_EXHAUSTED" if error.errno in _FULL else "FAILED_PRECONDITION"
             where = error.filename or self._stream.path
             message = f"{error.strerror or error} ({where}); it is written by {self._uid}"
-        except BaseException as bug:  # whoever loads it must not wait for ever
+        except BaseException as bug:  # the save's readers must not wait for ever
             self._end("INTERNAL", f"the worker failed: {bug!r}")
             raise
         finally:
@@ -208,7 +207,7 @@ class StreamWriter:
             log.info("the end of stream %d of %s could not be told: %s", *self.names, error)
 
     def _write(self) -> bool:
-        """Whether it came to its end, rather than be cancelled or drained."""
+        """Write the stream; False if cancelled or drained before its end."""
         stream = self._stream
         os.makedirs(self._directory, exist_ok=True)
         if stream.last_file:
@@ -224,7 +223,7 @@ class StreamWriter:
                 seed=stream.save_id,
                 start=stream.elements,
             )
-            if self._cancelled.is_set():  # once more, if it came too early
+            if self._cancelled.is_set():  # `cancel` found no bundle
                 bundle.cancel()
             chunk: Chunk | None = None
             for block in bundle.blocks():
@@ -253,11 +252,11 @@ class StreamWriter:
         return True
 
     def _remove_uncommitted(self) -> None:
-        """What others have left, when there is nothing more to commit: before that it may be what a
-        worker writes that has the stream now, as this one may have been given up unawares.
+        """Remove leftovers of other writers, once nothing remains to commit. Earlier they might be
+        chunks of the stream's current worker, if this one was given up without knowing.
         """
         for name in os.listdir(self._directory):
-            with suppress(FileNotFoundError):  # another one is at its end, too
+            with suppress(FileNotFoundError):  # another writer removes them, too
                 os.unlink(f"{self._directory}/{name}")
 
     def _commit(self, chunk: Chunk, name: str) -> None:
@@ -280,7 +279,7 @@ class StreamWriter:
         self._chunks += 1
 
     def _place(self, name: str, number: int, elements: int) -> None:
-        """Rename a committed chunk, unless that is done."""
+        """Rename a committed chunk. Idempotent."""
         place = chunk_file(self._stream.path, self._stream.stream, number, elements)
         try:
             os.rename(f"{self._directory}/{name}", place)

@@ -1,9 +1,9 @@
-"""What becomes of a worker's tasks: which one runs, which completes, and which is kept or let go.
+"""The state machine of a worker's tasks.
 
-Events go in, each with all that is to be known of the world at that moment; instructions come out,
-which `Worker` and `TaskRunner` carry out. No thread, clock or connection is known here, so any
-order of events can be tried. The life of a task is a table: an event that has nothing for the
-task's state leaves it as it is.
+Events go in, and instructions come out; `Worker` and `TaskRunner` carry these out. An event has all
+facts that the decision needs. The module has no thread, clock or connection, so tests can try any
+order of events. TASK is the transition table. An event without an entry for the task's state leaves
+the state unchanged.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import NamedTuple
 from ..proto import forebay_pb2 as pb
 
 COME_BACK_S = 5.0
-"""For consumers to find a worker that had been given up, before what they do not read is let go."""
+"""A worker that had been given up keeps its unlisted tasks this long, so consumers can return."""
 
 KEPT_COMPLETED = 64
-"""Completed tasks that late consumers may still ask for."""
+"""How many completed tasks are kept for late consumers."""
 
-ABSENT = "absent"  # not listed yet, or let go
-RUNNING = "running"  # its pipeline works, or what that has made waits for consumers
-DRAINING = "draining"  # it begins no further split, delivers what was begun, and does not complete
-HANDED_OUT = "handed out"  # consumers have taken all that there is: it completes
-ENDED = "ended"  # before that; as long as it is listed it is not begun again
-KEPT = "kept"  # completed, and listed no more: it tells its end to consumers that come late
+ABSENT = "absent"  # not listed yet, or removed
+RUNNING = "running"  # the pipeline works, or its elements wait for consumers
+DRAINING = "draining"  # begins no further split, delivers begun ones, and does not complete
+HANDED_OUT = "handed out"  # consumers have taken all elements: it completes
+ENDED = "ended"  # failed or stopped before that; not restarted while it is listed
+KEPT = "kept"  # completed and no longer listed: it tells late consumers its end
 
 Table = dict[str, dict[str, str]]
-"""By the event: from which state to which."""
+"""Event to {state before: state after}."""
 
 TASK: Table = {
     "listed": {ABSENT: RUNNING},
@@ -43,15 +43,15 @@ TASK: Table = {
 
 
 class JournalSeen(NamedTuple):
-    """The dispatcher has this journal: task ids are of it."""
+    """The dispatcher has this journal. Task ids are valid within one journal."""
 
     journal_id: str
 
 
 class Listed(NamedTuple):
-    """The dispatcher's list: what shall run here, and nothing else.
+    """The dispatcher's complete list of tasks that this worker runs.
 
-    `read` are the tasks of which consumers read; `now_s` is of the monotonic clock.
+    `read` has the unlisted tasks that consumers read; `now_s` is of the monotonic clock.
     """
 
     worker_id: int
@@ -61,23 +61,23 @@ class Listed(NamedTuple):
 
 
 class NotMade(NamedTuple):
-    """What the task needs to be started is not to be had: the next list starts it."""
+    """The task could not be created. The next list starts it again."""
 
     task_id: int
 
 
 class DrainAsked(NamedTuple):
-    """Begin nothing more, and deliver what was begun."""
+    """Start no further tasks, and deliver begun splits."""
 
 
 class StopAsked(NamedTuple):
-    """Let everything go, and begin nothing more."""
+    """Cancel all tasks, and start no further ones."""
 
 
 class HandedOut(NamedTuple):
-    """The task's pipeline has ended, and consumers have taken all that it made.
+    """The task's pipeline has ended, and consumers have taken all its elements.
 
-    `data_over`: it was the data that ended, and not, of a task that is drained, its leases.
+    `data_over`: the pipeline ended with its data, and not because the task drains.
     """
 
     task_id: int
@@ -85,7 +85,7 @@ class HandedOut(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The task's runner has ended without that, or could not have the task completed."""
+    """The task's runner ended before HandedOut, or couldn't report the task as complete."""
 
     task_id: int
 
@@ -108,8 +108,8 @@ class Complete(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End it, and serve it no more. `given_up`: the dispatcher lists it no more, so that what it
-    has not delivered is lost.
+    """Stop the task and its output. `given_up`: the dispatcher no longer lists the task, so its
+    undelivered elements are lost.
     """
 
     task_id: int
@@ -117,7 +117,7 @@ class Cancel(NamedTuple):
 
 
 class BeginAnew(NamedTuple):
-    """The dispatcher's journal is not `before` any more: numbers mean others from now on."""
+    """The dispatcher's journal changed from `before` to `now`: earlier ids are invalid."""
 
     before: str
     now: str
@@ -130,9 +130,9 @@ class TaskStates:
     """The tasks of one worker. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.worker_id = 0  # what the dispatcher calls this worker; 0 before it has answered
+        self.worker_id = 0  # assigned by the dispatcher; 0 before its first answer
         self.journal_id = ""
-        self._states: dict[int, str] = {}  # those that are not absent; KEPT: the oldest first
+        self._states: dict[int, str] = {}  # without ABSENT ones; KEPT in order of age
         self._came_back_s = -math.inf
         self._draining = False
         self._stopping = False
@@ -141,11 +141,11 @@ class TaskStates:
         return self._states.get(task_id, ABSENT)
 
     def unfinished(self) -> list[int]:
-        """The tasks that are here, but for those that are only kept."""
+        """All tasks except ABSENT and KEPT ones."""
         return [task_id for task_id, state in self._states.items() if state != KEPT]
 
     def handle(self, event: Event) -> list[Instruction]:
-        """What is to be done about it, in this order."""
+        """Apply the event; return the instructions in the order to carry them out."""
         match event:
             case JournalSeen(journal_id):
                 before, self.journal_id = self.journal_id, journal_id
@@ -171,7 +171,7 @@ class TaskStates:
                 return []
 
     def _listed(self, event: Listed) -> list[Instruction]:
-        # Given up, we were perhaps stopped, and what consumers have told us lies in the sockets.
+        # A worker that was given up was perhaps suspended: its sockets may hold consumers' reports.
         if self.worker_id not in (0, event.worker_id):
             self._came_back_s = event.now_s
         came_back = event.now_s - self._came_back_s < COME_BACK_S
@@ -183,7 +183,7 @@ class TaskStates:
             self._move("listed", task_id)
         gone: list[Instruction] = []
         for task_id in [i for i in self.unfinished() if i not in event.tasks]:
-            # Who reads a task of an iteration that went on without us still gets what was begun.
+            # The iteration went on without this worker. Consumers still get the begun splits.
             is_awaited = came_back or task_id in event.read
             if self.state(task_id) != HANDED_OUT and is_awaited:
                 continue
@@ -191,7 +191,7 @@ class TaskStates:
                 gone.append(Cancel(task_id, given_up=True))
         kept = [i for i, state in self._states.items() if state == KEPT and i not in event.tasks]
         gone += self._let_go(kept[: max(0, len(kept) - KEPT_COMPLETED)])
-        # What is new comes first: ending takes its time.
+        # Start before Cancel: ending a task takes time.
         return [*(Start(event.tasks[i]) for i in new), *gone]
 
     def _let_go(self, task_ids: list[int]) -> list[Instruction]:
@@ -200,7 +200,7 @@ class TaskStates:
         return [Cancel(task_id, given_up=False) for task_id in task_ids]
 
     def _move(self, event: str, task_id: int) -> str | None:
-        """Where the event brings the task; None if it leaves it where it is."""
+        """The task's new state; None if the event doesn't change it."""
         state = TASK[event].get(self.state(task_id))
         if state is not None:
             self._states.pop(task_id, None)  # so that the latest comes last

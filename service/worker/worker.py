@@ -1,11 +1,11 @@
 """The worker: stateless, it runs the tasks that the dispatcher lists for it.
 
-One thread asks the dispatcher what to run (a heartbeat that is answered when the list
-changes) and starts and stops tasks accordingly. That is the whole of its recovery too: a
-dispatcher that was restarted with its state, or had given this worker up, lists the same tasks;
-one whose journal was in memory, or was repaired, lists none, and registers this worker anew. One
-that has lost a journal which was meant to last refuses the heartbeat: this worker waits for the
-right one to come back.
+One thread sends heartbeats. The dispatcher answers when its task list changes, and the thread
+starts and stops tasks to match the list. Recovery needs nothing else:
+
+- A dispatcher that restarted with its state, or had given this worker up, lists the same tasks.
+- One whose journal was in memory, or was repaired, registers this worker anew and lists no tasks.
+- One that lost a durable journal refuses the heartbeat, and the worker keeps retrying.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -27,14 +27,23 @@ from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
-from ..delivery import AnyOutput, CachedOutput, Listener, RoundsOutput, TaskOutput
+from ..delivery import (
+    AnyOutput,
+    CachedOutput,
+    Listener,
+    MemoryBudget,
+    RoundsOutput,
+    TaskOutput,
+)
 from ..errors import ForebayError
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
-from ..transport import BlockServer
-from . import misdirected
+from ..transport import MAX_AWAY_BYTES, BlockServer
+from . import not_a_dispatcher
 from .element_face import ElementFace
+from .idle import IdleTasks
+from .memory import default_budget
 from .observer import Observer
 from .options import WorkerOptions
 from .saves import StreamWriters
@@ -59,22 +68,24 @@ from .tasks import Arrivals, Datasets, Pipelines, TaskRunner
 log = logging.getLogger(__name__)
 
 GRPC_THREADS = 256
-"""Stock clients wait for elements in calls, so this bounds how many can at a time. In a coordinated
-read all wait for the last of them. A thread is there once it was needed."""
+"""A waiting stock client holds a thread, so this bounds how many can wait at a time. In a
+coordinated read all clients wait for the last one. The pool creates threads on demand."""
+
+MIN_AWAY_BYTES = 64 << 20
+"""The least that may be held for disconnected consumers, so that a network cut loses nothing."""
 
 GONE_CHECK_S = 0.5
-"""While it drains: how often the dispatcher is asked whether consumers that are away have gone."""
+"""A draining worker asks the dispatcher this often whether disconnected consumers are gone."""
 
 STOP_S = 3.0
-"""For tasks to end, once they are cancelled."""
+"""How long `stop` waits for cancelled tasks to end."""
 
 STARTING = 2
-"""Tasks that load their graphs at a time: hundreds at once would leave the interpreter to nobody
-else for long."""
+"""How many tasks load their graphs at a time. Hundreds at once would starve other threads."""
 
 
 class Worker:
-    """`start` registers it, `stop` ends it and leaves no thread behind."""
+    """`start` registers the worker; `stop` ends it and leaves no thread behind."""
 
     def __init__(
         self,
@@ -83,22 +94,30 @@ class Worker:
         observer: Observer | None = None,
         pipelines: Pipelines | None = None,
     ) -> None:
-        """`observer` is told what is lost, in place of the log; tasks have their runs from
-        `pipelines`.
+        """`observer` is told about lost elements; the default one logs them. Tasks open their
+        pipelines with `pipelines`.
         """
         self._options = options
         self._observer = observer or Observer()
         self._pipelines = pipelines or Pipelines()
-        self.uid = secrets.randbits(62) + 1  # of this process, for all to know it by
+        self.uid = secrets.randbits(62) + 1  # identifies this process
         self._dispatcher = DispatcherClient(options.dispatcher)
         self._datasets = Datasets(self._dispatcher)
-        # Never behind the calls of the tasks: who is late is given up.
+        # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True)
-        self._blocks = BlockServer(self.uid, options.host, options.data_port)
+        budget_bytes = options.memory_budget or default_budget()
+        self._idle = IdleTasks(
+            self._unfinished, self._read_tasks, self._forget_left, self._observer,
+            budget_bytes, options.expected_s, options.kept_pipelines,
+        )  # fmt: skip
+        self._blocks = BlockServer(
+            self.uid, options.host, options.data_port,
+            max_away_bytes=min(MAX_AWAY_BYTES, max(budget_bytes // 4, MIN_AWAY_BYTES)),
+        )  # fmt: skip
         self._states = TaskStates()
-        self._runners: dict[int, TaskRunner] = {}  # of each task that is not absent there
-        self._ending: list[TaskRunner] = []  # cancelled, and not yet over
-        self._lock = threading.Lock()  # of these three
+        self._runners: dict[int, TaskRunner] = {}  # of each task that is not ABSENT in _states
+        self._ending: list[TaskRunner] = []  # cancelled, threads still running
+        self._lock = threading.Lock()  # guards the three fields above
         self._starting = threading.Semaphore(STARTING)
         self._streams = StreamWriters(self.uid, self._dispatcher, options)
         self._stopping = threading.Event()
@@ -116,7 +135,7 @@ class Worker:
             handlers=[
                 self._face.handlers(),
                 tunnel.handlers(self._blocks.serve),
-                *misdirected.handlers(options.dispatcher),
+                *not_a_dispatcher.handlers(options.dispatcher),
             ],
             options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
         )
@@ -128,7 +147,7 @@ class Worker:
         Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
-        told_address(options.address, f"{options.host}:1")  # before it takes long
+        told_address(options.address, f"{options.host}:1")  # fail early, before slow imports
         self._pipelines.load(options.load_op_library)
         try:
             bound = bind(self._grpc, options.host, options.port)
@@ -155,16 +174,18 @@ class Worker:
             raise
         self._registration.wait_ms = options.heartbeat_interval_ms
         self._heartbeats.start()
+        self._idle.start()
 
     def stop(self, *, drain: bool = False) -> bool:
         """End every task and leave the service. Idempotent.
 
-        With `drain`, splits that were leased and not begun are handed back first, and
-        consumers take what has been begun, and saves what has been written, for at most the drain
-        timeout. Whether those that read have got all of it; what was dropped is in the log.
+        With `drain`, the worker first returns unstarted splits. It then delivers begun splits to
+        consumers and commits chunks being saved, within the drain timeout. Returns False if
+        elements of a task that is being read were dropped; the observer gets the details.
         """
         if self._stopping.is_set():
             return True
+        self._idle.stop()
         delivered = self._drain() if drain else True
         self._stopping.set()
         metrics = self._metrics()
@@ -173,13 +194,13 @@ class Worker:
         self._blocks.stop()
         if self._states.worker_id:
             try:
-                # Once, over the heartbeats' connection, which follows the leader: a dispatcher that
-                # is away finds out by itself.
+                # No retry: an unreachable dispatcher notices the missed heartbeats. The
+                # heartbeats' connection follows the leader.
                 request = pb.LeaveServiceRequest(worker_id=self._states.worker_id, metrics=metrics)
                 self._beats.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=0)
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
-        # Stock clients' last elements are on their way; calls that wait end, as outputs have.
+        # Let gRPC send the last elements to stock clients. Waiting calls return, as outputs ended.
         quiet_s = self._options.shutdown_quiet_period_ms / 1000
         self._grpc.stop(max(quiet_s, STOP_S) if drain else quiet_s).wait()
         self._dispatcher.close()
@@ -187,7 +208,7 @@ class Worker:
         if self._heartbeats.is_alive():
             self._heartbeats.join()
         give_up_s = time.monotonic() + STOP_S
-        for runner in self._ending:  # only now: the heartbeat may just have cancelled one
+        for runner in self._ending:  # after the join above: the heartbeat may just have added one
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
         self._streams.join(give_up_s)
@@ -195,7 +216,7 @@ class Worker:
         return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
-        """Where blocks are to be had, the best way first, as clients are told."""
+        """Protocols and addresses of the data plane, as told to clients, preferred first."""
         bound = f"{self.address.rpartition(':')[0]}:{self._blocks.port}"
         addresses = dict(self._blocks.addresses)
         addresses[TCP] = told_address(self._options.data_address, bound, "--data-address")
@@ -205,35 +226,43 @@ class Worker:
 
     @property
     def journal_id(self) -> str:
-        """Of the dispatcher's journal; empty before one has answered."""
+        """The id of the dispatcher's journal; empty before the first answer."""
         return self._states.journal_id
 
+    def _unfinished(self) -> list[TaskRunner]:
+        with self._lock:
+            return [self._runners[i] for i in self._states.unfinished() if i in self._runners]
+
+    def _read_tasks(self) -> set[int]:
+        """The tasks for which `_is_read` is true."""
+        return self._blocks.read_tasks() | self._face.read_tasks()
+
     def unread(self) -> list[int]:
-        """The tasks here that nobody reads: draining waits for nobody who would come for them."""
+        """The unfinished tasks without consumers. `stop` doesn't wait for these to be read."""
         with self._lock:
             unfinished = self._states.unfinished()
         return [task_id for task_id in unfinished if not self._is_read(task_id)]
 
     @property
     def num_tasks(self) -> int:
-        """Of those that have not ended."""
+        """The number of unfinished tasks."""
         with self._lock:
             return len(self._states.unfinished())
 
     @property
     def streams(self) -> list[tuple[int, str, bool]]:
-        """Of saves that it writes: number, path, and whether it has come to its end."""
+        """The save streams written here: number, the save's path, and whether it is complete."""
         return self._streams.progress()
 
     def runner_of(self, task_id: int) -> TaskRunner | None:
-        """Of a task that runs here, or ran here lately."""
+        """The runner of a current or recently completed task; None if unknown."""
         with self._lock:
             return self._runners.get(task_id)
 
     # -- tasks -----------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> list[Instruction]:
-        """Start and cancel what is to be; all that is to be done, for whoever does the rest."""
+        """Carry out Start, Cancel and BeginAnew; return all instructions for the caller."""
         with self._lock:
             instructions = self._states.handle(event)
             cancelled = []
@@ -256,7 +285,7 @@ class Worker:
         return instructions
 
     def _start(self, task: pb.Task) -> None:
-        # Whatever one task lacks, what else is to be done is done.
+        # A task that fails to start must not stop the other instructions.
         try:
             runner = self._make(task)
         except Exception:
@@ -265,15 +294,15 @@ class Worker:
             return
         try:
             runner.start()
-        except (RuntimeError, MemoryError) as error:  # no thread is to be had
+        except (RuntimeError, MemoryError) as error:  # no thread available
             log.error("task %d cannot be started: %s", task.task_id, error)
             runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
             self._states.handle(Ended(task.task_id))
 
     def _make(self, task: pb.Task) -> TaskRunner:
-        # Nobody reads a shard again that was read to its end: it must have arrived.
+        # A completed shard is never read again, so it completes only once its elements arrived.
         arrivals = Arrivals() if task.num_shards else None
-        output = _output(task, self._options, arrivals)
+        output = _output(task, self._options, arrivals, self._idle.budget)
         runner = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self._told, arrivals, self._datasets,
@@ -283,8 +312,8 @@ class Worker:
         return runner
 
     def _told(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
-        """By a runner, of its task. One that was cancelled has no more to say: its task may be
-        another one's by now, as another journal counts anew."""
+        """Handle a runner's event. Events of cancelled runners are ignored: after a journal
+        change the same task id may belong to another runner."""
         with self._lock:
             if self._runners.get(event.task_id) is not runner:
                 return []
@@ -304,7 +333,7 @@ class Worker:
                 list(pool.map(lambda runner: runner.drain(give_up_s), draining))
         for runner in runners:
             self._wait_for_consumers(partial(self._has_ended_or_is_unread, runner), give_up_s)
-        # Of completed tasks, too, blocks may be on their way.
+        # Completed tasks, too, may have blocks in flight.
         received = self._blocks.wait_until_received
         self._wait_for_consumers(lambda within_s: not received(within_s), give_up_s)
         self._streams.join(give_up_s)
@@ -324,7 +353,7 @@ class Worker:
         return delivered
 
     def _say_that_it_drains(self) -> None:
-        """So that nothing new comes: once, and with each heartbeat from now on."""
+        """Stop new assignments: tell the dispatcher now and with each later heartbeat."""
         self._registration.draining = True
         if not self._states.worker_id:
             return
@@ -337,7 +366,7 @@ class Worker:
             log.info("the dispatcher hears later that this worker drains: %s", error)
 
     def _wait_for_consumers(self, done: Callable[[float], bool], give_up_s: float) -> None:
-        """Until `done` (within so many seconds) is true, but for consumers that have gone."""
+        """Call `done(within_s)` until it is true, and meanwhile forget consumers that are gone."""
         while not done(max(0.0, min(GONE_CHECK_S, give_up_s - time.monotonic()))):
             if time.monotonic() >= give_up_s:
                 return
@@ -346,11 +375,18 @@ class Worker:
     def _has_ended_or_is_unread(self, runner: TaskRunner, within_s: float) -> bool:
         return not self._is_read(runner.task.task_id) or runner.join(within_s)
 
-    def _forget_gone(self) -> None:
-        """A killed process says nothing over TCP but that its connections end, as a cut network
-        does: who has not come back to the dispatcher either does not come for its blocks."""
-        request = pb.FindGoneConsumersRequest(consumer_ids=self._blocks.away())
-        if not request.consumer_ids:
+    def _forget_left(self) -> None:
+        """Forget consumers that the dispatcher has given up, and tasks that no stock client reads
+        any more: those don't tell the worker when they leave."""
+        self._forget_gone(left=True, task_ids=self._face.read_tasks())
+
+    def _forget_gone(self, *, left: bool = False, task_ids: Iterable[int] = ()) -> None:
+        """Over TCP a killed process looks like a network cut. A consumer counts as gone if it has
+        not reconnected to the dispatcher either."""
+        request = pb.FindGoneConsumersRequest(
+            consumer_ids=self._blocks.away(), left=left, task_ids=task_ids
+        )
+        if not (request.consumer_ids or request.task_ids):
             return
         try:
             found = self._dispatcher.call(
@@ -359,6 +395,7 @@ class Worker:
         except ForebayError as error:
             log.info("whether consumers have gone is not known: %s", error)
             return
+        self._face.forget(found.unread_task_ids)
         if lacking := self._blocks.forget_gone(found.gone):
             self._observer.consumers_forgotten(list(found.gone), lacking)
 
@@ -368,8 +405,8 @@ class Worker:
     # -- the dispatcher ------------------------------------------------------------------------
 
     def _metrics(self) -> list[TaskMetrics]:
-        """Of the tasks that are here, those that are only kept included: a dispatcher keeps what it
-        is told in memory, and a new one is to know it as well."""
+        """The metrics of all tasks, KEPT ones included: dispatchers hold metrics only in memory,
+        and a new one needs them too."""
         with self._lock:
             runners = [*self._runners.values()]
         return [metrics for runner in runners if (metrics := runner.metrics()) is not None]
@@ -392,14 +429,14 @@ class Worker:
             except ForebayError as error:
                 if not self._stopping.is_set():
                     log.error("the dispatcher refuses this worker's heartbeat: %s", error)
-            except Exception:  # a bug; a worker that is silently deaf would be worse than one
+            except Exception:  # a bug; a worker without heartbeats would be worse
                 log.exception("the heartbeat failed, and is tried again")
             else:
                 continue
             self._stopping.wait(self._options.heartbeat_interval_ms / 1000)
 
     def _obey(self, response: pb.WorkerHeartbeatResponse) -> None:
-        """Run what the dispatcher lists, and nothing else."""
+        """Make the running tasks and streams match the dispatcher's list."""
         self._dispatcher.learn(response.journal)
         self._handle(JournalSeen(response.journal.journal_id))
         self._registration.version = response.version
@@ -414,8 +451,8 @@ class Worker:
 
 
 def _may_run_python(options: WorkerOptions) -> bool:
-    """What a dispatcher lists is code of whoever reaches it: of programs of this machine alone if
-    it is on loopback, as this worker is."""
+    """Whoever reaches the dispatcher can have this worker run code. If both listen on loopback,
+    only programs of this machine can."""
     dispatchers = parse_service(options.dispatcher)
     hosts = [options.host, *(address.rpartition(":")[0] for address in dispatchers)]
     return options.allow_python or all(map(_is_loopback, hosts))
@@ -430,11 +467,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _output(task: pb.Task, options: WorkerOptions, listener: Listener | None) -> TaskOutput:
-    """What the task's consumers read, by the policy of its job."""
+def _output(
+    task: pb.Task, options: WorkerOptions, listener: Listener | None, budget: MemoryBudget
+) -> TaskOutput:
+    """The output that implements the delivery policy of the task's job."""
     if task.cross_trainer_cache:
-        cache_bytes = options.cross_trainer_cache_size_bytes
-        return CachedOutput(cache_bytes, listener, ahead_bytes=options.output_bytes)
+        cache_bytes, ahead_bytes = options.cross_trainer_cache_size_bytes, options.output_bytes
+        return CachedOutput(cache_bytes, listener, ahead_bytes=ahead_bytes, budget=budget)
     if task.num_consumers:
-        return RoundsOutput(task.num_consumers, options.output_bytes, listener)
-    return AnyOutput(options.output_bytes, listener)
+        return RoundsOutput(task.num_consumers, options.output_bytes, listener, budget)
+    return AnyOutput(options.output_bytes, listener, budget)

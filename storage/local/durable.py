@@ -1,4 +1,4 @@
-"""Small durable acts on a directory: replace a file, sync an entry, hold a lock."""
+"""Small durable operations on a directory: replace a file, sync an entry, hold a lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import Corrupt, StorageError, StorageUnusable
 
 TEMPORARY = ".tmp-"
-"""What the names begin with of files and directories that a crash may leave half made."""
+"""The prefix of unfinished files and directories, which a crash may leave behind."""
 
 _CHUNK_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -24,7 +24,7 @@ _KINDS = (stat.S_ISDIR, "a directory"), (stat.S_ISREG, "a file")
 
 
 def remedy(error: OSError, path: Path) -> str:
-    """What to do about an error of the file system at `path`."""
+    """What the operator can do about a file system error at `path`."""
     if error.errno in _FULL:
         return "make room there"
     if error.errno in _TOO_MANY_OPEN:
@@ -37,7 +37,7 @@ def remedy(error: OSError, path: Path) -> str:
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
-    """What it means that the file `path` could not be read: Corrupt, or StorageUnusable."""
+    """The error for a file that cannot be read: Corrupt, or StorageUnusable."""
     what = f"{path} cannot be read: {error.strerror}"
     if error.errno == errno.EIO:
         return Corrupt(f"{what}; {_MOVE_AWAY}", str(path))
@@ -45,12 +45,12 @@ def unreadable(path: Path, error: OSError) -> StorageError:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise Corrupt if something else has this name. Nothing may have it."""
+    """Raise Corrupt if `path` exists and is not a regular file."""
     _check_kind(path, stat.S_ISREG, "file")
 
 
 def check_is_directory(path: Path) -> None:
-    """Raise Corrupt if something else has this name. Nothing may have it."""
+    """Raise Corrupt if `path` exists and is not a directory."""
     _check_kind(path, stat.S_ISDIR, "directory")
 
 
@@ -59,7 +59,7 @@ def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
         mode = os.stat(path).st_mode
     except OSError:
         if not path.is_symlink():
-            return  # nothing is there; or who reads it says what is wrong
+            return  # nothing is there, or the reader reports the error
         raise Corrupt(
             f"{path} is a symbolic link to nothing that can be read; bring back what it points "
             f"to, or {_MOVE_AWAY}",
@@ -71,12 +71,12 @@ def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
 
 
 def temporary(directory: Path) -> Path:
-    """A new name for what is not finished yet: nobody else's, not even in another container."""
+    """A new name for an unfinished file. It is unique, even across containers."""
     return directory / f"{TEMPORARY}{os.urandom(8).hex()}"
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`; a short write is followed up until it is done or fails."""
+    """Write all of `data`, continuing after short writes."""
     written = os.write(fd, data)
     while written < len(data):
         written += os.write(fd, data[written:])
@@ -99,14 +99,14 @@ def make_directory(path: Path) -> None:
         check_is_directory(path)
         path.mkdir(exist_ok=True)
     try:
-        sync_directory(path.parent)  # in any case: who made it may have ended before doing so
+        sync_directory(path.parent)  # always: its creator may have crashed before the sync
     except PermissionError:
         if not there:
             raise
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Make `path` hold `data`, durably; after a crash it holds that, or what it held before."""
+    """Replace the content of `path` durably; after a crash it has the new or the old content."""
     unfinished = temporary(path.parent)
     try:
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -123,17 +123,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a directory with all that it holds, if that can be done."""
+    """Remove a file, or a directory with its content. Ignores errors."""
     try:
         path.unlink()
     except IsADirectoryError:
         shutil.rmtree(path, ignore_errors=True)
     except OSError:
-        pass  # it is of no use to anybody, and stays until the next time
+        pass  # the leftover is harmless, and stays until the next attempt
 
 
 def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
-    """Make `target`, a new file, hold what `source` does, durably but for its entry.
+    """Copy `source` to the new file `target`. Syncs the content, not the directory entry.
 
     `step` is called now and then.
     """
@@ -146,7 +146,7 @@ def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
 
 
 def link(source: Path, target: Path, step: Callable[[], None]) -> None:
-    """Make `target` another name of `source`, or a copy on a file system that has no links."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no links."""
     try:
         os.link(os.path.realpath(source), target)
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def link(source: Path, target: Path, step: Callable[[], None]) -> None:
 
 
 class FileLock:
-    """An exclusive lock on a file, which ends with its holder."""
+    """An exclusive lock on a file; it ends with the holder's process."""
 
     def __init__(self, path: Path) -> None:
         """Take the lock. Raises BlockingIOError while another holds it, OSError, Corrupt."""
@@ -169,23 +169,23 @@ class FileLock:
             raise
 
     def sign(self, holder: str) -> None:
-        """Let the file say who holds it."""
+        """Write the holder's name into the file."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{holder}\n".encode(), 0)
 
     def release(self) -> None:
-        # Not by closing alone: a forked child may share the descriptor.
+        # Closing alone does not unlock: a forked child may share the descriptor.
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         os.close(self._fd)
 
 
 class HeldFile:
-    """A file as it was found under a name, and whether that name still means it."""
+    """Remembers which file had a name, and checks whether that file still has it."""
 
     def __init__(self, path: Path) -> None:
-        """Remember what `path` is now, even if that is nothing. Raises OSError."""
+        """Remember the file at `path`, or that none exists. Raises OSError."""
         self._path = path
-        # Open as long as this object is used, so that no later file can have the same identity.
+        # Stays open, so that no later file can reuse the inode.
         self._fd: int | None = None
         self._identity: tuple[int, int] | None = None
         try:
@@ -203,12 +203,12 @@ class HeldFile:
         return (status.st_dev, status.st_ino) == self._identity
 
     def touch(self) -> None:
-        """Change its time of modification, whatever the name means now."""
+        """Update the file's modification time, even if the name means another file now."""
         if self._fd is not None:
             os.utime(self._fd)
 
     def overwrite(self, offset: int, data: bytes) -> None:
-        """Replace a few bytes of the file, durably, if the name still means it. Raises OSError."""
+        """Durably replace bytes of the file, if it still has its name. Raises OSError."""
         fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)

@@ -1,4 +1,4 @@
-"""The repair of a log on local files: what is behind a record is moved aside."""
+"""Repairs a log on local files: moves everything after a record aside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .term import Term
 def cut(
     layout: StoragePaths, scan_log: Callable[[LogDirectory], Scan | None], after: int, owner: str
 ) -> str:
-    """Storage.cut. `scan_log` begins a pass at or before the batch with the record `after`.
+    """Implements Storage.cut. `scan_log` begins a pass at or before the batch with record `after`.
 
     Raises Locked, NewerFormat, StorageUnusable, OSError.
     """
@@ -28,7 +28,7 @@ def cut(
             lock = lock_log(where, owner)
         except BlockingIOError:
             raise in_use(layout, where) from None
-        if term is not None:  # without a lease, so that nobody may think this one silent
+        if term is not None:  # without a lease, so that nobody displaces this process
             Term(term.number, term.last).write(layout.term)
     try:
         scan = scan_log(where)
@@ -37,10 +37,10 @@ def cut(
         moved_bytes = _cut(where, end, aside)
         last = end.sequence - 1
         for blob in () if last else layout.list_blobs():
-            _move(blob, aside)  # which no record names
+            _move(blob, aside)  # no record names it any more
         if term is not None and term.last > last:
             Term(term.number, last).write(layout.term)
-        if where.condemned.exists():  # at last: until here, the cut must be made again
+        if where.condemned.exists():  # last: after a crash before this, the cut must be repeated
             _move(where.condemned, aside)
     finally:
         lock.release()
@@ -52,7 +52,7 @@ def cut(
 
 
 def _end(scan: Scan, after: int) -> Position:
-    """Where the last batch ends that is not behind `after`."""
+    """The end of the last batch whose records are all at or before `after`."""
     end = scan.position
     try:
         for batch in scan:
@@ -60,7 +60,7 @@ def _end(scan: Scan, after: int) -> Position:
                 break
             end = scan.position
     except Corrupt:
-        pass  # which is why it is cut
+        pass  # the damage is why we cut
     return end
 
 
@@ -72,10 +72,10 @@ def _make_aside(layout: StoragePaths) -> Path:
 
 
 def _cut(where: LogDirectory, end: Position, aside: Path) -> int:
-    """Move what is behind `end`; return how many bytes of its own segment that was.
+    """Move everything after `end` aside; return how many bytes of its segment were moved.
 
-    What goes on after the cut must never be taken for what is moved: so snapshots go first,
-    then segments from the end. A crash in between leaves a log to be cut again.
+    Snapshots go first, then segments from the end, so that nothing moved can be mistaken for
+    part of the log. After a crash in between, the cut must be repeated.
     """
     for sequence in where.list_snapshots():
         if sequence >= end.sequence:
@@ -84,13 +84,13 @@ def _cut(where: LogDirectory, end: Position, aside: Path) -> int:
         if segment.first > end.segment:
             _move(segment.path, aside)
     path = where.segment(end.segment)
-    if not path.exists():  # nothing is left of the log but snapshots
+    if not path.exists():  # the log had only snapshots left
         return 0
     data = path.read_bytes()
     if len(data) == end.offset:
         return 0
     write_atomically(aside / f"{path.name}.from-byte-{end.offset}", data[end.offset :])
-    # Not truncated: it may be a file of a superseded log as well, which somebody still reads.
+    # Replace, don't truncate: a superseded log may share the file, and a reader may use it.
     write_atomically(path, data[: end.offset])
     return len(data) - end.offset
 

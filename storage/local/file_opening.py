@@ -1,25 +1,25 @@
 """Becoming the writer of a storage in a directory.
 
-The writer is who holds the lock of the log's directory and has written TERM last. A lock ends
-with its process. So whoever gets the lock knows that nobody is left who writes there, and goes
-on where the log ends. Whoever does not get it, and has seen no sign of life for as long as the
-holder's lease, *displaces* the holder:
+The writer holds the lock of the log's directory and wrote TERM last. A lock ends with its
+process. So a process that gets the lock knows that nobody else writes there, and continues at
+the log's end. A process that does not get the lock *displaces* the holder once the holder's lease
+has expired:
 
-1. It replaces TERM. The displaced writer looks at TERM before it acknowledges anything, so
+1. It replaces TERM. The displaced writer checks TERM before it acknowledges anything, so
    from here on it acknowledges nothing.
-2. It makes a directory of its own: a copy of the last segment, and links to all the rest. What
-   was acknowledged before step 1 is in there.
-3. It names that directory `takeover-<term>`, and from then on this is where the log lies.
+2. It makes its own directory: a copy of the last segment, and links to all the rest. That
+   includes everything acknowledged before step 1.
+3. It names that directory `takeover-<term>`. From then on the log is there.
 
-The displaced writer may wake up between any two of its instructions. Whatever it still does, it
-does in the directory that it knows, where nobody looks any more: finish an append or take one
-back, begin a segment, trim, rename a snapshot, condemn the log. It cannot reach what the new
-directory has: of the linked files it writes to none (it writes to its last segment only, and
-that one was copied), and the name of a blob that it removes is never given to another one.
+The displaced writer may wake up between any two of its instructions. It still works in its own
+directory, which nobody reads any more: it may finish or undo an append, begin a segment, trim,
+rename a snapshot, or condemn the log. It cannot change the new directory. It writes only to its
+last segment, which was copied, never to the linked files. The name of a blob that it removes is
+never used again.
 
-Who opens may stall as well, and be displaced in its turn. TERM and the name of a takeover change
-only under the lock of OPENING, which is held for moments, and only by who finds TERM as it
-has left it. So terms are never given twice, and a log that is out of date never becomes the log.
+The opening process may stall as well, and be displaced in turn. A process changes TERM and the
+takeover's name only under the lock of OPENING, which it holds briefly, and only if TERM is as it
+left it. So no term is given twice, and an outdated log never becomes the log.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ log = logging.getLogger(__name__)
 _OPENING_SECONDS = 5.0
 
 UNUSED_TERMS = 1000
-"""So many writers cannot have begun without leaving anything in the log."""
+"""An upper bound of the terms that can begin without leaving a trace in the log."""
 
 
 class Sighting:
-    """The last sign of life that was seen of a writer, and when it was seen first."""
+    """The last sign of life that was seen of a writer, and when it was first seen."""
 
     def __init__(self) -> None:
         self._sign: tuple[int, int, int] | None = None
         self._first_seen_s = 0.0  # monotonic
 
     def silent_s(self, path: Path) -> float:
-        """How long the file `path` is known to have been untouched."""
+        """For how long the file `path` has been seen unchanged."""
         status = os.stat(path)
         sign = status.st_dev, status.st_ino, status.st_mtime_ns
         now_s = time.monotonic()
@@ -77,7 +77,7 @@ class Sighting:
 
 @contextmanager
 def opening_alone(layout: StoragePaths) -> Iterator[None]:
-    """Nobody else changes who the writer is. Raises Locked if somebody hangs in doing that."""
+    """Hold the lock for changing the writer. Raises Locked if another process keeps it too long."""
     until_s = time.monotonic() + _OPENING_SECONDS
     while True:
         try:
@@ -97,14 +97,14 @@ def opening_alone(layout: StoragePaths) -> Iterator[None]:
 
 
 def lock_log(where: LogDirectory, owner: str) -> FileLock:
-    """Take the lock of a log's directory. Raises BlockingIOError while another has it, OSError."""
+    """Lock a log's directory. Raises BlockingIOError while another process has it, and OSError."""
     lock = FileLock(where.lock)
     lock.sign(f"process {os.getpid()}, {owner}")
     return lock
 
 
 def in_use(layout: StoragePaths, where: LogDirectory, silence_ms: int = 0) -> Locked:
-    """The error that says who holds the lock."""
+    """The error that names the holder of the lock."""
     return Locked(
         f"{layout.path} is in use by {_holder(where)}; stop that first, or choose another storage",
         silence_ms,
@@ -125,7 +125,7 @@ def open_writer(
     lease_ms: int,
     place: str,
 ) -> FileWriter:
-    """Storage.open_writer. `scan_tail` finds a log's end, and calls what it is given meanwhile.
+    """Implements Storage.open_writer. `scan_tail` finds a log's end, and calls its callback often.
 
     Raises Locked, NewerFormat, Corrupt, OSError.
     """
@@ -138,12 +138,12 @@ def open_writer(
     except BaseException as error:
         lost = opening.abandon(error)
         if lost and isinstance(error, Exception):
-            raise in_use(layout, layout.log()) from error  # which explains whatever went wrong
+            raise in_use(layout, layout.log()) from error  # the lost place explains the error
         raise
 
 
 def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
-    """What TERM says, if it and the snapshots fit a log that ends there.
+    """Read TERM; check that it and the snapshots fit a log that ends at `end`.
 
     Raises Corrupt, StorageUnusable.
     """
@@ -184,7 +184,7 @@ def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
 
 
 class _Opening:
-    """One try to become the writer."""
+    """One attempt to become the writer."""
 
     def __init__(self, layout: StoragePaths, owner: str, lease_ms: int, place: str) -> None:
         self._layout = layout
@@ -193,13 +193,13 @@ class _Opening:
         self._place = place
         self._format = FORMAT
         self._old = self._log = layout.log()
-        self._predecessor = ""  # who is displaced
+        self._predecessor = ""  # the displaced writer's name
         self._lock: FileLock | None = None
-        self._term: HeldFile | None = None  # as it must still be at the end
+        self._term: HeldFile | None = None  # TERM, which must not change until the end
         self._segment: int | None = None
 
     def take_place(self, sighting: Sighting) -> None:
-        """Take the lock; or step 1, if the time has come. Raises Locked."""
+        """Take the lock, or do step 1 if the holder's lease has expired. Raises Locked."""
         with opening_alone(self._layout):
             self._format = self._make_storage()
             self._old = self._log = self._layout.log()
@@ -213,7 +213,7 @@ class _Opening:
             self._term = HeldFile(self._layout.term)
 
     def _make_storage(self) -> int:
-        """Make what is not there yet; return the format that is."""
+        """Create the missing directories and FORMAT; return the storage's format."""
         layout = self._layout
         found = layout.read_format()
         if not found:
@@ -224,7 +224,7 @@ class _Opening:
         return found or FORMAT
 
     def _lock_is_gone(self) -> bool:
-        """Whether somebody has removed LOCK: its holder may live, and does not notice."""
+        """Whether somebody has removed LOCK. Its holder may live, and does not notice."""
         term = Term.read(self._layout.term)
         return term is not None and term.lease_ms is not None and not self._log.lock.exists()
 
@@ -249,7 +249,7 @@ class _Opening:
             self._term.touch()
 
     def prepare(self) -> LogDirectory:
-        """The log's directory, as one that nobody else writes to: step 2."""
+        """Step 2: return a log directory that nobody else writes to."""
         old = self._old
         if reason := old.why_condemned():
             raise Corrupt(f"{old.condemned}: {reason}", str(old.condemned))
@@ -266,7 +266,7 @@ class _Opening:
                 check_is_file(old.snapshot(sequence))
                 link(old.snapshot(sequence), new.snapshot(sequence), self.touch)
             except (FileNotFoundError, Corrupt):
-                continue  # it has just been deleted, or is of no use
+                continue  # just deleted, or unusable
         sync_directory(new.snapshots)
         sync_directory(new.path)
         return new
@@ -281,7 +281,7 @@ class _Opening:
                 trimmed, segments = segments, old.list_segments()
                 if trimmed == segments:
                     raise
-        # From the last one down: the displaced writer may be trimming, from the first one up.
+        # Backwards, because the displaced writer may be trimming from the first one on.
         for segment in reversed(segments[:-1]):
             try:
                 link(segment.path, new.segment(segment.first), self.touch)
@@ -289,7 +289,7 @@ class _Opening:
                 break
 
     def recover(self, scan: Scan | None) -> tuple[Position, int | None]:
-        """Make what was read durable, and remove what is behind it.
+        """Make the records that were read durable, and remove a torn tail.
 
         Returns the log's end and the descriptor of its last segment.
         """
@@ -311,12 +311,12 @@ class _Opening:
                 segment = self._old.segment(end.segment)
                 log.warning(f"%s: byte %d: {what}", segment, end.offset, scan.torn_bytes)
                 os.ftruncate(self._segment, end.offset)
-            os.fsync(self._segment)  # what was read may not have been durable yet
+            os.fsync(self._segment)  # the records may have been read before they were durable
             sync_directory(where.segments)
         return end, self._segment
 
     def finish(self, end: Position, segment: int | None, segment_bytes: int) -> FileWriter:
-        """Step 3; then TERM says who the writer is."""
+        """Do step 3, then write TERM."""
         layout = self._layout
         assert self._lock is not None and self._term is not None
         with opening_alone(layout):
@@ -335,7 +335,7 @@ class _Opening:
             Term(number, end.sequence - 1, self._lease_ms, self._place).write(layout.term)
             before, self._term = self._term, HeldFile(layout.term)
             before.close()
-            if self._predecessor:  # which may write there yet: nobody is to go on with that
+            if self._predecessor:  # it may still write there: nobody may continue that log
                 reason = f"{published.path} took its place, and is gone; {RESTORE}"
                 write_atomically(superseded.condemned, reason.encode())
             where = self._log
@@ -346,7 +346,7 @@ class _Opening:
         return FileWriter(place, segment_bytes, end, segment)
 
     def abandon(self, error: BaseException) -> bool:
-        """Undo what can be undone; return whether another has taken the place."""
+        """Undo what can be undone; return whether another process has taken the place."""
         lost = self._lost_place()
         if self._term is not None:
             self._term.close()
@@ -356,13 +356,13 @@ class _Opening:
             self._lock.release()
         if self._log.path.name.startswith(TEMPORARY):
             remove(self._log.path)
-            _rename_in(error, self._log.path, self._old.path)  # it is still there
+            _rename_in(error, self._log.path, self._old.path)  # the original still exists
         return lost
 
     def _lost_place(self) -> bool:
         if self._term is None:
             return False
-        # Who displaced us may have ended between naming its directory and renewing TERM.
+        # A process that displaced us may have crashed between the rename and writing TERM.
         return not self._term.is_current() or self._layout.log() != self._old
 
 

@@ -1,12 +1,12 @@
 """The writer of a storage in a directory.
 
-What is acknowledged is synced: a batch before `append` returns, every other file before it gets
-its name, every name before it is relied upon.
+The writer syncs a batch before `append` returns, every other file before it gets its name, and
+every name before anything relies on it.
 
-Another writer may displace this one at any instant (file_opening.py says how). It replaces TERM
-first, and then looks at what there is. So this one looks whether TERM is still the file that it
-wrote, after all that it does and before it says that it is done: if it is, what it did was there
-in time to be seen. The look before it is courtesy.
+Another writer may displace this one at any instant (file_opening.py). It replaces TERM first, and
+then reads the log. So before this writer acknowledges a change, it checks that TERM is still the
+file that it wrote. If so, the change was there in time for the other writer to read it. The check
+before a change is not needed for safety.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .term import Term, raise_last
 
 log = logging.getLogger(__name__)
 
-_SMALL_SEGMENT_BYTES = 1 << 20  # a snapshot ends the segment, unless it is as small as this
+_SMALL_SEGMENT_BYTES = 1 << 20  # a snapshot ends the segment, unless it is this small
 
 
 class WriterPlace(NamedTuple):
-    """What makes a writer the writer."""
+    """The lock and the TERM that a writer holds, and where it writes."""
 
     layout: StoragePaths
     log: LogDirectory
@@ -60,7 +60,7 @@ class FileWriter(Writer):
     def __init__(
         self, place: WriterPlace, segment_bytes: int, end: Position, segment: int | None
     ) -> None:
-        """Go on at `end`. `segment` is the last one's descriptor, None if there is none yet."""
+        """Continue at `end`. `segment` is the last segment's descriptor, None without segments."""
         self.term = place.term
         self.lease_ms = place.lease_ms
         self.last_sequence = end.sequence - 1
@@ -71,10 +71,10 @@ class FileWriter(Writer):
         self._segment = segment
         self._size = end.offset
         self._roll = False  # begin a new segment with the next append
-        self._named = False  # by TERM: a record of this segment, and of this term
+        self._named = False  # whether TERM names a record of this segment and term
         self._failed = ""  # why no append can follow
         self._closed = False
-        # Nobody may touch a descriptor that was closed, and perhaps opened again by another.
+        # `close` takes both: nobody may use a closed descriptor, whose number may be reused.
         self._appending = threading.Lock()
         self._closing = threading.Lock()
 
@@ -99,7 +99,7 @@ class FileWriter(Writer):
             write_all(self._segment, data)
             os.fdatasync(self._segment)
             durable = True
-            if not self._named:  # so that a segment, or a takeover's directory, is missed if gone
+            if not self._named:  # reveals the loss of a segment or of a takeover's directory
                 raise_last(self._place.held_term, self.term, last)
                 self._named = True
         except OSError as error:
@@ -190,12 +190,12 @@ class FileWriter(Writer):
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        """Do what is done in here as the writer."""
+        """Run the block only as the present writer; translate its errors."""
         self._check_place()
         try:
             yield
         except (OSError, StorageError) as error:
-            self._check_place()  # its files may be missing just because it has lost its place
+            self._check_place()  # files may be missing because this writer was displaced
             if isinstance(error, OSError):
                 raise _storage_error(error, self._path) from error
             raise
@@ -212,7 +212,7 @@ class FileWriter(Writer):
             raise self._lost_place()
 
     def _lost_place(self) -> StorageError:
-        """TERM is not as this writer wrote it: why."""
+        """The error that explains why TERM has changed."""
         path = self._place.layout.term
         try:
             term = Term.read(path)
@@ -227,7 +227,7 @@ class FileWriter(Writer):
             f"{path} is missing or older than term {self.term}: the storage's files were removed "
             f"or replaced, and record {self.last_sequence} had been acknowledged"
         )
-        with suppress(OSError):  # so that nobody goes on with what is there now
+        with suppress(OSError):  # so that nobody continues on the damaged log
             write_atomically(self._place.layout.log().condemned, reason.encode())
         return Corrupt(f"{reason}; bring them back", str(path))
 
@@ -239,7 +239,7 @@ class FileWriter(Writer):
 
     def _begin_segment(self) -> None:
         path = self._log.segment(self.last_sequence + 1)
-        # Appending even if the lock did not hold: two writers never overwrite each other.
+        # O_APPEND: two writers never overwrite each other, even if the lock failed.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         segment = os.open(path, flags, 0o666)
         if self._segment is not None:
@@ -250,10 +250,10 @@ class FileWriter(Writer):
         sync_directory(path.parent)
 
     def _discard_partial(self) -> None:
-        """Remove what a failed append left, so that the next writer need not judge it.
+        """Remove the remains of a failed append, so that the next writer need not judge them.
 
-        Above all a whole frame that fsync failed on: it could be read back from memory, and
-        taken for durable.
+        The worst case is a whole frame whose fsync failed: a reader would get it from the page
+        cache and take it for durable.
         """
         if self._segment is None:
             return

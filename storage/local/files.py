@@ -1,7 +1,7 @@
-"""A storage in a directory of local files: how it is read.
+"""A storage in a directory of local files; this module reads it.
 
-layout.py says what lies where, segments.py how the log is read, file_opening.py how somebody
-becomes its writer, file_writer.py how it is written, file_cut.py how it is repaired.
+layout.py has the paths, segments.py reads the log, file_opening.py opens a writer,
+file_writer.py is the writer, and file_cut.py repairs the log.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 
 class Resume(NamedTuple):
-    """Where to go on reading, if the segment is still the same file: a repair makes another."""
+    """Where to continue reading, if the segment is the same file: a repair replaces the file."""
 
     position: Position
     inode: int
 
     @classmethod
     def of(cls, scan: Scan) -> Resume | None:
-        """Before the last batch of a finished pass."""
+        """The position before the last batch of a finished pass."""
         if scan.inode is None or scan.previous.segment != scan.position.segment:
             return None
         return cls(scan.previous, scan.inode)
@@ -49,14 +49,14 @@ class Resume(NamedTuple):
             status = segment.path.stat()
             return status.st_ino == self.inode and status.st_size >= self.position.offset
         except FileNotFoundError:
-            return False  # which the scan says better
+            return False  # the scan reports the error
 
 
 class FileStorage(Storage):
-    """The storage in the directory `path`, which `open_writer` makes if need be."""
+    """The storage in the directory `path`, which `open_writer` creates if it is missing."""
 
     def __init__(self, path: str | Path, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Segments are begun anew before they grow beyond `segment_bytes`.
+        """A new segment begins before one grows beyond `segment_bytes`.
 
         Raises StorageUnusable, NewerFormat.
         """
@@ -65,10 +65,10 @@ class FileStorage(Storage):
         self._segment_bytes = segment_bytes
         self._layout = StoragePaths(self.path)
         self._sighting = Sighting()
-        # Where the last `read` to the end stood before its last batch, so that a follower need
-        # not read the segment again. That batch may still vanish, if its append fails, or if its
-        # writer was displaced. What is before it was acknowledged, so it stays where it is, also
-        # in the copy of the segment that a takeover makes.
+        # The position before the last batch of the last complete `read`, so that a follower need
+        # not read the segment again. That batch may vanish, if its append fails or its writer
+        # was displaced. Earlier batches were acknowledged, so they keep their offsets, also in
+        # the segment's copy that a takeover makes.
         self._resume: Resume | None = None
         self._layout.read_format()
 
@@ -97,7 +97,7 @@ class FileStorage(Storage):
             check_is_file(path)
         for path in (log.segments, log.snapshots, self._layout.blobs):
             check_is_directory(path)
-        while True:  # the end that fits TERM: a writer may begin, or write a snapshot, meanwhile
+        while True:  # retry if a writer opened, or wrote a snapshot, meanwhile
             before = Term.read(self._layout.term), log.list_snapshots()
             scan = self._scan_tail(log)
             try:
@@ -164,9 +164,9 @@ class FileStorage(Storage):
         pass  # nothing stays open between calls
 
     def _look(self, look: Callable[[LogDirectory], T]) -> T:
-        """What `look` finds where the log lies, during all of the time that it looks there.
+        """The result of `look`, called until the log did not move during the call.
 
-        A takeover may put another directory in its place, and the earlier one may be removed.
+        A takeover may replace the log's directory, and the earlier one may be removed.
         """
         self._layout.read_format()
         while True:
@@ -181,7 +181,7 @@ class FileStorage(Storage):
                     return found
 
     def _scan(self, log: LogDirectory, after: int) -> Scan | None:
-        """A pass that begins at or before the batch with the record `after + 1`."""
+        """A pass that begins at or before the batch with record `after + 1`."""
         segments = log.list_segments()
         if not segments:
             return None
@@ -239,7 +239,7 @@ class FileStorage(Storage):
             return cut(self._layout, lambda log: self._scan_before_cut(log, after), after, owner)
 
     def _scan_before_cut(self, log: LogDirectory, after: int) -> Scan | None:
-        # From the batch that ends with `after` on: its segment, too, may be what is damaged.
+        # Begin at the batch that ends with `after`: its segment may be the damaged one.
         return self._scan(log, max(after, _first(log.list_segments())) - 1)
 
     @contextmanager
@@ -274,5 +274,5 @@ def _bytes(paths: list[Path]) -> int:
         try:
             total += path.stat().st_size
         except OSError:
-            continue  # trimmed while we looked, or not to be read at all
+            continue  # trimmed meanwhile, or unreadable
     return total

@@ -1,21 +1,21 @@
-"""Where a storage in a directory keeps what.
+"""The files and directories of a storage on local files.
 
-FORMAT                               of what follows; a newer one is not touched
-OPENING                              locked, briefly, by who changes who the writer is
-TERM                                 the latest writer's term; its modification is a sign of life
+FORMAT                               the storage's format; newer formats are refused
+OPENING                              locked briefly to change the writer
+TERM                                 the latest writer's term; renewing touches it
 blobs/<SHA-256>[.<mark>]
-cut/<number>/…                       what a repair moved aside
+cut/<number>/…                       files that a repair moved aside
 
-and the log, with what belongs to it:
+and the log with its files:
 
-LOCK                                 held by the writer, and says who that is
-CONDEMNED                            why no writer may open it, if there is this file
+LOCK                                 the writer locks it, and writes its own name into it
+CONDEMNED                            if it exists: the reason why no writer may open the log
 segments/<first sequence>.tfrecord   the log
 snapshots/<sequence>.snapshot        one TFRecord frame
 
-Those four lie in the storage's directory itself. Who took the place of a writer that was still
-alive put them into `takeover-<term>/`; the one of the highest term counts. What earlier ones
-hold is *superseded*: no part of the storage any more.
+Those four lie in the storage's directory itself, until a writer displaces another that may still
+live. It puts them into `takeover-<term>/`, and the highest term counts. Earlier logs are
+*superseded*: they are no longer part of the storage.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .durable import check_is_directory, check_is_file, unreadable
 RESTORE = "restore the segments from a backup, or repair the journal"
 
 FORMAT = 2
-"""1 knew no takeover: it would read, and write, a superseded log."""
+"""Format 1 has no takeovers: its programs would read and write a superseded log."""
 
 _MARKER = re.compile(rb"forebay storage (\d+)\n")
 _SEGMENT = re.compile(r"(\d{20})\.tfrecord")
@@ -48,7 +48,7 @@ class Segment(NamedTuple):
 
 
 class LogDirectory(NamedTuple):
-    """Where the log lies since `term` took it over; term 0: where it began."""
+    """The log's directory since the takeover by `term`; term 0: the original one."""
 
     path: Path
     term: int
@@ -62,7 +62,7 @@ class LogDirectory(NamedTuple):
         return self.path / "CONDEMNED"
 
     def why_condemned(self) -> str:
-        """What CONDEMNED says; "" if there is none. Raises Corrupt."""
+        """The reason in CONDEMNED; "" if the file does not exist. Raises Corrupt."""
         check_is_file(self.condemned)
         try:
             reason = self.condemned.read_text(errors="replace").strip("\0\n ")
@@ -95,7 +95,7 @@ class LogDirectory(NamedTuple):
 
 
 class StoragePaths:
-    """The paths below a storage's directory. Listings are empty where nothing is yet."""
+    """The paths below a storage's directory. Listings of missing directories are empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class StoragePaths:
         self.cuts = path / "cut"
 
     def read_format(self) -> int:
-        """The format found, 0 if there is no storage yet.
+        """The storage's format; 0 if it does not exist yet.
 
         Raises NewerFormat, Corrupt, StorageUnusable.
         """
@@ -117,7 +117,7 @@ class StoragePaths:
             if not self.log().segments.is_dir():
                 return 0
             if self.format.exists():
-                return self.read_format()  # the storage has just been made
+                return self.read_format()  # the storage was just created
             raise Corrupt(
                 f"{self.format}: is missing; let its one line say 'forebay storage {FORMAT}'",
                 str(self.format),
@@ -141,7 +141,7 @@ class StoragePaths:
         return int(marker[1])
 
     def blob(self, name: str) -> Path | None:
-        """None if that cannot be the name of a blob."""
+        """The blob's path; None if `name` cannot be the name of a blob."""
         return self.blobs / name if _BLOB.fullmatch(name) else None
 
     def list_blobs(self) -> list[Path]:
@@ -151,11 +151,11 @@ class StoragePaths:
         return LogDirectory(self.path / f"takeover-{term}", term)
 
     def log(self) -> LogDirectory:
-        """Where the log lies now."""
+        """The log's present directory."""
         return self._logs()[-1]
 
     def list_superseded(self, by: LogDirectory) -> list[Path]:
-        """What only the logs before `by` consist of."""
+        """The paths of the logs before `by`."""
         paths: list[Path] = []
         for log in self._logs():
             if log.term < by.term:
@@ -178,7 +178,7 @@ def _matches(directory: Path, name: re.Pattern[str]) -> list[re.Match[str]]:
     except NotADirectoryError:
         for path in (directory.parent, directory):
             check_is_directory(path)
-        return []  # it has just been moved away
+        return []  # just moved away
     except OSError as error:
         raise StorageUnusable(f"{directory} cannot be read: {error.strerror}") from error
     return list(filter(None, map(name.fullmatch, names)))

@@ -1,4 +1,4 @@
-"""The log on files: segments of TFRecord frames, each frame one batch.
+"""Reads the log on files: segments of TFRecord frames, each frame one batch.
 
 A segment is named after its first record's sequence, and ends where the next one begins. Only
 the last one may be empty (made, and then a crash) or end in a torn frame.
@@ -23,18 +23,18 @@ class Position(NamedTuple):
 
     segment: int  # its first sequence
     offset: int  # in the segment, bytes
-    sequence: int  # of the record that follows
-    term: int  # of the batch before, 0 if not known
+    sequence: int  # of the next record
+    term: int  # of the previous batch, 0 if unknown
 
 
 class Scan:
-    """One pass over the batches of adjoining segments, the last of which ends the log."""
+    """One pass over the batches of adjoining segments, up to the log's last one."""
 
     def __init__(self, segments: Sequence[Segment], start: Position | None = None) -> None:
-        """Begin at `start`, which is in the first of the segments; by default at its begin."""
+        """Begin at `start`, which is in the first segment; by default at that segment's start."""
         first = segments[0].first
-        self.position = start or Position(first, 0, first, 0)  # behind the last batch seen
-        self.previous = self.position  # before it
+        self.position = start or Position(first, 0, first, 0)  # after the last batch seen
+        self.previous = self.position  # before that batch
         self.torn_bytes = 0  # known at the end
         self.inode: int | None = None  # of the segment read last
         self._segments = segments

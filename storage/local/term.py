@@ -1,4 +1,4 @@
-"""TERM: who is the writer of a storage in a directory."""
+"""TERM, the file that names the writer of a storage in a directory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
 
 
 class Term(NamedTuple):
-    """What TERM says of the latest writer."""
+    """The content of TERM: the latest writer."""
 
     number: int
     last: int = 0  # a record that the log has; raised by each writer's and segment's first append
-    lease_ms: int | None = None  # None: not to be displaced as long as it lives
+    lease_ms: int | None = None  # None: never displaced while its process lives
     place: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Term | None:
-        """None if there is none, or it is garbled. Raises Corrupt, StorageUnusable."""
+        """Read TERM; None if it is missing or garbled. Raises Corrupt, StorageUnusable."""
         check_is_file(path)
         try:
             while (content := path.read_bytes()) != path.read_bytes():
-                pass  # `raise_last` is at it
+                pass  # `raise_last` is writing it
             found = _TERM.fullmatch(content)
         except FileNotFoundError:
             return None
@@ -47,8 +47,8 @@ class Term(NamedTuple):
 
 
 def raise_last(held: HeldFile, number: int, last: int) -> None:
-    """Let TERM say durably that the log has the record `last`, if it still is what was held.
+    """Durably note in TERM that the log has record `last`, if TERM is still the held file.
 
-    In its place: a file of that name that is another one says who has taken over.
+    Overwrites in place: a new file would mean a takeover.
     """
     held.overwrite(len(f"{number} "), f"{last:0{_LAST_DIGITS}}".encode())

@@ -1,4 +1,4 @@
-"""What a Redis URL says: where the server is, whose journal it is, and how sure to be of it.
+"""Parses a Redis URL: the server, the journal's key prefix, and the durability it asks for.
 
 redis://[[user]:password@]host[:port][/db]
 rediss://…                                        the same over TLS
@@ -7,10 +7,10 @@ redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/db]
 
 These parameters are ours; all others are redis-py's own (`socket_timeout`, `ssl_ca_certs` …):
 
-prefix          what the names of all keys begin with                        forebay
-retry_s         how long an append waits for a Redis that is away, seconds   60
-wait_replicas   how many replicas must have an append before it counts       0
-wait_aof        1: it counts when Redis has synced it, whatever appendfsync  0
+prefix          the prefix of all keys                                       forebay
+retry_s         how long an append retries an unreachable Redis, seconds     60
+wait_replicas   how many replicas must confirm an append                     0
+wait_aof        1: an append waits until Redis has synced its AOF            0
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SECRET = re.compile(r"([?&][^=&]*password=)[^&]*")
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A Redis URL, taken apart."""
+    """A parsed Redis URL."""
 
-    url: str  # with no password in it
-    server: str  # the URL for redis-py; with Sentinel, only what it says of user and parameters
+    url: str  # without passwords
+    server: str  # the URL for redis-py; with Sentinel, only the user, the db and the parameters
     sentinels: tuple[tuple[str, int], ...]  # (host, port); none without Sentinel
     service: str  # the name by which the Sentinels know it
     prefix: str
@@ -46,12 +46,12 @@ class RedisAddress:
 
 
 def redact(url: str) -> str:
-    """`url` without its passwords. Removes too much rather than too little."""
+    """`url` without its passwords. In doubt, removes too much."""
     return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", url, count=1))
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Raises StorageUnusable, naming the part that is wrong."""
+    """Parse a Redis URL. Raises StorageUnusable, which names the wrong part."""
     try:
         parts = urlsplit(url)
         sentinels, service, server = _locate(parts)
@@ -77,7 +77,7 @@ def parse_redis_url(url: str) -> RedisAddress:
 
 
 def _locate(parts: SplitResult) -> tuple[tuple[tuple[str, int], ...], str, str]:
-    """The Sentinels, their service, and the URL for redis-py, but for its parameters."""
+    """The Sentinels, their service, and the URL for redis-py without its parameters."""
     userinfo, _, hosts = parts.netloc.rpartition("@")
     server = f"{parts.scheme}://{parts.netloc}{parts.path}"
     path = parts.path.strip("/")
@@ -98,7 +98,7 @@ def _locate(parts: SplitResult) -> tuple[tuple[tuple[str, int], ...], str, str]:
 
 
 def _host_and_port(text: str) -> tuple[str, int] | None:
-    """None if it is none. Not said in words: it may be part of a password."""
+    """Parse HOST[:PORT], else None. No error names the text: it may be part of a password."""
     try:
         parts = urlsplit(f"//{text}")
         port = parts.port

@@ -1,4 +1,4 @@
-"""Whether a Redis can keep a journal, and what its settings could lose of it."""
+"""Checks that a Redis can keep a journal, and finds settings that can lose acknowledged records."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OLDEST_WAITAOF = (7, 2)
 
 
 def find_volatile(client: RedisClient) -> list[str]:
-    """What can be lost of what was acknowledged, each with how, and how to mend it.
+    """Describe how acknowledged records can be lost, each with its remedy.
 
-    Raises StorageUnusable if a journal cannot be written there at all.
+    Raises StorageUnusable if this Redis cannot keep a journal at all.
     """
     info = _info(client)
     _check_usable(client, info)
@@ -80,7 +80,7 @@ def _persistence(client: RedisClient, info: dict[str, str]) -> Iterator[str]:
 
 
 def _setting(client: RedisClient, name: str) -> str | None:
-    """None if it may not be asked for."""
+    """A setting's value; None if the user may not read it."""
     try:
         reply = client.run("CONFIG", "GET", name)
     except Away:
@@ -117,7 +117,7 @@ def _failover(client: RedisClient) -> Iterator[str]:
 
 
 def _replicas(client: RedisClient) -> int:
-    """How many the Sentinels know, up or not."""
+    """The number of replicas that the Sentinels know, up or down."""
     assert client.sentinel is not None
     for sentinel in client.sentinel.sentinels:
         try:

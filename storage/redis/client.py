@@ -1,8 +1,7 @@
-"""Commands to one Redis, and what its failures mean.
+"""Sends commands to one Redis, and translates its failures into storage errors.
 
-Below the level of redis-py's own client: each call is one write of some commands and one read
-of their replies, on one connection, tried once. Who may try again, and for how long, is for the
-caller to say.
+It works below redis-py's client: each call writes some commands and reads their replies once, on
+one connection. The caller decides about retries.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from ..errors import Away, StorageUnusable
 from .address import PARAMETERS, RedisAddress
 
 TIMEOUT_S = 5.0  # for one reply, unless the URL has socket_timeout
-CONNECT_TIMEOUT_S = 1.0  # unless it has socket_connect_timeout; then TCP would only try again
+CONNECT_TIMEOUT_S = 1.0  # unless the URL has socket_connect_timeout
 CUT_MS = 1500
-"""How long what was sent may go unacknowledged, before the network counts as cut. The kernel of
-a Redis that is slow acknowledges all the same; and a connection that has outlived a cut is silent
-for as long again, since TCP doubles its pauses."""
+"""How long sent data may stay unacknowledged by TCP before the network counts as cut. A slow
+Redis does not matter, since its kernel acknowledges. A connection that has outlived a cut stays
+silent for as long again, since TCP doubles its pauses."""
 
-CONFIRM_MS = 1000  # at most, for replicas and the disk to confirm a write, before it is retried
+CONFIRM_MS = 1000  # how long replicas and the disk may take to confirm a write, before a retry
 
-_PASSING = {  # what Redis answers while something is going on, and what that is
+_PASSING = {  # Redis's error codes for temporary conditions, and their meaning
     "BUSY": "it runs a script that does not end",
     "CLUSTERDOWN": "its cluster is down",
     "LOADING": "it is loading its data",
@@ -53,7 +52,7 @@ _NOTICE_CUTS: dict[str, Any] = {
         getattr(socket, name): value
         for name, value in {
             "TCP_USER_TIMEOUT": CUT_MS,
-            "TCP_KEEPIDLE": 1,  # seconds, while a reply is waited for
+            "TCP_KEEPIDLE": 1,  # seconds, while waiting for a reply
             "TCP_KEEPINTVL": 1,
             "TCP_KEEPCNT": 2,
         }.items()
@@ -63,14 +62,14 @@ _NOTICE_CUTS: dict[str, Any] = {
 
 
 TYPES = {"meta": "hash", "log": "stream", "snapshots": "hash", "blobs": "hash"}
-"""What a journal's keys are, by their names below its prefix."""
+"""The Redis types of a journal's keys, by their names below its prefix."""
 
 RENAME = "rename that key, and then verify the journal: what follows from that is said there"
 _OWN_PREFIX = "if it is not this journal's, give the journal a prefix of its own (?prefix=name)"
 
 
 class Script:
-    """A Lua script. What it does is done as a whole, or not at all."""
+    """A Lua script, which Redis executes atomically."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -78,12 +77,12 @@ class Script:
 
 
 class RedisClient:
-    """Connections to the Redis of an address, made when they are needed. Thread-safe."""
+    """Connections to the Redis of an address, opened on demand. Thread-safe."""
 
     def __init__(self, address: RedisAddress, *, timeout_s: float = math.inf) -> None:
-        """Connects to nothing yet. No reply is waited for longer than `timeout_s`.
+        """Does not connect yet. Waits at most `timeout_s` for each reply.
 
-        Raises StorageUnusable for parameters that do not exist.
+        Raises StorageUnusable for unknown parameters.
         """
         self.address = address
         self.sentinel: Sentinel | None = None
@@ -93,14 +92,14 @@ class RedisClient:
             if not options["socket_timeout"] > 0:
                 raise ValueError("socket_timeout=0 would wait for ever; give some seconds")
             options["socket_timeout"] = min(options["socket_timeout"], timeout_s)
-            # One attempt a call; the same replies from each version of redis-py.
+            # One attempt per call; protocol 2 gives the same replies in each redis-py version.
             options |= {"retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False}
             connect_timeout_s = min(CONNECT_TIMEOUT_S, options["socket_timeout"])
             options.setdefault("socket_connect_timeout", connect_timeout_s)
             if not address.server.startswith("unix:"):
                 options |= _NOTICE_CUTS
             self._pool = self._make_pool(options)
-            self._pool.make_connection()  # which checks the options, and does not connect yet
+            self._pool.make_connection()  # checks the options; does not connect
         except (TypeError, ValueError) as error:
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             what = f"there is no parameter {unknown[1]!r}" if unknown else str(error)
@@ -108,7 +107,7 @@ class RedisClient:
                 f"storage {address.url}: {what}; there are {', '.join(PARAMETERS)}, and those of "
                 "redis-py's connections"
             ) from None
-        # What follows a write on its connection, whose last write these are about.
+        # Commands to send after a write on the same connection: they confirm its last write.
         confirm_ms = min(CONFIRM_MS, int(options["socket_timeout"] * 500) or 1)
         self.confirmations: list[tuple[Any, ...]] = []
         if address.wait_replicas:
@@ -135,19 +134,19 @@ class RedisClient:
         return pool
 
     def close(self) -> None:
-        """Drop all connections; those that are in use, when they are done. Idempotent."""
+        """Drop all connections; those in use are dropped after their call. Idempotent."""
         self._closed = True
         self._pool.disconnect(inuse_connections=False)
         if self.sentinel is not None:
             self.sentinel.close()
 
     def run(self, *command: Any) -> Any:
-        """The reply to one command. Raises StorageUnusable, or Away which is one."""
+        """Run one command and return its reply. Raises StorageUnusable, including Away."""
         with self.failures():
             return _first(self._exchange([command]))
 
     def run_together(self, *commands: tuple[Any, ...]) -> list[Any]:
-        """The replies to commands between which no other client's are executed."""
+        """Run commands atomically (MULTI/EXEC) and return their replies."""
         with self.failures():
             replies = self._exchange([("MULTI",), *commands, ("EXEC",)])
             for reply in replies:
@@ -158,10 +157,10 @@ class RedisClient:
     def run_script(
         self, script: Script, keys: tuple[str, ...], args: tuple[Any, ...], confirm: bool = False
     ) -> Any:
-        """What the script returns.
+        """Run a script and return its result.
 
-        With `confirm` it is also kept by as many replicas, and on disk, as the address asks
-        for; if not in time, Away is raised although it was done.
+        With `confirm`, also wait for the replicas and the disk sync that the address asks for.
+        On a timeout, Away is raised although the script was executed.
         """
         arguments = (len(keys), *keys, *args)
         confirmations = self.confirmations if confirm else []
@@ -194,13 +193,13 @@ class RedisClient:
             done = True
             return replies
         finally:
-            if not done or self._closed:  # a reply may still come, and be taken for another one's
+            if not done or self._closed:  # a late reply could be taken for the next command's
                 connection.disconnect()
             self._pool.release(connection)
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """Makes storage errors of redis-py's."""
+        """Translate redis-py's errors into storage errors."""
         try:
             yield
         except (redis_errors.RedisError, OSError) as error:
@@ -251,7 +250,7 @@ def _reply(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except redis_errors.ResponseError as error:
-        return error  # one command's; the next one's reply follows
+        return error  # of one command; the next command's reply follows
 
 
 def _first(replies: list[Any]) -> Any:

@@ -1,10 +1,10 @@
-"""The log in Redis, as it is read: a stream, each entry of it one batch.
+"""Reads the log in Redis: a stream, each entry of it one batch.
 
-<prefix>:meta        a hash: what Meta lists
+<prefix>:meta        a hash: the fields of Meta
 <prefix>:log         a stream: id = <sequence of the batch's last record>-0, its one field a frame
 <prefix>:snapshots   a hash: a frame by sequence
-<prefix>:blobs       a hash: data by name: its SHA-256, with a mark behind it
-<prefix>:cut:<n>:…   what a repair moved aside
+<prefix>:blobs       a hash: data by name, which is its SHA-256 and perhaps a mark
+<prefix>:cut:<n>:…   keys that a repair moved aside
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FORMAT = 1
 RESTORE = "restore Redis's data from a backup"
 MEND = f"{RESTORE}, or repair the journal"
 
-_CHUNK_BYTES = 4 << 20  # about as much is asked for at once
-_CHUNK_ENTRIES = 1000  # and at most that many entries
-_FIRST_ENTRIES = 16  # before it is known how large they are
+_CHUNK_BYTES = 4 << 20  # the approximate size of a request
+_CHUNK_ENTRIES = 1000  # the most entries in a request
+_FIRST_ENTRIES = 16  # in the first request, when entry sizes are unknown
 
 
 class Keys(NamedTuple):
-    """The names of a journal's keys, in the order in which scripts get them."""
+    """The names of a journal's keys, in the order of the scripts' arguments."""
 
     meta: str
     log: str
@@ -43,25 +43,25 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a journal's meta says."""
+    """The content of a journal's meta."""
 
     format: int
     term: int
     token: str  # random, of the writer
-    owner: str  # who that is; "" when it has closed
+    owner: str  # the writer's name; "" after it has closed
     place: str
     lease_ms: int
-    beat: int  # its signs of life
-    first: int  # the oldest record that is kept, or the next one if none is
+    beat: int  # counts the writer's signs of life
+    first: int  # the oldest record, or the next one if the log is empty
     last: int
     entries: int  # of the log
-    began: int  # `last`, when the term began
-    cut_term: int  # the latest one that a repair has begun
-    condemned: str  # why no writer may begin; "" if one may
+    began: int  # `last` when the term began
+    cut_term: int  # the latest term that a repair has begun
+    condemned: str  # the reason why no writer may begin; "" without one
 
 
 def parse_meta(reply: list[bytes], where: str) -> Meta | None:
-    """From the reply to HGETALL; None if there is no meta. Raises NewerFormat, Corrupt."""
+    """Parse the reply to HGETALL; None if it is empty. Raises NewerFormat, Corrupt."""
     if not reply:
         return None
     values = {
@@ -99,12 +99,12 @@ def parse_meta(reply: list[bytes], where: str) -> Meta | None:
 
 
 class Scan:
-    """One pass over the batches, from the one with the record `after + 1` to the end."""
+    """One pass over the batches, from the one with record `after + 1` to the end."""
 
     def __init__(self, client: RedisClient, keys: Keys, after: int) -> None:
-        self.sequence = after + 1  # of the record that follows
-        self.term = 0  # of the batch seen last
-        self.acknowledged = 0  # an append follows an acknowledged one, so the batch before was
+        self.sequence = after + 1  # of the next record
+        self.term = 0  # of the last batch seen
+        self.acknowledged = 0  # the record before that batch: appends follow acknowledged ones
         self._client = client
         self._keys = keys
 
@@ -151,7 +151,7 @@ class Scan:
         identity, fields = entry
         where = self._where(identity.decode())
         batch = decode_entry(identity, fields, where)
-        # Only the first one may begin earlier, with records that were not asked for.
+        # Only the first batch may begin before the requested record.
         expected = self.sequence if self.term else min(self.sequence, batch.first_sequence)
         try:
             check_follows(batch, expected, self.term)
@@ -168,7 +168,7 @@ _NOTHING = Meta(FORMAT, 0, "", "", "", 0, 0, 1, 0, 0, 0, 0, "")
 
 
 def decode_entry(identity: bytes, fields: Sequence[bytes], where: str) -> Batch:
-    """The batch in an entry of the stream. Raises Corrupt, NewerFormat."""
+    """Decode the batch in a stream entry. Raises Corrupt, NewerFormat."""
     data = unframe(fields[-1])
     if data is None:
         raise Corrupt(f"{where}: the checksum does not match; {MEND}")

@@ -1,8 +1,8 @@
-"""What changes a journal in Redis: one script each, so that check and change are one step.
+"""The Lua scripts that change a journal in Redis. Each checks and changes it atomically.
 
-Every script of a writer gets its term, its token (random, so that two writers of one term, after
-old data came back, are told apart) and the last record that was acknowledged to it, and begins by
-comparing them with what Redis has:
+Every script gets its writer's term, token and last acknowledged record. It begins by comparing
+them with what Redis has. The token is random: if old data comes back, two writers may have the
+same term, and the token tells them apart.
 
 found in Redis                                   means                               outcome
 -----------------------------------------------  ----------------------------------  ---------
@@ -19,12 +19,12 @@ append: last = our batch's, the same bytes       a retry whose first try was don
 append: last > acknowledged, otherwise           a first try that arrives after its  overtaken
                                                  retry, and what followed that
 
-A try that was overtaken changes nothing, and nobody waits for its outcome: TCP delivers it when a
-network is whole again, on a connection that the writer has given up. Our term and our token are
-on nobody else's appends, so the records behind `acknowledged` are ours.
+An overtaken try changes nothing, and nobody waits for its outcome: TCP delivers it after a network
+failure, on a connection that the writer has given up. Nobody else appends with our term and
+token, so the records after `acknowledged` are ours.
 
-Lost is condemned in the same step: no writer begins until a repair has lifted it. Lost is not
-said of a later term that a repair has begun (`cut_term`), which takes records away on purpose.
+The script that finds "lost" also condemns the log: no writer begins until a repair. A later term
+that a repair has begun (`cut_term`) is not "lost", since a repair removes records on purpose.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ redis.call('HSET', meta, 'token', ARGV[6], 'owner', ARGV[7], 'place', ARGV[8],
 return {'ok', term}
 """
 )
-"""Begin a term, if the meta still is as ARGV[1] to ARGV[5] say. No record is in danger: nobody
-can append in the term before once this is done."""
+"""Begin a term, if the meta still equals ARGV[1] to ARGV[5]. Afterwards, nobody can append in
+the previous term."""
 
 APPEND = Script(
     _CHECK
@@ -132,7 +132,7 @@ _BEAT = _CHECK + _REFUSE + "redis.call('HINCRBY', meta, 'beat', 1) return {'ok'}
 RENEW = Script(_BEAT)
 
 CONFIRM = Script(_BEAT)
-"""The same, for WAIT and WAITAOF to follow: they then speak of all that was written before."""
+"""Like RENEW, followed by WAIT and WAITAOF, which then confirm all earlier writes."""
 
 CONDEMN = Script(
     _CHECK
@@ -152,8 +152,8 @@ if tonumber(m[7] or 0) > term then return {'ok'} end
 return m[8] and {'corrupt', m[8]} or lose(ARGV[4])
 """
 )
-"""For who reads: it knows that records are gone, whoever the writer is; unless a repair took them
-away meanwhile."""
+"""For readers that find acknowledged records missing: condemns the log, whoever is its writer,
+unless a repair removed them."""
 
 WRITE_SNAPSHOT = Script(
     _CHECK + _REFUSE + "redis.call('HSET', snapshots, ARGV[4], ARGV[5]) return {'ok'}"
@@ -215,7 +215,7 @@ end
 return #entries > 0 and entries[#entries][1] or ''
 """
 )
-"""Some entries of a stream, from one id to another, to the end of a second stream."""
+"""Copy some entries of a stream, from one id to another, to the end of a second stream."""
 
 CUT = Script(
     _KEYS
@@ -241,4 +241,4 @@ redis.call('HSET', meta, 'first', first, 'last', last, 'began', last, 'term', ne
 return {'ok'}
 """
 )
-"""End the log at `last`, if the meta still is of the term and token that the cut began with."""
+"""End the log at `last`, if the meta still has the cut's term and token."""

@@ -1,7 +1,7 @@
 """A storage in Redis: reading it, opening its writer, cutting it.
 
-log.py says what lies where and how the log is read, scripts.py how it is changed, checks.py
-which settings it can rely on.
+log.py lists the keys and reads the log, scripts.py changes it, and checks.py checks Redis's
+settings.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from .writer import CONDEMNED, RedisWriter
 
 log = logging.getLogger(__name__)
 
+LEAST_WATCH_TIMEOUT_S = 1.0
+"""With a shorter timeout, a slow Redis would never answer in time."""
+
 
 class RedisStorage(Storage):
-    """The storage in the Redis of a URL, as address.py describes it."""
+    """The storage in the Redis at a URL (address.py)."""
 
     def __init__(self, url: str, *, allow_volatile: bool = False) -> None:
-        """Connects to nothing yet.
+        """Does not connect yet.
 
         `open_writer` refuses a Redis whose settings can lose acknowledged records, unless
         `allow_volatile`. Raises StorageUnusable.
@@ -41,11 +44,12 @@ class RedisStorage(Storage):
         self._client = RedisClient(self._address)
         self._keys = Keys.of(self._address.prefix)
         self._allow_volatile = allow_volatile
-        self._volatile: list[str] | None = None  # what was found, as open_writer looked last
-        # The present writer as it was seen last, and since when (monotonic seconds) just so.
+        self._volatile: list[str] | None = None  # find_volatile's last result
+        # The present writer's meta, and since when (monotonic seconds) it has been the same.
         self._watched: Meta | None = None
         self._watched_since = 0.0
-        # A term that was read, and a record that had been acknowledged then.
+        self._watcher: RedisClient | None = None  # polls that meta; None before the first poll
+        # The latest term that was read, and a record that was acknowledged by then.
         self._acknowledged = (0, 0)
 
     # -- reading -----------------------------------------------------------------------------
@@ -113,9 +117,11 @@ class RedisStorage(Storage):
 
     def close(self) -> None:
         self._client.close()
+        if self._watcher is not None:
+            self._watcher.close()
 
-    def _meta(self) -> Meta | None:
-        return self._parse(self._client.run("HGETALL", self._keys.meta))
+    def _meta(self, client: RedisClient | None = None) -> Meta | None:
+        return self._parse((client or self._client).run("HGETALL", self._keys.meta))
 
     def _parse(self, reply: list[bytes]) -> Meta | None:
         return parse_meta(reply, f"{self.url}: {self._keys.meta}")
@@ -128,7 +134,7 @@ class RedisStorage(Storage):
         return self._client.run_together(*(("HSTRLEN", key, field) for field in fields))
 
     def _check_end(self) -> Meta | None:
-        """The meta, if log and snapshots fit it. Raises Corrupt."""
+        """The meta; checks that the log and the snapshots fit it. Raises Corrupt."""
         keys = self._keys
         reply, entries, newest, snapshots, others = self._client.run_together(
             ("HGETALL", keys.meta),
@@ -162,9 +168,9 @@ class RedisStorage(Storage):
     # -- writing -----------------------------------------------------------------------------
 
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> RedisWriter:
-        if self._volatile is None:  # so that a standby says it at its start
+        if self._volatile is None:  # so that a standby reports it at its start
             self._inspect()
-        meta = self._meta_of_free_place(place)
+        meta = self._meta_of_free_place(place, lease_ms)
         if meta and meta.condemned:
             raise Corrupt(f"{self.url}: {meta.condemned}; {CONDEMNED}")
         self._inspect()  # again: Redis may have been restarted since
@@ -191,7 +197,7 @@ class RedisStorage(Storage):
         self._volatile = found
 
     def _inspect_again(self) -> None:
-        """Say so if somebody has changed the settings since. Raises StorageUnusable."""
+        """Log it if the settings have changed for the worse. Raises StorageUnusable."""
         found = find_volatile(self._client)
         if found and found != self._volatile:
             log.error(
@@ -200,11 +206,15 @@ class RedisStorage(Storage):
             )  # fmt: skip
         self._volatile = found
 
-    def _meta_of_free_place(self, place: str) -> Meta | None:
-        """The meta, if the writer that it names has closed, ended or been silent. Raises Locked."""
-        watched, self._watched = self._watched, None  # nothing is known while Redis is away
+    def _meta_of_free_place(self, place: str, lease_ms: int = LEASE_MS) -> Meta | None:
+        """The meta, if its writer has closed or ended, or its lease expired. Raises Locked."""
+        if self._watcher is None:
+            # A short timeout, because each missing reply restarts the watch.
+            timeout_s = max(LEAST_WATCH_TIMEOUT_S, lease_ms / 2000)
+            self._watcher = RedisClient(self._address, timeout_s=timeout_s)
+        watched, self._watched = self._watched, None  # forget it if the poll below fails
         asked = time.monotonic()
-        meta = self._meta()
+        meta = self._meta(self._watcher)
         self._check_acknowledged(meta)
         if meta is None or not meta.owner or (place and meta.place == place):
             return meta
@@ -229,12 +239,12 @@ class RedisStorage(Storage):
     def _begin(
         self, meta: Meta | None, owner: str, lease_ms: int, place: str, purpose: str = "write"
     ) -> tuple[int, str]:
-        """Begin a term, if the meta is still the same: the term, and the writer's token."""
+        """Begin a term, if the meta is still the same; return the term and the writer's token."""
         token = secrets.token_hex(8)
         seen: tuple[Any, ...] = ("",) * 5
         if meta:
             seen = meta.term, meta.token, meta.beat, meta.last, meta.condemned
-        owner = owner or "somebody"  # in the meta, "" says that nobody is
+        owner = owner or "somebody"  # "" in the meta means no writer
         arguments = (*seen, token, owner, place, lease_ms, purpose)
         result = self._client.run_script(OPEN, self._keys, arguments)
         if result == [b"changed"]:
@@ -245,7 +255,7 @@ class RedisStorage(Storage):
         try:
             meta = self._meta_of_free_place("")
         except Corrupt:
-            meta = self._meta()  # condemned now, or beyond repair
+            meta = self._meta()  # condemned now; raises again if it cannot be repaired
         keys = self._keys
         if meta is None and not self._client.run("EXISTS", keys.log, keys.snapshots, keys.blobs):
             raise Missing(f"{self.url}: there is no log to cut")
@@ -274,7 +284,7 @@ class RedisStorage(Storage):
         return f"the log ends at record {last} now{moved if moves else ''}"
 
     def _find_cut(self, meta: Meta | None, after: int) -> tuple[int, int, int]:
-        """The first record, the last one of the last whole batch up to `after`, and its term."""
+        """The first record, the last record of the last whole batch up to `after`, and its term."""
         first = meta.first if meta else self._first_of_log()
         scan = Scan(self._client, self._keys, first - 1)
         last, term = first - 1, 0
@@ -284,7 +294,7 @@ class RedisStorage(Storage):
                     break
                 last, term = scan.sequence - 1, batch.term
         except Corrupt:
-            pass  # which is why it is cut
+            pass  # the damage is why we cut
         return first, last, term
 
     def _first_of_log(self) -> int:
@@ -300,7 +310,7 @@ class RedisStorage(Storage):
         return next(number for number, meta in metas if not self._client.run("EXISTS", meta))
 
     def _copy_log(self, target: str, last: int) -> None:
-        """In pieces, since nobody else is served while a script runs."""
+        """Copy the log in pieces, since Redis serves nobody else while a script runs."""
         self._client.run("DEL", target)  # of a cut that was not finished
         begin = "-"
         while begin:

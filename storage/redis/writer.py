@@ -1,8 +1,8 @@
 """The writer of a storage in Redis.
 
-Each change is one script that compares the term first, so a writer that was displaced changes
-nothing. When Redis is away, appends and blobs wait for it, and are tried again: a script that
-was executed, and whose reply was lost, recognises its own work.
+Each change is one script that compares the term first, so a displaced writer changes nothing.
+While Redis is unreachable, the writer retries appends and blobs. The scripts are idempotent: a
+retry recognises an earlier try whose reply was lost.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .scripts import (
 log = logging.getLogger(__name__)
 
 INSPECT_S = 60.0
-CONFIRM_S = 5.0  # for a writer that begins; who wants to lead tries again
+CONFIRM_S = 5.0  # how long a new writer waits for confirmation; a candidate leader retries
 
 CONDEMNED = (
     "restore Redis's data from a backup that has them, or accept their loss: "
@@ -59,9 +59,8 @@ CONDEMNED = (
 class RedisWriter(Writer):
     """The writer of a RedisStorage.
 
-    Beside what `Writer` says, each method raises Corrupt when Redis has come back with less
-    than was acknowledged. `close` may be called while another thread appends, and ends its
-    waiting for a Redis that is away.
+    In addition to `Writer`'s errors, each method raises Corrupt if Redis lost acknowledged records.
+    `close` may be called while another thread appends; it ends that thread's retries.
     """
 
     def __init__(
@@ -74,12 +73,12 @@ class RedisWriter(Writer):
         lease_ms: int,
         inspect: Callable[[], None],
     ) -> None:
-        """`inspect` is called by `renew` now and then, to look at Redis's settings."""
+        """`renew` calls `inspect` every INSPECT_S, to check Redis's settings."""
         self.term = term
         self.last_sequence = last_sequence
         self.lease_ms = lease_ms
         self._client = RedisClient(address)
-        # A connection that hangs must leave time for another try within the lease.
+        # Half the lease, so that a hanging connection leaves time for a retry.
         self._renewals = RedisClient(address, timeout_s=lease_ms / 2000)
         self._keys = keys
         self._token = token
@@ -90,7 +89,7 @@ class RedisWriter(Writer):
         self._closed = threading.Event()
 
     def confirm(self) -> None:
-        """Wait until all that was written is as durable as the URL asks. Raises Away."""
+        """Wait until all earlier writes are as durable as the URL asks. Raises Away."""
         if self._client.confirmations:
             self._run_patiently(CONFIRM, patience_s=CONFIRM_S)
 
@@ -109,7 +108,7 @@ class RedisWriter(Writer):
             self._failed = str(error)
             raise AppendFailed(f"an append was given up: {error}") from error
         except (Fenced, Corrupt):
-            self._failed = ""  # Redis says so each time
+            self._failed = ""  # the script repeats this error each time
             raise
         self._failed = ""
         self.last_sequence = last
@@ -120,7 +119,7 @@ class RedisWriter(Writer):
         self._send(self._renewals, RENEW)
         if time.monotonic() >= self._inspect_at_s:
             self._inspect_at_s = time.monotonic() + INSPECT_S
-            with suppress(StorageUnusable):  # it is away, and this can wait
+            with suppress(StorageUnusable):  # Redis is unreachable; the next inspection suffices
                 self._inspect()
 
     def condemn(self, reason: str) -> None:
@@ -161,7 +160,7 @@ class RedisWriter(Writer):
             client.close()
 
     def _run_patiently(self, script: Script, *args: Any, patience_s: float = math.inf) -> None:
-        """Run a script, which may be repeated, until Redis answers; but no longer than said."""
+        """Retry an idempotent script until Redis answers, for `retry_s` or `patience_s` at most."""
         retry_s = min(self._client.address.retry_s, patience_s)
         self._check_open()
         try:

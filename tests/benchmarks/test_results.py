@@ -35,6 +35,14 @@ def test_ratios_say_how_many_times_better_ours_is() -> None:
     assert result(Better.MORE, ours=[10], peer=[]).ratios() == []
 
 
+@pytest.mark.parametrize(("better", "ours", "peer"), [(Better.MORE, 3, 0), (Better.LESS, 0, 3)])
+def test_there_is_no_ratio_to_nothing(better: Better, ours: float, peer: float) -> None:
+    one = result(better, ours=[ours], peer=[peer], required=3)
+    assert (one.ratios(), one.met()) == ([], True)
+    assert one.as_json()["median"] == {"peer": peer, "forebay": ours, "ratio": None}
+    assert not result(better, ours=[ours], peer=[peer], required_ratio=1).met()
+
+
 @pytest.mark.parametrize(
     ("better", "ours", "peer", "required", "met", "words"),
     [

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -39,9 +40,15 @@ NO_MARKUP = "[/bold]j:tiger:"
 
 
 def forebay(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return forebay_within(60, *arguments, **environment)
+
+
+def forebay_within(
+    timeout_s: float, *arguments: object, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "forebay.service.cli", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment},
     )  # fmt: skip
 
 
@@ -76,7 +83,14 @@ class TestErrors:
         assert "65535" in error_of("dispatcher", "--port", 99999, code=2)
         assert "FOREBAY_PORT" in error_of("dispatcher", code=2, FOREBAY_PORT="many")
         assert "is not UTF-8" in error_of("status", "\udcff:1", code=2)
+        assert "the id of a dataset is missing" in error_of("dataset", "remove", "h:1", code=2)
+        assert "Missing argument 'service'" in error_of("materialize", "--output=/x", code=2)
+        materialize = ("materialize", "h:1", "id", "--output=/x")
+        for misspelt, meant in (("--shard", "--shards"), ("--verfy", "--verify")):
+            wanted = f"there is no option {misspelt}: did you mean {meant}?"
+            assert wanted in error_of(*materialize, misspelt, "5", code=2)
         assert forebay("--help").returncode == 0
+        assert forebay("--version").stdout == f"forebay {version('forebay')}\n"
         assert forebay().returncode == 2
 
     def test_every_option_can_come_from_the_environment(self) -> None:
@@ -435,7 +449,8 @@ class TestDatasets:
             FailedPrecondition, match=r"read by 1 consumers, of the jobs j: .*force"
         ):
             remove_dataset(dispatcher.target, dataset_id)
-        done = forebay("dataset", "remove", dataset_id, dispatcher.address, FOREBAY_FORCE="1")
+        assert "4711" in error_of("dataset", "remove", "4711", FOREBAY_SERVICE=dispatcher.address)
+        done = forebay("dataset", "remove", dispatcher.address, dataset_id, FOREBAY_FORCE="1")
         assert done.stdout == f"dataset {dataset_id} is removed, and its jobs j\n"
         assert list_datasets(dispatcher.target) == []
         with pytest.raises(NotFound, match=f"{dataset_id} not found: it was removed"):

@@ -20,7 +20,7 @@ from forebay.service.client.rounds import RoundsConsumer
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.transport import NobodyListens
+from forebay.service.transport import ConnectionRefused
 
 from .connections import Client, Dispatcher
 
@@ -203,9 +203,9 @@ def test_heartbeats_say_which_workers_refuse(caplog: pytest.LogCaptureFixture) -
     first = dispatcher.waited.get(timeout=30)
     assert first.version == 4 and named(first) == ([], [])
     assert caplog.messages == ["no worker can"], "at once"
-    heartbeats.refused(8, NobodyListens.WHERE_IT_ANSWERED)
-    heartbeats.refused(7, NobodyListens.WHERE_IT_NEVER_ANSWERED)
-    heartbeats.refused(9, NobodyListens.WHERE_IT_ANSWERED)
+    heartbeats.refused(8, ConnectionRefused.ONCE_CONNECTED)
+    heartbeats.refused(7, ConnectionRefused.NEVER_CONNECTED)
+    heartbeats.refused(9, ConnectionRefused.ONCE_CONNECTED)
     assert list(map(named, dispatcher.at_once)) == [([8], []), ([8], [7]), ([8, 9], [7])]
     assert [request.rounds.current for request in dispatcher.at_once] == [6, 6, 6]
     heartbeats._answered_s -= 100

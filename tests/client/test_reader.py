@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import Message
 
 from forebay.service.blocks import Block
-from forebay.service.client.leaving import stopping
+from forebay.service.client.open_iterations import stopping
 from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, reading
 from forebay.service.client.reader import Reader
 from forebay.service.client.tf_elements import NOTHING

@@ -124,14 +124,17 @@ def test_a_fork_reads(tmp_path: pathlib.Path) -> None:
 PREPARES = """
 import os
 import sys
+import time
 
 from forebay import service
 
 assert not service.list_datasets(sys.argv[1])
-child = os.fork()
-if not child:
-    os._exit(0)
-os.waitpid(child, 0)
+for _ in range(5):  # it skips a fork while a thread is still within gRPC
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.1)
 """
 
 

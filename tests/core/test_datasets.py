@@ -9,7 +9,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.kinds import why_no_task
+from forebay.service.core.read_kinds import why_no_task
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.errors import InvalidArgument, NotFound
 

@@ -15,9 +15,9 @@ from forebay.service.core import commands as c
 from forebay.service.core import lifecycles, ranges
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
-from forebay.service.core.kinds import DIVIDED, can_run, kind_of
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
+from forebay.service.core.read_kinds import DIVIDED, can_run, kind_of
 from forebay.service.core.state import Job, State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError

@@ -20,7 +20,7 @@ from forebay.service.core.encoding import SCHEMA, decode_state, encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
 from forebay.service.core.status import status
-from forebay.service.dispatcher.dispatcher import recover
+from forebay.service.dispatcher.recovery import recover
 from forebay.storage import Corrupt, FileStorage, MemoryStorage
 
 from .make_fold import FOLDS, LIVES, Cluster

@@ -7,8 +7,8 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core import workers
-from forebay.service.core.kinds import SHARED, Shared
 from forebay.service.core.machine import apply
+from forebay.service.core.read_kinds import SHARED, Shared
 from forebay.service.core.state import Job, lease_caller
 from forebay.service.core.status import status
 from forebay.service.errors import FailedPrecondition, Unavailable

@@ -212,6 +212,24 @@ def test_of_too_many_trainers_the_one_that_has_read_longest_ago_is_forgotten(
     assert first.got == [0, 1, 2] and second.got == [0, 0] and third.got == [0]
 
 
+def test_who_comes_again_when_the_window_was_dropped_has_skipped_that() -> None:
+    output = CachedOutput(ROOM)
+    for number in range(3):
+        output.put(block(4 * number, 4))
+    before, ahead = read(output, "trainer"), read(output, "ahead")
+    before.next()
+    for _ in range(3):
+        ahead.next()
+    assert output.shed(after=output.opens) == 0
+    again = read(output, "trainer")
+    assert again.next() is None and ahead.next() is None
+    output.put(block(12, 4))
+    item = again.next()
+    assert isinstance(item, Block) and item.skipped == 8 and again.got == [12, 13, 14, 15]
+    ahead.next()
+    assert ahead.got == [*range(16)]
+
+
 def test_a_trainer_has_an_id() -> None:
     with pytest.raises(InvalidArgument, match="requires a non-empty trainer ID"):
         Cached("")

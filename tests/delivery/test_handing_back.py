@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.service.blocks import Block, split
@@ -21,6 +24,7 @@ from forebay.service.delivery import (
     Subscription,
     TaskFailed,
     TaskUnknown,
+    any_output,
 )
 from forebay.service.delivery.orders import Rounds
 
@@ -44,6 +48,13 @@ class Trainer(Reader):
             self.of_next = 0
             self.receive(1)
 
+    def take_until(self, done: Callable[[], bool]) -> None:
+        """Takes what it is given, and asks for more: who has nothing is given something."""
+        while not done():
+            if not isinstance(self.next(), Block):
+                assert self.lacking, "there is something, and nobody is given it"
+                self.take()
+
     def leave(self) -> None:
         left = list(self.lacking)
         if self.of_next:
@@ -53,8 +64,19 @@ class Trainer(Reader):
         self.subscription.close()
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second passes each time that anybody looks: nobody has to wait for another's turn."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)))
+    monkeypatch.setattr(any_output, "time", clock)
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
+@pytest.mark.usefixtures("clock")
 def test_whoever_leaves_whenever(data: st.DataObject) -> None:
     ledger = Ledger()
     output = AnyOutput(ROOM, ledger)
@@ -86,6 +108,7 @@ def test_whoever_leaves_whenever(data: st.DataObject) -> None:
         for trainer in [last, *trainers]:
             while isinstance(trainer.next(), Block):
                 pass
+        last.take_until(lambda: not output.waiting_elements)
         held = sum(b.count for t in trainers for b in t.lacking)
         mine = last.subscription.next(credit=True)
         assert mine == (HeldByOthers(held) if held else EndOfTask())
@@ -93,8 +116,7 @@ def test_whoever_leaves_whenever(data: st.DataObject) -> None:
         trainer = trainers.pop()
         gone.append(trainer)
         trainer.leave()
-    while isinstance(last.next(), Block):
-        pass
+    last.take_until(lambda: not output.waiting_elements)
     assert last.next() == EndOfTask(), "it is the last one that has any"
     while last.lacking:
         assert not output.wait_drained(0)
@@ -121,10 +143,12 @@ def test_what_is_handed_back_comes_first_and_in_its_order() -> None:
 def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
     ledger = Ledger()
     output = AnyOutput(ROOM, ledger)
-    killed, other = Trainer(output), Trainer(output)
+    killed = Trainer(output)
     output.put(block(0, 3))
+    while isinstance(killed.next(), Block):
+        pass
+    other = Trainer(output)
     output.finish()
-    killed.next()
     assert other.next() == HeldByOthers(3)
     killed.close()
     assert other.next() == EndOfTask() and output.wait_drained(0)
@@ -174,9 +198,21 @@ def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
     output = AnyOutput()
     loan: Any = object()
     output.put(replace(block(0, 2), loan=loan))
-    leaving, other = Reader(output, HANDS_BACK), Reader(output, HANDS_BACK)
+    leaving = Reader(output, HANDS_BACK)
     given = leaving.next()
     assert isinstance(given, Block) and given.loan is loan
+    other = Reader(output, HANDS_BACK)
     leaving.subscription.hand_back([given])
     again = other.next()
     assert isinstance(again, Block) and numbers(again) == [0, 1] and again.loan is None
+
+
+def test_a_block_without_elements_is_in_nobodys_way() -> None:
+    output = AnyOutput()
+    for each in (Block(0, ()), block(0, 1), Block(0, ())):
+        output.put(each)
+    output.finish()
+    trainer = Trainer(output)
+    for _ in range(3):
+        assert isinstance(trainer.subscription.next(credit=True), tuple)
+    assert trainer.next() == EndOfTask()

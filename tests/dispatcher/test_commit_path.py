@@ -15,7 +15,7 @@ import pytest
 from forebay.journal import verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.dispatcher.dispatcher import recover
+from forebay.service.dispatcher.recovery import recover
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import open_storage

@@ -26,9 +26,9 @@ from forebay.service.cli.journal import app
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
 from forebay.service.dispatcher.candidate import Candidate
-from forebay.service.dispatcher.dispatcher import recover
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.recovery import recover
 from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
 from forebay.storage.local.layout import StoragePaths
 

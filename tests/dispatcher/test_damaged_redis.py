@@ -17,8 +17,8 @@ from forebay.journal import encode, repair, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.core.encoding import encode_state
-from forebay.service.dispatcher.dispatcher import recover
 from forebay.service.dispatcher.graphs import needed_blobs
+from forebay.service.dispatcher.recovery import recover
 from forebay.storage import Storage, StorageError, open_storage
 
 GRAPH = b"the bytes of a graph"

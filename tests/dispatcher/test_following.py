@@ -15,8 +15,10 @@ from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
 from forebay.service.dispatcher.candidate import Candidate, Follower
-from forebay.service.dispatcher.dispatcher import Dispatcher, continues, recover
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.history import continues
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.recovery import recover
 from forebay.service.errors import (
     AnotherJournal,
     ForebayError,
@@ -135,16 +137,16 @@ def test_a_dispatcher_that_knows_less_than_others_stops() -> None:
 
     async def check(dispatcher: Dispatcher) -> None:
         known = dispatcher.position()
-        await dispatcher.check_history("x", known)
+        await dispatcher.history.check("x", known)
         known.sequence += 1
         another = pb.JournalPosition(journal_id="another", sequence=9)
-        await dispatcher.check_history("x", another)  # which was in memory
+        await dispatcher.history.check("x", another)  # which was in memory
         another.lasting = True
         with pytest.raises(AnotherJournal, match="knows the journal another up to event 9"):
-            await dispatcher.check_history("x", another)
+            await dispatcher.history.check("x", another)
         assert not dispatcher.stopped.is_set()
         with pytest.raises(Unavailable):
-            await dispatcher.check_history("worker w:1", known)
+            await dispatcher.history.check("worker w:1", known)
         assert dispatcher.stopped.is_set()
 
     run_dispatcher(storage, check)

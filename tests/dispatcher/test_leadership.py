@@ -15,8 +15,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.base import Decision
 from forebay.service.core.lifecycles import WrongTransition
-from forebay.service.dispatcher import dispatcher as dispatching
-from forebay.service.dispatcher import server
+from forebay.service.dispatcher import decider, server
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
@@ -118,7 +117,7 @@ def test_what_cannot_be_applied_is_not_journaled_and_nobody_hears_of_it(
         status, request, _ = ForebayFace(dispatcher).methods()["GetStatus"]
         waiting = asyncio.create_task(dispatcher.wait_until(lambda: False, 60_000))
         await status(request())
-        monkeypatch.setattr(dispatching, "decide", lambda *_: Decision([right, wrong], None))
+        monkeypatch.setattr(decider, "decide", lambda *_: Decision([right, wrong], None))
         with pytest.raises(WrongTransition, match="task 7 is absent"):
             await dispatcher.execute(c.CompleteTask(task_id=7))
         assert dispatcher.stopped.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -14,7 +15,13 @@ import pytest
 from forebay.journal import FORMAT, encode, verify
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.dispatcher import attendance, save_directory, tensorflow_face
+from forebay.service.core.status import status
+from forebay.service.dispatcher import (
+    failure_detector,
+    forebay_face,
+    save_directory,
+    tensorflow_face,
+)
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.graphs import Graphs
@@ -149,7 +156,7 @@ def test_graphs_of_events_that_were_lost_stay_until_readers_had_time_to_say_so(
         known = dispatcher.position()
         known.sequence += 1
         with pytest.raises(Unavailable):
-            await dispatcher.check_history("a reader", known)
+            await dispatcher.history.check("a reader", known)
         await dispatcher.graphs.collect()
         assert set(blobs) <= set(storage.blobs())
 
@@ -399,7 +406,7 @@ def test_a_finished_epoch_shrinks_and_what_is_unfinished_does_not() -> None:
         await leave(dispatcher, left)
         (task_id,) = state.iterations[read.iteration_id].tasks
         await dispatcher.execute(c.CompleteTask(task_id=task_id))
-        await dispatcher.attendance._collect_idle_iterations()
+        await dispatcher.failure_detector._collect_idle_iterations()
         assert read.iteration_id in state.iterations, "somebody may ask for it yet"
         await leave(dispatcher, read)
         await until(lambda: read.iteration_id not in state.iterations)
@@ -453,14 +460,14 @@ def test_what_is_collected_at_once_shares_a_commit() -> None:
     storage = Counting()
 
     async def scene(dispatcher: Dispatcher) -> None:
-        await finish_epochs(dispatcher, attendance.AT_ONCE + 9)
+        await finish_epochs(dispatcher, failure_detector.AT_ONCE + 9)
         storage.appends = 0
-        attends = dispatcher.attendance
-        assert await attends._collect_idle_iterations(), "there are more"
+        detector = dispatcher.failure_detector
+        assert await detector._collect_idle_iterations(), "there are more"
         assert (storage.appends, len(dispatcher.state.iterations)) == (1, 9)
-        assert not await attends._collect_idle_iterations()
+        assert not await detector._collect_idle_iterations()
         assert (storage.appends, len(dispatcher.state.iterations)) == (2, 0)
-        for _ in range(attendance.AT_ONCE + 9):
+        for _ in range(failure_detector.AT_ONCE + 9):
             await dispatcher.execute(
                 c.GetOrCreateJob(dataset_id=await register(dispatcher), name="", sharding=ev.OFF)
             )
@@ -470,9 +477,9 @@ def test_what_is_collected_at_once_shares_a_commit() -> None:
         for kept in (state.jobs, state.datasets):
             for used in kept.values():
                 used.used_ms = 1
-        assert await attends._remove_unused(), "there are more"
+        assert await detector._remove_unused(), "there are more"
         assert (storage.appends, len(state.jobs)) == (1, 10)
-        assert not await attends._remove_unused()
+        assert not await detector._remove_unused()
         assert not (state.jobs or state.datasets)
         assert storage.appends == 2
 
@@ -486,20 +493,20 @@ def test_who_is_silent_is_given_up_while_much_is_collected(
         return False
 
     async def scene(dispatcher: Dispatcher) -> None:
-        monkeypatch.setattr(dispatcher.attendance, "_collect_idle_iterations", nothing)
-        await finish_epochs(dispatcher, 2 * attendance.AT_ONCE + 9)
+        monkeypatch.setattr(dispatcher.failure_detector, "_collect_idle_iterations", nothing)
+        await finish_epochs(dispatcher, 2 * failure_detector.AT_ONCE + 9)
         kinds: list[str] = []
 
         def see(event: ev.Event) -> None:
             kinds.append(event.WhichOneof("event") or "")
             if kinds == ["iteration_summarized"]:
                 (worker_id,) = dispatcher.state.workers
-                dispatcher.attendance._present(worker_id).until_s = 0
+                dispatcher.failure_detector._present(worker_id).until_s = 0
 
         dispatcher.subscribe(see)
         monkeypatch.undo()
         await until(lambda: not (dispatcher.state.iterations or dispatcher.state.workers))
-        assert kinds.index("worker_lost") == attendance.AT_ONCE
+        assert kinds.index("worker_lost") == failure_detector.AT_ONCE
 
     run_dispatcher(MemoryStorage(), scene, finished_retention_ms=0, **OFTEN)
 
@@ -524,13 +531,13 @@ def test_what_nobody_uses_goes_with_time_and_what_is_read_does_not() -> None:
         await until(lambda: not dispatcher.state.datasets)
 
     async def keep(dispatcher: Dispatcher) -> None:
-        await dispatcher.attendance._remove_unused()
+        await dispatcher.failure_detector._remove_unused()
         assert len(dispatcher.state.datasets) == 3
         assert len(dispatcher.state.jobs) == 3
 
     run_dispatcher(storage, begin, **NEVER)
     run_dispatcher(storage, keep, **NEVER)
-    run_dispatcher(storage, go_on, unused_retention_hours=0.0, **OFTEN)
+    run_dispatcher(storage, go_on, unused_retention_hours=0.0001, **OFTEN)
 
 
 def test_a_dataset_that_is_registered_again_counts_as_used(
@@ -579,3 +586,25 @@ def test_an_id_that_another_dataset_gets_yields_that_ones_splits() -> None:
 
 
 STEPS = ev.Arithmetic(start=7, stop=70, step=7)
+
+
+def test_a_status_is_of_one_position_though_others_are_answered_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forebay_face, "SLICE_S", -1.0)  # after each piece
+
+    async def scene(dispatcher: Dispatcher) -> None:
+        await register(dispatcher, "d")
+        for number in range(20):
+            await join(dispatcher, "d", f"job {number}")
+        before = json.loads(json.dumps(status(dispatcher.state)))
+        face = forebay_face.ForebayFace(dispatcher)
+        asked = asyncio.create_task(face.get_status(pb.GetStatusRequest()))
+        await asyncio.sleep(0)  # it begins
+        await join(dispatcher, "d", "a later job")
+        assert not asked.done()
+        for consumer_id in list(dispatcher.state.consumers):
+            await dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+        assert json.loads((await asked).status) == before
+
+    run_dispatcher(MemoryStorage(), scene, **NEVER)

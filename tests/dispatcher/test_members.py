@@ -78,7 +78,7 @@ def test_members_that_are_given_up_together_share_a_commit() -> None:
 
         dispatcher._writer.append = counted  # type: ignore[method-assign]
         for worker_id in dispatcher.state.workers:
-            dispatcher.attendance._present(worker_id).until_s = 0
+            dispatcher.failure_detector._present(worker_id).until_s = 0
         await until(lambda: not dispatcher.state.workers)
         await dispatcher.settled()
         assert sum(commits) == 100 and len(commits) <= 2

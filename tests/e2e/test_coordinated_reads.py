@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client.leaving import _open
+from forebay.service.client.open_iterations import _open
 from forebay.service.client.rounds import RoundsConsumer
 from forebay.service.errors import FailedPrecondition, NotFound, PipelineError
 

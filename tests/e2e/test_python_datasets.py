@@ -736,13 +736,13 @@ def lives(process: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-def nurseries() -> set[int]:
+def fork_servers() -> set[int]:
     """The processes of this one that others are forked from."""
     found = set()
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-            is_one = b"pipelines.python.nursery" in (path / "cmdline").read_bytes()
+            is_one = b"pipelines.python.fork_server" in (path / "cmdline").read_bytes()
             if is_one and int(parent) == os.getpid():
                 found.add(int(path.name))
     return found
@@ -751,7 +751,7 @@ def nurseries() -> set[int]:
 def test_servers_in_the_trainers_own_process(tmp_path: pathlib.Path) -> None:
     """In each mode, with as many processes as there are cores, and one of two workers that drains;
     one that has stopped leaves no process, though the process that it was in goes on."""
-    others, cores, gate = nurseries(), len(os.sched_getaffinity(0)), tmp_path / "gate"
+    others, cores, gate = fork_servers(), len(os.sched_getaffinity(0)), tmp_path / "gate"
     kinds, modes = ("python", "beam"), (OFF, DYNAMIC)
 
     def together(split: int, folder: pathlib.Path) -> Iterator[int]:
@@ -793,7 +793,7 @@ def test_servers_in_the_trainers_own_process(tmp_path: pathlib.Path) -> None:
         reading = {(kind, mode): pool.submit(read, kind, mode) for kind in kinds for mode in modes}
         for _ in reading:
             begun.get(timeout=60)
-        assert nurseries() - others
+        assert fork_servers() - others
         stopped = pool.submit(one.stop, drain=True)
         while not are_draining(dispatcher.target):
             time.sleep(0.01)
@@ -803,7 +803,7 @@ def test_servers_in_the_trainers_own_process(tmp_path: pathlib.Path) -> None:
             found = collections.Counter(read_by.result())
             assert found.keys() == {*range(100)}, kind
             assert {*found.values()} <= ({1} if mode == DYNAMIC else {1, 2}), kind
-    assert nurseries() <= others
+    assert fork_servers() <= others
     processes = {int(path.name) for folder in folders.values() for path in folder.iterdir()}
     while any(map(lives, processes)):
         time.sleep(0.01)

@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.data.experimental import service as stock
+from tensorflow.python.data.experimental.ops import data_service_ops
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
@@ -44,7 +45,7 @@ from ..pipelines.compositions import (
     build,
     write_files,
 )
-from ..stock import GRAPH, DispatcherProcess, call, stock_worker, stock_workers
+from ..stock import GRAPH, DispatcherProcess, OwnDispatcher, call, stock_worker, stock_workers
 
 SEED = int(os.environ.get("FOREBAY_SEED", "1"))
 PIPELINES = int(os.environ.get("FOREBAY_PIPELINES", "20"))
@@ -90,6 +91,15 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Dispatch
 
 
 @pytest.fixture(scope="module")
+def their_own() -> Iterator[OwnDispatcher]:
+    """TensorFlow's dispatcher, and as many of its workers."""
+    dispatcher = OwnDispatcher(LIST.split(","))
+    with stock_workers(dispatcher.address, SHARDS):
+        yield dispatcher
+    dispatcher.kill()
+
+
+@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     names = []
     for number in range(2 * SHARDS):
@@ -112,6 +122,19 @@ def shards(cluster: DispatcherProcess, dataset: Any, policy: int) -> dict[int, S
     places = places_of(cluster)
     found = {places[t.worker_address]: elements(t.worker_address, t.task_id) for t in tasks}
     call(cluster, "ReleaseIterationClient", client)
+    return found
+
+
+def shards_without_loss(
+    theirs: DispatcherProcess, dataset: Any, policy: service.ShardingPolicy
+) -> dict[int, Shard]:
+    """Those of TensorFlow's workers; but their AUTO divides the files, then the elements as well
+    where files are joined with something else, so half of them are lost."""
+    if policy != POLICIES.FILE_OR_DATA:
+        return shards(theirs, dataset, policy)
+    found = shards(theirs, dataset, POLICIES.FILE)
+    if "NOT_FOUND" in found.values():
+        found = shards(theirs, dataset, POLICIES.DATA)
     return found
 
 
@@ -175,9 +198,90 @@ def test_a_shard_is_what_tensorflows_worker_makes_of_it(
         policy, expression = made_up.one()
         with drawing_alike(number):
             dataset = build(expression, undivided=options)
-        theirs, ours = (shards(cluster, dataset, policy) for cluster in clusters)
+        theirs = shards_without_loss(clusters[0], dataset, policy)
+        ours = shards(clusters[1], dataset, policy)
         assert set(theirs) == set(range(SHARDS)), (policy.name, expression)
         assert ours == theirs, (policy.name, expression)
+
+
+ENDS = [
+    "batch(10).rebatch(3)",
+    "batch(10).rebatch(3).prefetch(1)",
+    "batch(10).rebatch(20)",
+    "batch(10).rebatch([3, 2, 7])",
+    "batch(10).rebatch(3, drop_remainder=True)",
+    "batch(10).rebatch(3).with_options(pool)",
+    "batch(10).rebatch(3).take(2)",
+    "batch(10).rebatch(2).rebatch(3)",
+    "batch(3)",
+    "batch(3, drop_remainder=True)",
+    "batch(3, num_parallel_calls=2)",
+    "padded_batch(3)",
+    "prefetch(2)",
+    "with_options(pool)",
+    "take(7)",
+    "skip(3)",
+    "repeat(2)",
+    "shuffle(4, seed=1)",
+    "apply(extra.shuffle_and_repeat(4, 2, seed=1))",
+    "cache()",
+    "batch(4).unbatch()",
+    "window(2).flat_map(lambda w: w)",
+    "filter(lambda i: i % 3 != 0)",
+]
+NOT_BY_FILE = ["apply(extra.ignore_errors())", "concatenate(count(3))"]
+
+
+@pytest.mark.parametrize("policy", STATIC)
+def test_a_pipelines_end_is_what_tensorflows_service_delivers(
+    clusters: list[DispatcherProcess],
+    their_own: OwnDispatcher,
+    tmp_path: pathlib.Path,
+    policy: service.ShardingPolicy,
+) -> None:
+    """TensorFlow's rewrite treats some datasets at an end in a way of their own. Its workers'
+    pipelines end in a map that compresses."""
+    for name in range(4):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{i}\n" for i in range(name, 24, 4)))
+    files = f"list_files('{tmp_path}/*.txt', shuffle=False).flat_map(text).map(number)"
+    hinted = [HINT] if policy == POLICIES.HINT else []
+    pool = tf.data.Options()
+    pool.threading.private_threadpool_size = 2
+    sources = [files] if policy == POLICIES.FILE else ["count(24)"]
+    ends = ENDS if policy == POLICIES.FILE else ENDS + NOT_BY_FILE
+    if policy == POLICIES.FILE_OR_DATA:
+        sources.append(files)
+    for source, end in itertools.product(sources, ends):
+        dataset = build(".".join([source, *hinted, end]), pool=pool)
+        lossless = policy
+        if (source, end) == (files, "concatenate(count(3))"):  # see shards_without_loss
+            lossless = POLICIES.DATA
+        theirs = dataset.apply(
+            data_service_ops._distribute(  # which has the option for a faster heartbeat
+                stock.ShardingPolicy[lossless.name],
+                their_own.target,
+                task_refresh_interval_hint_ms=20,
+            )
+        )
+        ours = dataset.apply(service.distribute(policy, clusters[1].target))
+        assert delivered(ours) == delivered(theirs), (source, end)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 24])
+def test_a_hinted_dataset_is_as_long_as_it_is(
+    clusters: list[DispatcherProcess], count: int
+) -> None:
+    """TensorFlow takes some for infinite, and others for empty, as the hint is -1."""
+    for skipped in (0, 1):
+        dataset = build(f"count({count}).{HINT}.skip({skipped})")
+        got = dataset.apply(service.distribute(POLICIES.HINT, clusters[1].target))
+        assert got.cardinality() == tf.data.UNKNOWN_CARDINALITY
+        assert sorted(got.as_numpy_iterator()) == [*range(SHARDS * skipped, count)]
+
+
+def delivered(dataset: Any) -> Counter[str]:
+    """The elements, in whatever order."""
+    return Counter(str(element) for element in dataset.as_numpy_iterator())
 
 
 @contextlib.contextmanager
@@ -211,6 +315,20 @@ def test_what_does_not_fit_the_policy(clusters: list[DispatcherProcess], files: 
     theirs, ours = (shards(cluster, count, POLICIES.HINT) for cluster in clusters)
     assert theirs == {shard: [*range(9)] for shard in range(SHARDS)}
     assert ours == dict.fromkeys(range(SHARDS), "INVALID_ARGUMENT")
+
+
+def test_files_joined_with_something_else_lose_nothing(
+    clusters: list[DispatcherProcess], files: list[str]
+) -> None:
+    records = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
+    numbers = tf.data.Dataset.range(100, 107)
+    mixed = records.map(lambda r: tf.strings.to_number(r, tf.int64)).concatenate(numbers)
+    whole = sorted(mixed.as_numpy_iterator())
+    theirs, ours = (shards(cluster, mixed, POLICIES.FILE_OR_DATA) for cluster in clusters)
+    assert sum(map(len, theirs.values())) < len(whole)  # else open_shard need not differ
+    assert sorted(int(element) for shard in ours.values() for element in shard) == whole
+    read = mixed.apply(service.distribute(POLICIES.FILE_OR_DATA, clusters[1].target))
+    assert sorted(read.as_numpy_iterator()) == whole
 
 
 @pytest.mark.parametrize("policy", STATIC)

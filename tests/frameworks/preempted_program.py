@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from forebay import service
-from forebay.service.client.leaving import stopping
+from forebay.service.client.open_iterations import stopping
 
 FRAMEWORK, ME, TARGET, DATASET_ID, FOLDER = sys.argv[1:6]
 STAYS = ME == "2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import textwrap
 
 import numpy as np
 import pytest
@@ -295,6 +296,50 @@ def test_each_epoch_is_whole_in_any_loader(frameworks: pathlib.Path, target: str
     assert said_by(frameworks, BEGINS + LOADERS, target, dataset_id, timeout_s=250) == []
 
 
+COPIES = """
+import copy
+import logging
+import pickle
+
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("forebay").addHandler(handler)
+
+for job_name in ("of copies", None):
+    dataset = ServiceDataset(target, ids[0], job_name=job_name)
+    copies = [pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset)]
+    all_of_it = [int(e) for e in dataset]
+    say([sorted(all_of_it), len(said)])
+    say([[len([*each]) for _ in range(2)] for each in copies])
+    say([sum("is a copy of one of the job" in text for text in said), said[:1]])
+    said.clear()
+    for how in ({}, {"multiprocessing_context": "spawn"}):
+        loaded = DataLoader(ServiceDataset(target, ids[0]), batch_size=None, num_workers=2, **how)
+        say([len([*loaded]), len([*loaded])])
+    ranks = [
+        pickle.loads(pickle.dumps(ServiceDataset(
+            target, ids[0], job_name=f"of ranks {job_name}", rank=rank, world_size=2)))
+        for rank in (0, 1)
+    ]
+    say([sum(len([*each]) for each in ranks), said])
+"""
+
+
+def test_a_copy_says_whose_epochs_it_shares(frameworks: pathlib.Path, target: str) -> None:
+    """One that was pickled for ranks, or for a DataLoader's workers, is meant to."""
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(8))
+    program = BEGINS + "if __name__ == '__main__':\n" + textwrap.indent(COPIES, "    ")
+    said = said_by(frameworks, program, target, dataset_id)
+    for of_copies in (said[:6], said[6:]):
+        first, others, (warnings, texts), *loaded, (of_ranks, by_ranks) = of_copies
+        assert first == [[*range(8)], 0]
+        assert others == [[0, 8], [0, 0]]
+        assert warnings == 2 and "job_name of its own" in texts[0]
+        assert loaded == [[8, 8], [8, 8]]
+        assert of_ranks == 8 and by_ranks == []
+
+
 ERRORS = """
 import os
 import pickle
@@ -376,6 +421,49 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
     assert evaluator == [[0, 1, 8], [8, 8], 2], "an evaluator reads everything, alone"
     assert left_to_train == 8, "and takes nothing from those that train"
     assert "PyTorch has no int4" in lacking
+
+
+STEPS_TOGETHER = """
+from forebay.service import ShardingPolicy
+
+dataset_id, mode = ids
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+policy = ShardingPolicy[mode]
+dataset = ServiceDataset(
+    target, dataset_id, processing_mode=policy, job_name=mode, batch_size=8
+)
+batches = iter(DataLoader(dataset, batch_size=None, num_workers=rank))
+counts = []
+while True:
+    batch = next(batches, ())
+    together = torch.zeros(2)
+    together[rank] = len(batch)
+    torch.distributed.all_reduce(together)
+    if not together.any():
+        break
+    counts.append(together.tolist())
+if rank == 0:
+    say(counts)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("mode", ["OFF", "DYNAMIC"])
+def test_ranks_that_step_together_get_even_shares(
+    frameworks: pathlib.Path, target: str, mode: str
+) -> None:
+    """One of them through a process of its DataLoader."""
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(5_000))
+    (counts,) = said_by(
+        frameworks, BEGINS + STEPS_TOGETHER, target, dataset_id, mode,
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    shares = [sum(step[rank] for step in counts) for rank in range(2)]
+    assert sum(shares) % 5_000 == 0 and min(shares) >= 0.7 * sum(shares) / 2, shares
+    starved = sum(0 in step for step in counts)
+    assert starved <= max(4, 0.05 * len(counts)), f"{starved} of {len(counts)} steps"
 
 
 TRAINS = """

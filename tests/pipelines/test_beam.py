@@ -949,7 +949,7 @@ def test_a_source_without_splits(count: int) -> None:
             first_elements(request)
 
 
-def nurserys_threads_and_rows(file: str) -> Iterator[int]:
+def fork_servers_threads_and_rows(file: str) -> Iterator[int]:
     """In a child: threads of Arrow's where it was forked, and what each of its pools reads."""
     for task in pathlib.Path(f"/proc/{os.getppid()}/task").iterdir():
         if "jemalloc" in (task / "comm").read_text():
@@ -959,10 +959,10 @@ def nurserys_threads_and_rows(file: str) -> Iterator[int]:
         yield from pq.read_table(file)["n"].to_pylist()
 
 
-def test_children_of_beams_nursery_can_use_arrow(files: pathlib.Path) -> None:
-    """Whose allocator would start a thread in the nursery, which no fork has."""
+def test_children_of_beams_fork_server_can_use_arrow(files: pathlib.Path) -> None:
+    """Whose allocator would start a thread in the fork server, which no fork has."""
     created = beam.Pipeline() | beam.Create([f"{files}/0.parquet"])
-    dataset = beam_dataset(created | beam.FlatMap(nurserys_threads_and_rows))
+    dataset = beam_dataset(created | beam.FlatMap(fork_servers_threads_and_rows))
     assert read(dataset.function, dataset.splits, packages=["apache-beam"]) == [
         *([*range(15)] * len(pa.supported_memory_backends()))
     ]

@@ -285,7 +285,7 @@ class Starting:
 def test_a_process_that_does_not_start_is_said_and_ended(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read(lambda split: [split], [0])  # so that their nursery has started
+    read(lambda split: [split], [0])  # so that their fork server has started
     monkeypatch.setattr(run_states, "SILENT_S", 1.0)
     # It sleeps until it is killed, which is what is tested.
     hangs = Starting(tmp_path / "starts", lambda: time.sleep(3600))
@@ -298,8 +298,9 @@ def test_a_process_that_does_not_start_is_said_and_ended(
 def test_a_process_that_dies_before_its_first_element_is_tried_again(
     tmp_path: pathlib.Path,
 ) -> None:
-    dies = Starting(tmp_path / "starts", lambda: os._exit(7))
-    assert read(dies, range(3), on_error="retry", limit=1) == [0, 1, 2]
+    for on_error in ("retry", "skip"):
+        dies = Starting(tmp_path / on_error, lambda: os._exit(7))
+        assert read(dies, range(3), on_error=on_error, limit=1) == [0, 1, 2]
     dies = Starting(tmp_path / "others", lambda: os._exit(7))
     with pytest.raises(PipelineError, match="its start: the process that ran it ended: exit co"):
         read(dies, range(3))

@@ -71,7 +71,8 @@ def test_numbers_of_dtypes() -> None:
         ([(1,), (1, 2)], "element differs among the first elements"),
         ([{"a": (1, object())}], r"element\['a'\]\[1\] is <object .* which is no array"),
         ([np.datetime64("2020-01-01")], "which is no array"),
-        ([{1: 2}], "element has the key 1, and only strings can be registered"),
+        ([{1: 2}], "element has the key 1, and only strings of Unicode can be registered"),
+        ([{"\ud800": 2}], r"element has the key '\\ud800', and only strings of Unicode can"),
     ],
 )
 def test_what_elements_have_not_in_common(elements: list[Any], wrong: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
@@ -125,10 +126,41 @@ def test_more_components_than_can_travel_are_refused() -> None:
         service.register_dataset("localhost:1", function, splits=[1])
 
 
+@pytest.mark.parametrize("element", [{}, (), None, (None, {"a": None})], ids=str)
+def test_elements_without_tensors_are_refused(element: object) -> None:
+    """As tf.data refuses them: TensorFlow's datasets have a component at least."""
+    for spec in (None, element):
+        with pytest.raises(InvalidArgument, match="the elements have no tensors"):
+            service.register_dataset(
+                "localhost:1", lambda split: [element], splits=[1], element_spec=spec
+            )
+
+
 @pytest.mark.parametrize("found", [{"a": 1}, "text", b"text", 1, None, np.int64(1), np.array(1)])
 def test_what_a_function_returns_is_its_elements_and_not_one_of_them(found: object) -> None:
     with pytest.raises(InvalidArgument, match=r"the function returned .* yield each element, or r"):
         first(lambda split: found, [1])
+
+
+def test_what_is_forgotten_or_misspelt_is_said() -> None:
+    def parse(file: str, label: int = 1) -> list[int]:
+        return [len(str(file)) + label]
+
+    for wrong, said in (
+        ({}, r"parse\(file.*cannot be called without .*give `splits`, such as range\(100\)"),
+        ({"splits": [1], "dataset_id": 5}, "`dataset_id` must be a string, not <class 'int'>"),
+        ({"split": [1]}, "there is no option 'split': did you mean `splits`"),
+        ({"splits": [1], "on_eror": "skip"}, "'on_eror': did you mean `on_error`"),
+        ({"splits": [1], "retries": 3}, r"\['retries'\] are no options .* `limit`"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            service.register_dataset("localhost:1", parse, **wrong)
+    with pytest.raises(InvalidArgument, match=r"address comes before the dataset"):
+        service.register_dataset(tf.data.Dataset.range(3), "localhost:1")
+    with pytest.raises(InvalidArgument, match="dataset_id=5 must be a string, as `register_data"):
+        service.read("localhost:1", 5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"is a function: decorate it .* @python_dataset\("):
+        service.python_dataset(parse)
 
 
 def first(function: Function, splits: Sequence[Any]) -> list[Any]:
@@ -234,6 +266,22 @@ def test_classes_of_the_same_name_remain_two() -> None:
     for _ in range(2):
         assert first(function, [0]) == [21]
     assert read(function, [0]) == [21]
+
+
+def test_functions_may_have_arrays_without_items() -> None:
+    arrays: list[Any] = [np.zeros((0, 3)), np.zeros((2, 0), np.int8), np.zeros(0)]
+    nothing = b""
+    readonly = np.zeros(0, np.uint8)
+    readonly.setflags(write=False)
+
+    def function(split: int) -> Iterator[int]:
+        assert [array.shape for array in [*arrays, readonly]] == [(0, 3), (2, 0), (0,), (0,)]
+        assert type(nothing) is bytes
+        assert not readonly.flags.writeable and arrays[0].flags.writeable
+        yield split
+
+    assert first(function, [0]) == [0]
+    assert read(function, [0]) == [0]
 
 
 def test_what_a_dataset_would_not_heed_is_refused() -> None:

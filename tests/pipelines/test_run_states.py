@@ -71,13 +71,14 @@ def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
         tell(Broke(0, died))
 
 
-def test_starts_that_fail_count_for_their_own_splits() -> None:
-    """All processes end at once if their nursery does."""
-    _, tell = states(RETRY, 1)
+@pytest.mark.parametrize("on_error", [RETRY, SKIP])  # no split is to blame for a start
+def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
+    """All processes end at once if their fork server does."""
+    _, tell = states(on_error, 1)
     tell(Begun())
     tell(Granted(SplitRange(0, 3, 0)))
     tell(Granted(SplitRange(3, 3, 0)))
-    died = Died("with the worker's nursery", Place(-1, -1), Place(-1, 0))
+    died = Died("with the worker's fork server", Place(-1, -1), Place(-1, 0))
     assert tell(Broke(0, died)) == [Run(0, 0, 3, 0)]
     assert tell(Broke(1, died)) == [Run(1, 3, 3, 0)]
     with pytest.raises(PipelineError, match="its start: the process that ran it ended"):

@@ -14,7 +14,7 @@ from forebay.service import SHARD_HINT
 from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
 from forebay.service.pipelines import Shard
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
-from forebay.service.pipelines.tf_data.sharding import sharded
+from forebay.service.pipelines.tf_data.sharding import open_shard
 
 from .compositions import write_save
 
@@ -23,8 +23,10 @@ SHARDS = 3
 
 def shard(dataset: Any, sharding: ev.Sharding, number: int, of: int = SHARDS) -> list[Any]:
     graph = dataset._as_serialized_graph().numpy()
-    pipeline = TfDataPipeline(
-        sharded(graph, Shard(sharding, number, of)), element_spec=dataset.element_spec
+    pipeline = open_shard(
+        graph,
+        Shard(sharding, number, of),
+        lambda part: TfDataPipeline(part, element_spec=dataset.element_spec),
     )
     blocks = pipeline.run(None).blocks()
     columns = [[c.elements() for c in block.components] for block in blocks]
@@ -62,6 +64,25 @@ def test_elements_take_turns(sharding: ev.Sharding) -> None:
     assert shards(batches, sharding) == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7]]]
 
 
+@pytest.mark.parametrize("sharding", [ev.DATA, ev.FILE_OR_DATA])
+@pytest.mark.parametrize("end", [
+    lambda batches: batches,
+    lambda batches: batches.prefetch(1),
+    lambda batches: batches.prefetch(1).with_options(tf.data.Options()),
+    lambda batches: batches.apply(tf.data.experimental.assert_cardinality(4)),
+], ids=["itself", "prefetch", "options", "assert_cardinality"])  # fmt: skip
+def test_a_rebatch_at_the_end_keeps_its_batch_sizes(sharding: ev.Sharding, end: Any) -> None:
+    batches = tf.data.Dataset.range(10).batch(4)
+    assert shards(end(batches.rebatch(3)), sharding) == [[[0, 1, 2], [9]], [[3, 4, 5]], [[6, 7, 8]]]
+    whole = batches.rebatch(3, drop_remainder=True)
+    if end(whole).cardinality() != 4:  # as asserted
+        assert shards(end(whole), sharding) == [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]]
+    lengths = batches.rebatch([5, 2, 2, 1])
+    assert shards(end(lengths), sharding) == [[[*range(5)], [9]], [[5, 6]], [[7, 8]]]
+    twice = batches.rebatch(2).rebatch(3)
+    assert shards(end(twice), sharding) == [[[0, 1, 2], [9]], [[3, 4, 5]], [[6, 7, 8]]]
+
+
 @pytest.mark.parametrize("sharding", [ev.FILE, ev.FILE_OR_DATA])
 def test_files_take_turns(sharding: ev.Sharding, files: list[str]) -> None:
     assert shards(lines(files), sharding) == BY_FILE
@@ -79,6 +100,51 @@ def test_files_take_turns_whatever_is_made_of_what_they_hold(
         tf.data.TextLineDataset(files).flat_map(again),
     ):
         assert shards(read, sharding) == BY_FILE
+
+
+def _with_numbers(files: list[str]) -> dict[str, Any]:
+    read, numbers = lines(files), tf.data.Dataset.range(7)
+    words, readers = numbers.map(tf.as_string), tf.data.TextLineDataset(files)
+    sampled = tf.data.Dataset.sample_from_datasets([read, words], seed=1)
+    slices = tf.data.Dataset.from_tensor_slices(["x"] * 5)
+    made = tf.data.Dataset.from_tensors(tf.range(9)).flat_map(tf.data.Dataset.from_tensor_slices)
+    return {
+        "concatenate": read.concatenate(words),
+        "files last": words.concatenate(read),
+        "a reader": readers.concatenate(words),
+        "several": read.concatenate(readers.concatenate(readers.batch(2).unbatch())).concatenate(
+            slices.shuffle(3, seed=1)
+        ),
+        "zip": tf.data.Dataset.zip((read, numbers)).map(lambda line, i: line + tf.as_string(i)),
+        "zip of zip": tf.data.Dataset.zip(
+            (read, tf.data.Dataset.zip((readers, made)).map(lambda a, _: a))
+        ).map(lambda a, b: a + b),
+        "shuffled": read.shuffle(9, seed=1).repeat(2).cache().concatenate(words),
+        "sampled": read.concatenate(sampled),
+        "what it does not know": read.concatenate(
+            tf.data.experimental.CsvDataset(files, [""]).map(tf.identity)
+        ),
+        "asserted": read.apply(tf.data.experimental.assert_cardinality(16)).concatenate(words),
+    }
+
+
+@pytest.mark.parametrize("kind", _with_numbers(["no file"]))
+def test_files_joined_with_something_else_lose_nothing(files: list[str], kind: str) -> None:
+    """TensorFlow's AUTO divides the files here, and then the elements of each part."""
+    dataset = _with_numbers(files)[kind]
+    by_data = shards(dataset, ev.DATA)
+    assert shards(dataset, ev.FILE_OR_DATA) == by_data
+    assert sorted(itertools.chain(*by_data)) == sorted(dataset.as_numpy_iterator())
+    with pytest.raises(PipelineError, match="NOT_FOUND"):
+        shards(dataset, ev.FILE)
+
+
+def test_joined_files_are_divided_by_file(files: list[str]) -> None:
+    joined = lines(files).concatenate(lines(files[:3]))
+    assert shards(joined, ev.FILE_OR_DATA) == shards(joined, ev.FILE)
+    assert sorted(itertools.chain(*shards(joined, ev.FILE))) == sorted(joined.as_numpy_iterator())
+    with pytest.raises(PipelineError, match="not enough for the required 5 shards"):
+        shard(joined, ev.FILE_OR_DATA, 0, of=5)
 
 
 def test_elements_of_files_take_turns(files: list[str]) -> None:

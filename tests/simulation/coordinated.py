@@ -1,6 +1,6 @@
 """Coordinated reads: trainers that step together, whoever starts them again, and their promises.
 
-After the documentation of tf.data service's `num_consumers`, and README's words on it: in each
+After the documentation of tf.data service's `num_consumers`, and docs/limitations.md on it: in each
 step all consumers get elements of the same round of the same worker's task, those that follow one
 another there, each its own. No round is skipped. If they cannot go on like that, since a worker was
 lost within a round, or a consumer was restarted without the others, it is an error, of which all of

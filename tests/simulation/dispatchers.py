@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from forebay.service.dispatcher import server as product
-from forebay.service.dispatcher.dispatcher import Dispatcher, recover
+from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.recovery import recover
 from forebay.service.errors import ForebayError
 from forebay.storage import FileStorage, Storage
 from forebay.storage.base import LEASE_MS

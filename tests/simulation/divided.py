@@ -1,9 +1,9 @@
 """Static sharding: what is promised of shards and places.
 
-After README: each place in the list of workers has a shard, and a worker there reads it to its end;
-one that is started again begins it anew, and so does who comes in its place, and then elements come
-again, and only then. No two workers have a place at the same time. An epoch ends when each shard
-was read to its end, and what was read arrived: nothing is lost but with a trainer.
+After docs/limitations.md: each place in the list of workers has a shard, and a worker there reads
+it to its end; one that is started again begins it anew, and so does who comes in its place, and
+then elements come again, and only then. No two workers have a place at the same time. An epoch ends
+when each shard was read to its end, and what was read arrived: nothing is lost but with a trainer.
 """
 
 from __future__ import annotations

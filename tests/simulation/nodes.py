@@ -98,6 +98,13 @@ class Watch(Observer):
     def not_handed_back(self, task_id: int, source: int, error: BaseException) -> None:
         self._oracle.not_handed_back.add(task_id)
 
+    def parked(self, task: pb.Task, what: Undelivered) -> None:
+        if what.unfinished:
+            self._oracle.let_go.add(task.task_id)
+
+    def shed(self, task: pb.Task, elements: int) -> None:
+        self._oracle.let_go.add(task.task_id)
+
     def dropped(
         self, task: pb.Task, what: Undelivered, *, is_read: bool, drain_timeout_ms: int
     ) -> None:

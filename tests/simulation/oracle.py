@@ -18,7 +18,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
-from forebay.service.dispatcher.attendance import GONE
+from forebay.service.dispatcher.failure_detector import GONE
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import Record
 
@@ -116,6 +116,7 @@ class Oracle:
         self.heard: set[int] = set()  # leases of which their workers know
         self.unread: set[int] = set()  # tasks that nobody read yet as their worker was drained
         self.failed: set[int] = set()  # tasks of which a split was not to be skipped
+        self.let_go: set[int] = set()  # tasks that nobody read, of which something was dropped
         self.dropped: set[int] = set()  # tasks of which a worker says that it dropped something
         self.excused_consumers = 0  # that were killed, or given up, with elements on their way
         self.runs: list[Run] = []
@@ -482,13 +483,13 @@ class Oracle:
     def _died(self, task_id: int) -> bool:
         """Whether the task's worker was killed, was cut off from a consumer as the dispatcher gave
         it up, could not reach it to hand back what it had leased, was drained before anybody read
-        the task, failed in it, or was silent for so long that its readers let it go, with all
-        else read. That it
-        was given up is no excuse: it comes back, and goes on.
+        the task, dropped what nobody read of it, failed in it, or was silent for so long that its
+        readers let it go, with all else read. That it was given up is no excuse: it comes back, and
+        goes on.
         """
         if task_id in self.not_handed_back and self.hand_back_may_fail:
             return True
-        if task_id in self.unread & self.dropped or task_id in self.failed:
+        if task_id in self.unread & self.dropped | self.let_go | self.failed:
             return True
         worker_id = self.books.tasks[task_id][1]
         uid = self.books.workers[worker_id]

@@ -142,10 +142,11 @@ class Run:
 
     def _options(self, i: int, hosts: list[str]) -> DispatcherOptions:
         scenario = self.scenario
+        unused_s = scenario.unused_retention_s
         return DispatcherOptions(
             max_idle_iterations=MAX_IDLE,
             finished_retention_ms=scenario.finished_retention_ms,
-            unused_retention_hours=scenario.unused_retention_s / 3600,
+            unused_retention_hours=unused_s / 3600 if unused_s > 0 else -1,
             job_gc_check_interval_ms=1_000 if scenario.finished_retention_ms < 2_000 else 60_000,
             storage="simulated:",
             host=hosts[0 if scenario.files else i],
@@ -172,6 +173,9 @@ class Run:
             cross_trainer_cache_size_bytes=self.scenario.cache_bytes,
             save_chunk_bytes=self.scenario.chunk_bytes,
             save_chunk_s=1.0,
+            memory_budget=self.scenario.memory_budget,
+            kept_pipelines=self.scenario.kept_pipelines,
+            expected_s=self.scenario.expected_s,
         )
 
     # -- the course of a run -----------------------------------------------------------------

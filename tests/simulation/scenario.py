@@ -92,6 +92,9 @@ class Scenario:
     spare: bool = False  # two workers are on the same host, which has one place
     chunk_bytes: int = 1 << 30  # of a save
     saved_splits: int = 0
+    memory_budget: int = 1 << 30  # of a worker
+    kept_pipelines: int = 1_000  # of tasks that nobody reads; without leases they would begin anew
+    expected_s: float = 2.0  # for a task's first reader to come
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -176,6 +179,11 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
         scenario.pipeline = replace(
             scenario.pipeline, python=True, providers=1, passes=1, endless=False
         )
+    parking = random.Random(f"parking {seed}")
+    if scenario.mode == "shared" and scenario.policy is ShardingPolicy.DYNAMIC:
+        scenario.kept_pipelines = parking.choice([0, 0, 1, 4])
+        scenario.expected_s = parking.choice([0, 0.5, 2])
+        scenario.memory_budget = parking.choice([2_000, 50_000, 1 << 30, 1 << 30])
     tidy = random.Random(f"tidy {seed}")
     if tidy.random() < 0.3 and not scenario.steps:
         scenario.finished_retention_ms = tidy.choice([0, 1_000])

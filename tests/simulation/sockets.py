@@ -129,7 +129,9 @@ class Socket:
 
     # -- data --------------------------------------------------------------------------------
 
-    def sendmsg(self, buffers: Sequence[bytes | memoryview], ancillary: Sequence[Any] = ()) -> int:
+    def sendmsg(
+        self, buffers: Sequence[bytes | memoryview], ancillary: Sequence[Any] = (), flags: int = 0
+    ) -> int:
         assert not ancillary, "nothing here is large enough for shared memory"
         self._check_open()
         pipe, this = self._out, kernel()
@@ -146,6 +148,8 @@ class Socket:
             room = capacity - pipe.in_flight - len(pipe.arrived)
             if room > 0:
                 break
+            if flags & real.MSG_DONTWAIT:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
             self._wait(pipe.writable, real.SO_SNDTIMEO)
         data = b"".join(buffers)
         if len(data) > 1 and this.rng.random() < 0.1:

@@ -28,9 +28,11 @@ from forebay.storage import (
     Writer,
     open_storage,
 )
+from forebay.storage.redis import client as redis_client
 from forebay.storage.redis import storage as redis_storage
 
 from ..redis_server import RedisServer, running_redis, wait_until
+from ..transport.peers import ShortLived
 
 
 @pytest.fixture
@@ -508,3 +510,29 @@ def test_an_append_waits_for_replicas(
         finally:
             expect_all_once(url, appender)
         assert read_numbers(replica.url)[:acknowledged] == list(range(1, acknowledged + 1))
+
+
+def test_who_watches_a_silent_writer_is_not_held_up_by_a_connection_that_is_silent_too(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has seen by then counts for nothing, so that it has to begin anew soon."""
+    monkeypatch.setattr(redis_client, "TIMEOUT_S", 1e6)
+    proxy = ShortLived(server.port, 30_000, silent=True, endless_from=2)
+    leader = open_storage(server.url)
+    leader.open_writer("the leader", lease_ms=1000)
+    standby = open_storage(f"redis://127.0.0.1:{proxy.port}")
+    away = 0
+    try:
+        while True:
+            try:
+                standby.open_writer("the standby", lease_ms=1000).close()
+                break
+            except Away:
+                away += 1
+            except Locked:
+                time.sleep(0.002)
+        assert away == proxy.spent == 1
+    finally:
+        standby.close()
+        leader.close()
+        proxy.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service import Role, TaskContext
-from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.connections.dispatcher_client import SHORT_PATIENCE_S, DispatcherClient
 from forebay.service.errors import Unavailable
 from forebay.service.trainers import across as distribute_across_module
 
@@ -61,7 +62,7 @@ def test_a_cluster_reads_what_its_chief_has_registered(tmp_path: pathlib.Path) -
         tasks[2].kill()
         tasks[2].finish()
         tasks[2] = task("chief")
-        assert tasks[2].line() == "found", "and once"
+        assert [tasks[2].line(), tasks[2].line()] == ["built", "found"], "and compares"
         for each in tasks:
             each.close_input()
         worker, evaluator, chief = map(said, tasks)
@@ -77,7 +78,7 @@ def numbers(_: Any) -> Any:
 
 
 def never(_: Any) -> Any:
-    raise AssertionError("only the chief builds, and once")
+    raise AssertionError("only the chief builds")
 
 
 def read(dataset: Any) -> list[int]:
@@ -100,7 +101,7 @@ def test_epochs_that_are_over_are_not_read_again(target: str) -> None:
             match=f"'epochs' has read 2 epochs, and initial_epoch is {initial_epoch}: .*=2",
         ):
             across(target, task, "epochs", initial_epoch=initial_epoch)
-    again = across(target, CHIEF, "epochs", initial_epoch=2)
+    again = across(target, CHIEF, "epochs", initial_epoch=2, dataset_fn=numbers)
     assert [read(again), read(again)] == [[*range(10)]] * 2
 
 
@@ -170,10 +171,74 @@ def test_a_chief_that_finds_a_dataset_says_so(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a training that has read nothing yet, which another may be by mistake."""
-    for task, dataset_fn, warned in ((CHIEF, numbers, 0), (CHIEF, never, 1), (WORKER, never, 1)):
+    for task, dataset_fn, warned in ((CHIEF, numbers, 0), (CHIEF, numbers, 1), (WORKER, never, 1)):
         across(target, task, "begun", dataset_fn=dataset_fn)
         said = ["'begun' has had its dataset since it began" in said for said in caplog.messages]
         assert sum(said) == warned
+
+
+def test_a_training_that_began_with_other_elements_is_refused(target: str) -> None:
+    """By the chief: of another dtype, shape or nesting."""
+    assert read(across(target, CHIEF, "other spec", dataset_fn=numbers)) == [*range(10)]
+    for other in (lambda i: tf.cast(i, tf.float32), lambda i: tf.fill([2], i), lambda i: {"i": i}):
+        for initial_epoch in (1, 2):
+            with pytest.raises(tf.errors.FailedPreconditionError) as raised:
+                across(
+                    target, CHIEF, "other spec", initial_epoch=initial_epoch,
+                    dataset_fn=lambda _, other=other: tf.data.Dataset.range(10).map(other),
+                )  # fmt: skip
+            for part in ("'other spec'", "tf.int64", "dataset_id", "another job_name"):
+                assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: tf.data.Dataset.range(10).map(lambda i: i + 100),
+        lambda: tf.data.Dataset.range(100, 110),
+        lambda: tf.data.Dataset.range(7),  # and of another cardinality
+    ],
+)
+def test_another_dataset_of_such_elements_is_warned_of_and_the_old_one_is_read(
+    target: str, caplog: pytest.LogCaptureFixture, other: Any, request: pytest.FixtureRequest
+) -> None:
+    name = request.node.name
+    assert read(across(target, CHIEF, name, dataset_fn=numbers)) == [*range(10)]
+    across(target, CHIEF, name, dataset_fn=numbers, initial_epoch=1)
+    assert not caplog.messages
+    changed = across(target, CHIEF, name, dataset_fn=lambda _: other(), initial_epoch=1)
+    (said,) = caplog.messages
+    assert "began with another dataset" in said and f"'{name}/across'" in said
+    assert read(changed) == [*range(10)]
+
+
+def test_a_training_goes_on_with_the_dataset_that_is_meant(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def floats(_: Any) -> Any:
+        return tf.data.Dataset.range(5).map(lambda i: tf.cast(i, tf.float32))
+
+    first = across(target, CHIEF, "goes on", dataset_fn=numbers)
+    assert read(first) == [*range(10)]
+    for task, dataset_fn in ((CHIEF, floats), (WORKER, never), (EVALUATOR, never)):
+        dataset = across(
+            target, task, "goes on", dataset_fn=dataset_fn, dataset_id="floats", initial_epoch=1
+        )
+        assert dataset.element_spec.dtype == tf.float32
+    assert read(dataset) == read(dataset) == [*range(5)]
+    trained = across(
+        target, CHIEF, "goes on", dataset_fn=floats, dataset_id="floats", initial_epoch=1
+    )
+    assert read(trained) == [*range(5)]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="has read 2 epochs"):
+        across(target, WORKER, "goes on", dataset_id="floats", initial_epoch=1)
+    assert not caplog.messages
+    assert "floats" in [known.dataset_id for known in service.list_datasets(target)]
+    for number in (1, 2):
+        trial = TaskContext(trial=str(number))
+        across(target, trial, "tried", dataset_fn=lambda _, n=number: numbers(_).batch(n),
+               dataset_id="of trials")  # fmt: skip
+    assert not caplog.messages
 
 
 def test_a_chief_that_does_not_come_is_named(target: str) -> None:
@@ -193,6 +258,19 @@ def test_what_makes_no_sense_is_said(target: str) -> None:
             target, TaskContext(), "one epoch", dataset_fn=lambda _: numbers(_).repeat(),
             cross_trainer_cache=True, initial_epoch=2,
         )  # fmt: skip
+    for argument, value, message in [
+        ("dataset_fn", tf.data.Dataset.range(3), r"dataset_fn=<_RangeDataset.* is no function: gi"),
+        ("job_name", None, "job_name=None would have each task read all of the dataset: give"),
+        ("job_name", 7, "`job_name` must be a string"),
+        ("dataset_id", 7, "dataset_id=7 must be a string.*leave it out"),
+        ("dataset_id", "", "dataset_id='' must be a string"),
+        ("timeout_s", "10", "timeout_s='10' must be a number of seconds.*None"),
+        ("timeout_s", -1, "timeout_s=-1 must be"),
+        ("timeout_s", True, "timeout_s=True must be"),
+    ]:
+        how: dict[str, Any] = {"dataset_fn": never, "job_name": "mistyped", argument: value}
+        with pytest.raises(ValueError, match=message):
+            service.distribute_across(service=target, **how)
     for wrong, name in ((-1, "j"), (True, "j"), (1, None)):
         with pytest.raises(ValueError, match=f"initial_epoch={wrong}"):
             service.from_dataset_id(
@@ -221,7 +299,7 @@ def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
             dataset_fn, target, TaskContext(trial=str(number)), job_name="cached",
             cross_trainer_cache=True,
         )
-        for number, dataset_fn in ((1, endless), (2, never))
+        for number, dataset_fn in ((1, endless), (2, endless))
     ]  # fmt: skip
     evaluator = across(target, EVALUATOR, "cached", cross_trainer_cache=True)
     assert len([*evaluator.take(100)]) == 100
@@ -313,6 +391,19 @@ def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
             across("localhost:1", task, "late", timeout_s=timeout_s)
     zero, long, for_ever = patience
     assert zero == 0 and long is not None and 500 < long <= 600 and for_ever is None
+
+
+def test_who_waits_says_what_for(target: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a dispatcher, and of a chief, that is waited for longer than a moment."""
+    for service_, task, message in [
+        ("localhost:1", CHIEF, "still trying to call .*GetDataset at localhost:1"),
+        (target, WORKER, "waiting for the chief of 'awaited' to register its dataset"),
+    ]:
+        caplog.clear()
+        asked_s = SHORT_PATIENCE_S + 1
+        with pytest.raises(tf.errors.UnavailableError):
+            service.distribute_across(never, service_, task, job_name="awaited", timeout_s=asked_s)
+        assert re.search(message, caplog.text)
 
 
 def test_only_who_may_be_in_step_has_few_elements_at_a_time(

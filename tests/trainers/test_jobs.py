@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client.each_for_itself import warn_if_unshared
 from forebay.service.client.options import ShardingPolicy
+from forebay.service.client.sharing_warnings import warn_if_unshared
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.trainers.context import TaskContext
 from forebay.service.trainers.jobs import (

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import leaving
+from forebay.service.client import open_iterations
+from forebay.service.errors import InvalidArgument
 from forebay.service.trainers import preemption
 
 from .conftest import target
@@ -34,6 +35,11 @@ def wakeups() -> Iterator[socket.socket]:
 
 def preempt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_signal_is_no_function_that_saves() -> None:
+    with pytest.raises(InvalidArgument, match="save_fn='SIGTERM' cannot be called"):
+        service.PreemptionHandler("SIGTERM")  # type: ignore[arg-type]
 
 
 def test_the_block_is_left_while_its_watcher_ends() -> None:
@@ -98,4 +104,4 @@ def test_the_program_reads_again_once_it_goes_on(
         while_preempted.append(read())
     assert outer.preempted and while_preempted == [[], []]
     assert "this process is to stop" in caplog.text
-    assert sorted(read()) == [0, 1, 2] and not leaving.stopping.is_set()
+    assert sorted(read()) == [0, 1, 2] and not open_iterations.stopping.is_set()

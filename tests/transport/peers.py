@@ -21,7 +21,7 @@ from forebay.service.transport.sessions import Sessions
 from .samples import numbered
 
 UID = 77
-TIMEOUT_S = 30
+TIMEOUT_S = 40  # above the 30 s after which a client gives up and says why
 
 
 class Consumer:
@@ -272,6 +272,78 @@ class MeddlingProxy:
                 sink.sendall(data)
                 passed += len(data)
         except OSError:  # cut, by the other direction or by an end
+            pass
+        for sock in (source, sink):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is cut
+                pass
+
+
+class ShortLived:
+    """A proxy. Each connection passes only so many bytes of what the worker says."""
+
+    def __init__(self, port: int, limit: int, *, silent: bool, endless_from: int = 1 << 30) -> None:
+        """Then the connection is reset; or, if `silent`, stays open, and the proxy takes what
+        comes without passing it on. Connection number `endless_from`, from 0, has no limit.
+        """
+        self._target = ("127.0.0.1", port)
+        self._limit, self._silent, self._endless_from = limit, silent, endless_from
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.connections = 0
+        self.spent = 0  # connections that have reached their limit
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._run, name="test-proxy")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for sock in [self._listener, *self._open]:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is cut
+                pass
+        for thread in self._threads:
+            thread.join()
+        for sock in [self._listener, *self._open]:
+            sock.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            far = socket.create_connection(self._target)
+            self._open += [near, far]
+            limit = self._limit if self.connections < self._endless_from else 1 << 60
+            self.connections += 1
+            is_spent = threading.Event()
+            for source, sink, most in ((near, far, 1 << 60), (far, near, limit)):
+                self._threads.append(
+                    threading.Thread(
+                        target=self._pass, args=(source, sink, most, is_spent), name="test-proxy"
+                    )
+                )
+                self._threads[-1].start()
+
+    def _pass(
+        self, source: socket.socket, sink: socket.socket, most: int, is_spent: threading.Event
+    ) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if not is_spent.is_set():
+                    sink.sendall(data[:most])
+                    most -= len(data)
+                if most <= 0 and not is_spent.is_set():
+                    self.spent += 1
+                    is_spent.set()
+                if is_spent.is_set() and not self._silent:
+                    break
+        except OSError:  # an end has gone
             pass
         for sock in (source, sink):
             try:

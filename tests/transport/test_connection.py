@@ -31,7 +31,13 @@ from forebay.service.delivery import (
 )
 from forebay.service.errors import AddressInUse
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockClient, BlockServer, ElementBudget, NobodyListens, frames
+from forebay.service.transport import (
+    BlockClient,
+    BlockServer,
+    ConnectionRefused,
+    ElementBudget,
+    frames,
+)
 
 from .peers import TIMEOUT_S, UID, WELCOME, Consumer, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
@@ -354,7 +360,7 @@ def test_a_process_that_is_gone_is_not_waited_for(server: BlockServer) -> None:
 def test_a_client_says_that_nobody_listens_where_its_worker_was(
     family: socket.AddressFamily, closing: ExitStack
 ) -> None:
-    told: queue.Queue[NobodyListens | None] = queue.Queue()
+    told: queue.Queue[ConnectionRefused | None] = queue.Queue()
     over = threading.Event()
 
     def open_tunnel(address: str, timeout_s: float) -> socket.socket:
@@ -375,7 +381,7 @@ def test_a_client_says_that_nobody_listens_where_its_worker_was(
     for consumer in consumers:
         closing.callback(consumer.client.close)
     closing.callback(over.set)
-    assert told.get(timeout=TIMEOUT_S) is NobodyListens.WHERE_IT_NEVER_ANSWERED
+    assert told.get(timeout=TIMEOUT_S) is ConnectionRefused.NEVER_CONNECTED
     listener.settimeout(TIMEOUT_S)
     with listener, listener.accept()[0] as connection:
         frames.send(connection, [WELCOME.data])
@@ -383,7 +389,7 @@ def test_a_client_says_that_nobody_listens_where_its_worker_was(
             time.sleep(0.01)
         assert told.empty()
         listener.close()
-    assert told.get(timeout=TIMEOUT_S) is NobodyListens.WHERE_IT_ANSWERED
+    assert told.get(timeout=TIMEOUT_S) is ConnectionRefused.ONCE_CONNECTED
     assert told.empty()
 
 

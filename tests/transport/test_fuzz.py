@@ -100,14 +100,20 @@ def logged(level: int) -> Iterator[list[logging.LogRecord]]:
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "turned over"])
 @pytest.mark.parametrize("to_worker", [True, False], ids=["to worker", "to consumer"])
 def test_every_byte_of_a_conversation(
-    server: BlockServer, closing: ExitStack, to_worker: bool, cut: bool
+    server: BlockServer,
+    closing: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    to_worker: bool,
+    cut: bool,
 ) -> None:
     """A connection is damaged there; all blocks come, once and in order, all the same."""
+    caplog.set_level(logging.INFO)  # a failure shows why each connection ended
     damages: list[Damage] = []
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)
     samples = [SAMPLES[name] for name in ("varying strings", "scalars")]
     for at in itertools.count():
+        caplog.clear()
         output = AnyOutput()
         for number, block in enumerate(samples):
             output.put(Block(block.count, block.components, index=number))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOthers
+from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOthers, Subscription
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient
@@ -66,22 +66,22 @@ def leave(consumer: Consumer, given: int | None = None) -> None:
 
 def test_what_was_taken_stays_and_the_rest_goes_to_others(output: AnyOutput, connect: Any) -> None:
     leaving = connect(1)
-    for first in range(0, 12, 4):
-        output.put(block(first, 4))
+    for first in range(0, 6, 2):  # a new consumer is given two at a time
+        output.put(block(first, 2))
     output.finish()
     taken = leaving.arrived.get(timeout=TIMEOUT_S)[2]
     leaving.client.taken(taken, KEY)
-    assert got(leaving) == [4, 5, 6, 7]
+    assert got(leaving) == [2, 3]
     other = connect(2)
-    assert got(leaving) == [8, 9, 10, 11] and got(leaving) == EndOfTask()
-    while (news := got(other)) != HeldByOthers(8):
-        assert news == HeldByOthers(12)  # until it was said that some were taken
+    assert got(leaving) == [4, 5] and got(leaving) == EndOfTask()
+    while (news := got(other)) != HeldByOthers(4):
+        assert news == HeldByOthers(6)  # until it was said that some were taken
     leave(leaving, given=1)
-    assert [got(other) for _ in range(3)] == [[5, 6, 7], [8, 9, 10, 11], EndOfTask()]
+    assert [got(other) for _ in range(3)] == [[3], [4, 5], EndOfTask()]
     assert not output.wait_drained(0)
     leave(other)
-    assert output.waiting_elements == 7, "nobody else is there: they wait"
-    assert [got(connect(3)) for _ in range(1)] == [[5, 6, 7]]
+    assert output.waiting_elements == 3, "nobody else is there: they wait"
+    assert [got(connect(3)) for _ in range(1)] == [[3]]
 
 
 def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, connect: Any) -> None:
@@ -110,6 +110,31 @@ def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None
     sessions.goodbye(link, [pb.Position(task_id=TASK, received=1, elements=1)])
     assert output.waiting_elements == 1
     assert sessions.next_batch(link) == [Farewell()] and sessions.next_batch(link) is None
+
+
+def test_a_sender_whose_blocks_wait_for_credit_does_not_ask_again_and_again() -> None:
+    """On a new connection; before, its consumer had to wait for its turn."""
+    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions.add_task(TASK, output)
+    output.put(block(0, 100_000))
+    behind = output.open(HANDS_BACK)
+    assert isinstance(behind, Subscription) and behind.next(True)
+    link, taken = sessions.attach(1, lambda: None), -1
+    sessions.read(link, TASK, 0, HANDS_BACK)
+    sessions.give_credit(link, 1 << 20, [])
+    link.fill()
+    while link.outbox:
+        batch = sessions.next_batch(link)
+        assert batch is not None
+        taken += len(batch)  # all but the last one, which is sent again
+        position = pb.Position(task_id=TASK, received=taken, taken=taken)
+        sessions.give_credit(link, 0, [position])
+        link.fill()
+    assert link.retry_s() is not None
+    sessions.detach(link, 0)
+    link = sessions.attach(1, lambda: None)
+    sessions.read(link, TASK, taken, HANDS_BACK)
+    assert link.sendings[0].resend and link.retry_s() is None
 
 
 def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:

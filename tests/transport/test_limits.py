@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,40 +38,66 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_who_stalls_inside_a_frame_is_not_waited_for(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    monkeypatch.setattr(frames, "_STALL_S", 5 * QUIET_S)
     ours, theirs = pair
     whole = b"".join(frames.encode(b"header", [memoryview(bytes(100))]))
     theirs.sendall(whole + whole[:-1])
-    frames.set_timeout(ours, socket.SO_RCVTIMEO, QUIET_S)
     reader = frames.FrameReader(ours, "the peer")
     quiet = []
-    reader.on_quiet = lambda: quiet.append(True)
+    reader.watch(QUIET_S, lambda: quiet.append(True), 5 * QUIET_S)
     assert reader.read() is not None
-    with pytest.raises(TimeoutError, match="the peer did not go on in time"):
+    with pytest.raises(TimeoutError, match="the peer sent nothing for"):
         reader.read()
     assert quiet
+    assert reader.cut is not None and reader.cut.filled == 127
 
 
-def test_who_has_nothing_to_say_between_frames_is_waited_for(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+def test_bytes_are_a_sign_of_life_and_not_only_frames(
+    pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    monkeypatch.setattr(frames, "_STALL_S", QUIET_S)
     ours, theirs = pair
     whole = b"".join(frames.encode(b"header"))
-    frames.set_timeout(ours, socket.SO_RCVTIMEO, QUIET_S)
     reader = frames.FrameReader(ours, "the peer")
-    quiet: list[bool] = []
-
-    def on_quiet() -> None:
-        quiet.append(True)
-        if len(quiet) == 5:
-            theirs.sendall(whole)
-
-    reader.on_quiet = on_quiet
+    rest = iter(whole)
+    reader.watch(QUIET_S, lambda: theirs.sendall(bytes([next(rest)])), 10 * QUIET_S)
     frame = reader.read()
-    assert frame is not None and frame.header == b"header"
+    assert frame is not None and frame.header == b"header", f"after {len(whole)} ticks"
+
+
+class PausedIn(socket.socket):
+    """A socket in whose `recv_into` this process is paused now and then."""
+
+    pauses_s: Iterator[float]
+    now_s = 1000.0
+
+    def setsockopt(self, *_: object) -> None: ...
+
+    def recv_into(self, target: Any, size: int = 0, flags: int = 0) -> int:
+        for pause_s in self.pauses_s:
+            self.now_s += pause_s
+            raise BlockingIOError
+        return super().recv_into(target, size, flags)
+
+
+def test_a_pause_of_this_process_is_no_silence_of_the_peers(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pair
+    for pauses_s, is_silence in (([0.25] * 39, False), ([60, 60, 60], False), ([0.25] * 40, True)):
+        paused = PausedIn(fileno=os.dup(ours.fileno()))
+        paused.pauses_s = iter(pauses_s)
+        monkeypatch.setattr(frames, "time", paused)
+        monkeypatch.setattr(PausedIn, "monotonic", lambda self: self.now_s, raising=False)
+        with paused:
+            reader = frames.FrameReader(paused, "the peer")
+            reader.watch(0.25, lambda: None, 10)
+            theirs.sendall(b"".join(frames.encode(b"header")))
+            if is_silence:
+                with pytest.raises(TimeoutError, match="the peer sent nothing for 10 s"):
+                    reader.read()
+            else:
+                assert reader.read() is not None
 
 
 @pytest.mark.parametrize("limit", [MAX_ELEMENTS, 1 << 62])
@@ -78,7 +105,13 @@ def test_a_limit_beyond_all_elements_is_none(limit: int) -> None:
     assert ElementBudget(limit).share().grant() == MAX_ELEMENTS < MAX_CREDIT_ELEMENTS
 
 
-@pytest.mark.parametrize("limit", [0, -1, 2.5, "3"])
+@pytest.mark.parametrize(("limit", "most"), [(None, None), (-1, None), (3, 3), (np.int64(3), 3)])
+def test_a_limit_may_be_left_to_the_service(limit: int | None, most: int | None) -> None:
+    """As tf.data service's client does by default, with tf.data.AUTOTUNE, which is -1."""
+    assert reading(max_outstanding_requests=limit).max_elements == most
+
+
+@pytest.mark.parametrize("limit", [0, -2, 2.5, "3"])
 def test_a_limit_is_a_positive_integer(limit: object) -> None:
     with pytest.raises(InvalidArgument, match="must be a positive integer"):
         reading(max_outstanding_requests=limit)  # type: ignore[arg-type]

@@ -93,6 +93,21 @@ def test_the_end_needs_no_credit_and_comes_after_the_blocks() -> None:
     assert world.sent(world.connect(2, credit=0)) == [EndOfTask], "one that comes later"
 
 
+def test_a_task_that_goes_on_for_a_reader_holds_up_no_other() -> None:
+    """It starts a thread, and who hands back meanwhile is to be answered."""
+    world = World()
+    seen: list[set[int]] = []
+    with ThreadPoolExecutor(1) as pool:
+        read_tasks = world.sessions.read_tasks
+        world.output.when_opened(lambda: seen.append(pool.submit(read_tasks).result(timeout=10)))
+        assert not seen
+        link = world.connect(1)
+        assert seen == [{TASK}]
+        world.sessions.detach(link, now=0)
+        world.connect(1)
+    assert len(seen) == 1, "once"
+
+
 def test_small_blocks_leave_together_within_bounds() -> None:
     world = World(2000)
     assert len(world.sent(world.connect(1))) == -(-BATCH_BYTES // COST)

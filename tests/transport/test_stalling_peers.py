@@ -20,7 +20,7 @@ import pytest
 from forebay.service.chaos.proxy import Proxies
 from forebay.service.delivery import AnyOutput
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, frames, messages, sending, server, sessions
+from forebay.service.transport import BlockServer, frames, messages, sending, server
 
 from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, only, say, task
 from .samples import numbered
@@ -220,12 +220,9 @@ def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
     assert tracemalloc.get_traced_memory()[1] < 40 * MB
 
 
-def test_what_is_kept_for_those_who_stay_away_is_bounded(
-    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_for_those_who_stay_away_is_bounded(closing: ExitStack) -> None:
     """As for a trainer that crashes again and again: each time it is another consumer."""
-    monkeypatch.setattr(sessions, "MAX_AWAY_BYTES", 8 * MB)
-    worker = started(closing)
+    worker = started(closing, max_away_bytes=8 * MB)
     task(worker, TASK, 40, lambda: MB)
     for consumer_id in range(1, 21):
         peer = Peer(worker, consumer_id)

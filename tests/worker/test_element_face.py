@@ -58,8 +58,8 @@ def test_of_trainers_that_come_and_go_not_all_are_kept(monkeypatch: pytest.Monke
     opened = []
 
     class Output(CachedOutput):
-        def open(self, order: Order) -> Subscription | End:
-            found = super().open(order)
+        def open(self, order: Order, *, tell: bool = True) -> Subscription | End:
+            found = super().open(order, tell=tell)
             opened.append(weakref.ref(found))
             return found
 

@@ -144,10 +144,14 @@ def test_a_pipeline_that_has_ended_does_not_wait_for_trainers() -> None:
     runner.start()
     opened = output.open(AnyBlock(hands_back=True))
     assert isinstance(opened, Subscription)
-    while not isinstance(given := opened.next(True), tuple):
-        pass
+    held: list[Block] = []
+    while not output.ended or output.waiting_elements:
+        if isinstance(given := opened.next(True), tuple):
+            held.append(given[0])
+        elif len(held) > 1:
+            opened.received([held.pop(0)])
     assert closed.wait(TIMEOUT_S) and not output.wait_drained(0)
-    opened.received([given[0]])
+    opened.received(held)
     assert runner.join(TIMEOUT_S)
 
 

@@ -25,7 +25,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
-from ... import metrics, pickles
+from ... import generators, metrics, pickles
 from ...errors import InvalidArgument
 from ...proto import metrics_pb2 as pb
 from . import internals, tfrecords
@@ -104,17 +104,31 @@ class Chain:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         """Raises InvalidArgument for what cannot be pickled."""
-        self._pickled = _pickled(steps)
+        self._begin(_pickled(steps))
         self._unused: Sequence[Step] | None = None
-        self._running: _Running | None = None
 
     def __getstate__(self) -> bytes:
         return self._pickled
 
     def __setstate__(self, pickled: bytes) -> None:
+        self._begin(pickled)
+        self._unused = self._load()  # at once: a module may not be there
+
+    def _begin(self, pickled: bytes) -> None:
         self._pickled = pickled
-        self._unused = cloudpickle.loads(pickled)  # at once: a module may not be there
-        self._running = None
+        self._generators = generators.Generators([])
+        self._seeds: tuple[str | None] | None = None  # None: DoFns draw as they were pickled
+        self._running: _Running | None = None
+
+    def _load(self) -> Sequence[Step]:
+        steps, self._generators = generators.loads(self._pickled)
+        return steps  # type: ignore[no-any-return] # what was pickled
+
+    def seed_generators(self, seed: str | None) -> None:
+        """As `Generators.seed`: from now on, those of DoFns that are set up, or will be."""
+        self._seeds = (seed,)
+        if self._running is not None:
+            self._generators.seed(seed)
 
     def run_bundle(self, split: bytes, emit: Emit) -> pb.Metrics | None:
         """As `run_windowed`, but `emit` is called with the elements alone."""
@@ -129,7 +143,9 @@ class Chain:
         """
         if self._running is None:
             unused, self._unused = self._unused, None
-            self._running = _Running(unused or cloudpickle.loads(self._pickled))
+            self._running = _Running(unused or self._load())
+            if self._seeds is not None:
+                self._generators.seed(*self._seeds)
         running, inputs = self._running, cloudpickle.loads(split)
         try:
             return running.bundle(inputs, emit)
@@ -170,6 +186,10 @@ class Branches(Chain):
     def __reduce__(self) -> tuple[type[Branches], tuple[Sequence[Chain]]]:
         return Branches, (self._chains,)
 
+    def seed_generators(self, seed: str | None) -> None:
+        for chain in self._chains:
+            chain.seed_generators(seed)
+
     def run_windowed(self, split: bytes, emit: Emit) -> pb.Metrics | None:
         number, inner = cloudpickle.loads(split)
         if self._last is not self._chains[number]:
@@ -185,7 +205,7 @@ class Branches(Chain):
 
 def _pickled(steps: Sequence[Step]) -> bytes:
     try:
-        return pickles.dumps(tuple(steps))
+        return pickles.dumps(tuple(steps), marks_generators=True)
     except Exception as error:
         if len(steps) > 1:
             for step in steps:

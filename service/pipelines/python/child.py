@@ -51,10 +51,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from numpy import random as numpys_random
 
+from ... import generators
 from ...errors import ForebayError, PipelineError, status_of
 from ...proto import metrics_pb2 as pb
 from ...proto.python_pb2 import PythonDataset
-from .asking import AskedFeed, Asker
 from .child_blocks import (
     LINGER_S,
     MAX_ROWS,
@@ -67,6 +67,7 @@ from .child_blocks import (
     traceback_of,
 )
 from .columns import Misfit, columns_of, iterated
+from .split_requests import AskedFeed, Asker
 from .stored import is_built
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class FunctionProcess:
         self._asker = Asker(connection) if is_built(self._dataset) else None
         self._sender = self._asker or Sender(connection)
         self._function: Callable[..., Any]
+        self._generators: generators.Generators  # that came with it
         self._splits: Sequence[Any] = ()  # unless the function builds a dataset
         self._built: BuiltDataset | None = None
         self._blocks: Blocks
@@ -123,7 +125,7 @@ class FunctionProcess:
             if self._asker is None:
                 self._blocks = Blocks(self._sender, self._structure, self._at, self._failed)
                 self._splits = cloudpickle.loads(self._dataset.splits)
-            self._function = cloudpickle.loads(self._dataset.function)
+            self._function, self._generators = generators.loads(self._dataset.function)
             self._dataset.ClearField("splits")
             self._dataset.ClearField("function")
             getattr(self._function, "setup", _nothing)()
@@ -149,6 +151,7 @@ class FunctionProcess:
         try:
             if self._built is None:
                 self._built = BuiltDataset(self._function, self._structure)
+                self._generators.seed(None)  # not before: it builds the same everywhere
             made = self._built.blocks(feed if asks else None, self._dataset.contents)
             with (
                 ThreadPoolExecutor(1, "forebay-sending") as pool,
@@ -176,6 +179,8 @@ class FunctionProcess:
     def _run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         random.seed(seed)
         numpys_random.seed(None if seed is None else random.getrandbits(32))
+        self._generators.seed(seed)
+        getattr(self._function, "seed_generators", _nothing)(seed)  # a chain knows when
         # Where there were none for a while, somebody waits as well.
         self._blocks.begin(awaited or time.monotonic() - self._ended_s >= LINGER_S)
         try:
@@ -265,7 +270,7 @@ class FunctionProcess:
         return Failed(code, f"split {split}{name}, element {element}: {what}", split, element)
 
 
-def _nothing() -> None: ...
+def _nothing(*_: object) -> None: ...
 
 
 def main(connection: socket.socket) -> None:

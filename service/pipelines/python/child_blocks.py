@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from ...blocks import BLOCK_BYTES
 from ...metrics import Totals
 from ...proto import metrics_pb2 as pb
 from ...shared import Lender, new_slab
-from .columns import Column, Field, Misfit, column_of, fields_of, write
+from .columns import LISTS, Column, Field, Misfit, column_of, fields_of, write
 
 CREDIT = 3
 """Blocks that have not been taken, before it waits."""
@@ -336,8 +336,9 @@ def _copied(field: Field, leaf: Any) -> Any:
     if isinstance(leaf, IMMUTABLE):
         return leaf
     try:
-        if not isinstance(leaf, np.ndarray) and hasattr(leaf, "__array__"):
-            leaf = np.asarray(leaf)
+        if not isinstance(leaf, (np.ndarray, tuple, Mapping, *LISTS)):
+            array = np.asarray(leaf)  # of whatever has memory, such as a bytearray
+            leaf = leaf if array.dtype == object else array
         return copy.deepcopy(leaf)
     except Exception as error:
         raise Misfit(f"{field.path} cannot be copied: {shown(error)}") from error

@@ -1,4 +1,4 @@
-"""A Python dataset's child processes, as the worker has them: started, watched, reused, ended."""
+"""The worker's side of a Python dataset's child processes: starts, watches, reuses, ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..splits import SplitRange
 from .child import PROGRESS_BYTES
 from .child_blocks import MESSAGE_BYTES
 from .columns import read
-from .nursery import Nursery, ended
+from .fork_server import ForkServer, ended
 
 TEARDOWN_MS = 5_000
 
@@ -94,7 +94,7 @@ Event = Received | Counted | Asked | AskedIfOver | Ended | Failed | Died
 class PythonChild:
     """A process with the function of one dataset. For one thread at a time."""
 
-    def __init__(self, nursery: Nursery, definition: bytes, structure: str) -> None:
+    def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
         """Raises PipelineError."""
         told = structure.encode()
         with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
@@ -102,7 +102,7 @@ class PythonChild:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._connection = kept.enter_context(ours)
                 with theirs:
-                    self._control = kept.enter_context(nursery.fork(theirs))
+                    self._control = kept.enter_context(fork_server.fork(theirs))
                 stored, memory = new_slab(max(1, len(told) + len(definition)))
                 sent.callback(os.close, stored)
                 progress, shared = new_slab(PROGRESS_BYTES)
@@ -265,8 +265,10 @@ def finish(children: Sequence[PythonChild]) -> None:
 class Children:
     """The processes of one dataset. Thread-safe."""
 
-    def __init__(self, nursery: Nursery, definition: bytes, structure: str, most_idle: int) -> None:
-        self._nursery = nursery
+    def __init__(
+        self, fork_server: ForkServer, definition: bytes, structure: str, most_idle: int
+    ) -> None:
+        self._fork_server = fork_server
         self._definition = definition
         self._structure = structure
         self._most_idle = most_idle
@@ -280,7 +282,7 @@ class Children:
             with self._lock:
                 found = self._idle.pop() if self._idle else None
             if found is None:
-                return PythonChild(self._nursery, self._definition, self._structure)
+                return PythonChild(self._fork_server, self._definition, self._structure)
             if found.lives:
                 return found
             found.kill()

@@ -7,13 +7,15 @@ Whatever is not what was registered is a `Misfit`, which says of which element.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...block_limits import DTYPES, padding
+from ...block_limits import DTYPES, MAX_RANK, padding
 from ...blocks import Array, Block, Component, Strings, buffers, numpy_dtype
 
 Leaves = list[Any]
@@ -21,18 +23,11 @@ Flatten = Callable[[Any, Leaves], None]
 Header = list[list[Any]]
 """Of each component: [strings?, varying?, [dtype, shape] of each of its arrays]."""
 
-_PLAIN: dict[str, set[type]] = {
-    "b": {bool},
-    "i": {int},
-    "u": {int},
-    "f": {int, float},
-    "V": {int, float},  # ml_dtypes' floats
-    "c": {int, float, complex},
-}
-"""Which of Python's numbers an array of this kind is made of."""
+_NUMBERS = (bool, int, float, complex)
+"""Python's, each of which NumPy takes for the next one where a list has both."""
 
-
-_NUMBERS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+LISTS = (list, range, deque)
+"""Of numbers, which together are a tensor."""
 
 
 class Misfit(ValueError):
@@ -76,6 +71,11 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
         case {"tensor": name, "shape": shape} if shape is not None:
             if name != "string" and name not in DTYPES:
                 raise ValueError(f"{path} is of {name}, which NumPy does not have")
+            if len(shape) >= MAX_RANK:  # a block has one more
+                raise ValueError(
+                    f"{path} has {len(shape)} dimensions, and at most {MAX_RANK - 1} can be sent: "
+                    "reshape it"
+                )
             fields.append(Field(path, None if name == "string" else numpy_dtype(name), (*shape,)))
             return lambda element, leaves: leaves.append(element)
         case {"none": _}:
@@ -86,8 +86,9 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
         case {"tuple": items}:
             parts = [_flatten(item, f"{path}[{i}]", fields) for i, item in enumerate(items)]
             return _of_tuple(parts, path)
-        case {"named": _, "fields": items}:
-            return _of_tuple([_flatten(x, f"{path}.{name}", fields) for name, x in items], path)
+        case {"named": kind, "fields": items}:
+            own = {name: _flatten(item, f"{path}.{name}", fields) for name, item in items}
+            return _of_named(kind, own, path)
     raise ValueError(
         f"{path} is registered as {node}, which no Python function yields: give dense tensors of "
         "a known rank, in dicts and tuples"
@@ -131,6 +132,37 @@ def _of_tuple(parts: list[Flatten], path: str) -> Flatten:
     return flatten
 
 
+def _of_named(kind: str, members: dict[str, Flatten], path: str) -> Flatten:
+    """By the fields' names, as elements of other fields would be mixed up. A type's own name may
+    be another, as in tf.data it may not: where a module was changed, or its class made again."""
+    names = (*members,)
+    made: Any = namedtuple("_", names, rename=True)  # type: ignore[misc]
+    renamed = made._fields  # as `assemble` names them
+
+    def flatten(element: Any, leaves: Leaves) -> None:
+        fits = field_names(element) in (names, renamed)
+        _require(fits, path, f"{kind}({', '.join(names)})", element)
+        is_tuple = isinstance(element, tuple)
+        values = element if is_tuple else [getattr(element, name) for name in names]
+        for part, value in zip(members.values(), values, strict=True):
+            part(value, leaves)
+
+    return flatten
+
+
+def field_names(element: Any) -> tuple[str, ...] | None:
+    """Of a named tuple, of what `attrs` or `dataclasses` made, or of an extension type."""
+    kind = type(element)
+    if isinstance(element, tuple):
+        return getattr(kind, "_fields", None)
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    fields = getattr(kind, "__attrs_attrs__", None)
+    if fields is None and hasattr(kind, "_tf_extension_type_fields"):
+        fields = kind._tf_extension_type_fields()
+    return None if fields is None else tuple(field.name for field in fields)
+
+
 def _require(fits: bool, path: str, wanted: str, element: Any) -> None:
     if not fits:
         raise Misfit(f"{path} is {_described(element)}, and was registered as {wanted}")
@@ -139,6 +171,8 @@ def _require(fits: bool, path: str, wanted: str, element: Any) -> None:
 def _described(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a dict of {[*value][:20]}"
+    if (names := field_names(value)) is not None:
+        return f"{type(value).__name__}({', '.join(names)})"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     text = repr(value)
@@ -171,13 +205,11 @@ def column_of(field: Field, values: Sequence[Any]) -> Column:
         if kinds <= {bytes, str} and not field.shape:
             return _strings(list(map(_encoded, values)), (len(values),))
         return _columns_of_strings(field, values)
-    if not field.shape and (kinds <= _PLAIN[dtype.kind] or kinds == {dtype.type}):
-        try:
-            array = np.array(values, dtype)
-        except (OverflowError, TypeError, ValueError):
-            pass  # one of them is at fault, and is found below
-        else:
+    if not field.shape and (kinds <= _plain(dtype) or kinds == {dtype.type}):
+        array = _attempt(values, dtype)
+        if array is not None and (kinds == {dtype.type} or _holds(array)):
             return Column(False, [(dtype, array.shape, [array])])
+        # One of them is at fault, and is found below.
     arrays = [_array(field, value, row) for row, value in enumerate(values)]
     first = arrays[0].shape
     if all(array.shape == first for array in arrays):
@@ -187,34 +219,122 @@ def column_of(field: Field, values: Sequence[Any]) -> Column:
 
 
 def _array(field: Field, value: Any, row: int) -> Array:
-    """Of NumPy's own values the dtype has to be the registered one; Python's numbers are taken
-    as it."""
     assert field.dtype is not None
-    array = None
-    if isinstance(value, bool | int | float | complex | list):
-        made = _attempt(value)
-        number = None if made is None else _NUMBERS.get(made.dtype.kind)
-        if made is not None and (not made.size or number in _PLAIN[field.dtype.kind]):
-            array = _attempt(value, field.dtype)
-    elif isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        array = _attempt(value)
-        if array is not None and array.dtype.newbyteorder("=") == field.dtype:
-            array = array.astype(field.dtype, copy=False)
-        else:
-            array = None
+    array = None if isinstance(value, tuple) else _taken(value, field.dtype)
     if array is None or not _fits(array.shape, field.shape):
-        raise Misfit(f"{field.path} is {_said(value)}, and was registered as {field}", row)
+        wrong = f"{field.path} is {said(value)}, and was registered as {field}"
+        raise Misfit(f"{wrong}{_advice(field, value)}", row)
     return array
 
 
+def _advice(field: Field, value: Any) -> str:
+    """What to do about a value that does not fit a field of numbers."""
+    assert field.dtype is not None
+    if is_masked(value):
+        return MASKED
+    array, kinds = _attempt(value), kinds_of(value)
+    if array is None or (isinstance(value, LISTS) and array.dtype.kind in "OSU"):
+        return ONE_TENSOR if isinstance(value, LISTS) else ""
+    if not _fits(array.shape, field.shape) or isinstance(value, tuple):
+        return ""
+    if kinds <= _plain(field.dtype):
+        return ", which cannot hold it: give an element_spec that can"
+    return f": convert it to {field.dtype.name} where that loses nothing"
+
+
+ONE_TENSOR = "; a list is one tensor: yield a tuple or a dict of several"
+
+
+def _taken(value: Any, dtype: np.dtype[Any]) -> Array | None:
+    """The value as an array of this dtype, or None if it is none.
+
+    What has a dtype, be it an array, a scalar of NumPy's or one of them in a list, must have this
+    one. Python's numbers have none: they are rounded to it, as NumPy does, and must not overflow.
+    """
+    if isinstance(value, np.ndarray):
+        fits = value.dtype.newbyteorder("=") == dtype
+        return _attempt(value, dtype) if fits else None
+    kinds = kinds_of(value)
+    numbers = [kind for kind in _NUMBERS if kind in kinds]
+    if kinds - {*numbers, dtype} or (numbers and numbers[-1] not in _plain(dtype)):
+        return None
+    array = _attempt(value, dtype)
+    if array is None or not numbers or _holds(array):
+        return array
+    wide = _attempt(value, np.dtype(_WIDE[numbers[-1]]))
+    same = wide is not None and _is_same(array, wide)
+    return array if same else None
+
+
+_WIDE: dict[type, str] = {int: "float64", float: "float64", complex: "complex128"}
+
+
+def _plain(dtype: np.dtype[Any]) -> set[type]:
+    """Which of Python's numbers an array of this dtype is made of."""
+    match dtype.kind:
+        case "b":
+            return {bool}
+        case "i" | "u":
+            return {int}
+        case "c":
+            return {int, float, complex}
+        case "V" if dtype.name.startswith(("int", "uint")):  # as all below ml_dtypes'
+            return {int}
+    return {int, float}
+
+
+def _holds(array: Array) -> bool:
+    """Whether no number of Python's can have overflowed in an array of numbers.
+
+    ml_dtypes' integers wrap around; NumPy's own raise OverflowError.
+    """
+    if array.dtype.kind in "biu":
+        return True
+    is_integer = array.dtype.kind == "V" and _plain(array.dtype) == {int}
+    return not is_integer and bool(np.isfinite(array).all())
+
+
+def _is_same(array: Array, wide: Array) -> bool:
+    """Whether an array is what `wide` is, but for rounding."""
+    if _plain(array.dtype) == {int}:
+        return bool((array.astype(wide.dtype) == wide).all())
+    pairs = [(array, wide)]
+    if array.dtype.kind == "c":
+        pairs = [(array.real, wide.real), (array.imag, wide.imag)]
+    tests: tuple[Any, ...] = (np.isfinite, np.isnan)
+    return all(np.array_equal(test(a), test(b)) for a, b in pairs for test in tests)
+
+
+def kinds_of(value: Any) -> set[Any]:
+    """Which of Python's numbers are in a tensor's value, and the dtypes of all else in it."""
+    if isinstance(value, (*LISTS, tuple)):
+        kinds: set[Any] = set(map(type, value))
+        return kinds if kinds <= {*_NUMBERS} else set().union(*map(kinds_of, value))
+    if isinstance(value, _NUMBERS) and not isinstance(value, np.generic):
+        return {next(kind for kind in _NUMBERS if isinstance(value, kind))}
+    array = _attempt(value)
+    return {None if array is None else array.dtype.newbyteorder("=")}
+
+
+def is_masked(value: Any) -> bool:
+    """Whether it is an array that hides some of its items, which NumPy would show."""
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
+MASKED = "; a mask does not travel: yield value.filled(…), and the mask as another tensor"
+
+
 def _attempt(value: Any, dtype: np.dtype[Any] | None = None) -> Array | None:
+    if is_masked(value):
+        return None
     try:
-        return np.asarray(value, dtype)
+        with np.errstate(over="ignore"):  # which is looked at
+            return np.asarray(value, dtype)
     except Exception:  # noqa: BLE001 - of the user's own class, whatever it raises
         return None
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
     array = _attempt(value)
     if array is None or array.dtype == object or not isinstance(value, list | np.ndarray):
         return _described(value)
@@ -254,8 +374,10 @@ def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
             or not _fits(array.shape, field.shape)
             or not all(isinstance(text, str | bytes) for text in flat)
         ):
-            said = _described(value) if isinstance(value, list) else _said(value)
-            raise Misfit(f"{field.path} is {said}, and was registered as {field}", row)
+            shown = _described(value) if isinstance(value, list) else said(value)
+            advice = MASKED if is_masked(value) else ""
+            advice = ONE_TENSOR if isinstance(value, LISTS) else advice
+            raise Misfit(f"{field.path} is {shown}, and was registered as {field}{advice}", row)
         arrays.append((array.shape, list(map(_encoded, flat))))
     joined = [text for _, texts in arrays for text in texts]
     first = arrays[0][0]

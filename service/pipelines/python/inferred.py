@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...block_limits import DTYPES
+from ...blocks import Array, numpy_dtype
 from ...errors import InvalidArgument
 from ...proto import graph_pb2
+from .columns import LISTS, MASKED, ONE_TENSOR, Field, Misfit, column_of, is_masked, kinds_of, said
 
 Node = dict[str, Any]
 
@@ -43,9 +46,9 @@ def _node(elements: Sequence[Any], path: str) -> Node:
             "tuples and types, or give element_spec"
         )
     if isinstance(first, Mapping):
-        if odd := [key for key in first if not isinstance(key, str)]:
+        if odd := [key for key in first if not _is_unicode(key)]:
             raise InvalidArgument(
-                f"{path} has the key {odd[0]!r}, and only strings can be registered"
+                f"{path} has the key {odd[0]!r}, and only strings of Unicode can be registered"
             )
         keys = sorted(first)
         return {"dict": [[k, _node([e[k] for e in elements], f"{path}[{k!r}]")] for k in keys]}
@@ -60,7 +63,7 @@ def _node(elements: Sequence[Any], path: str) -> Node:
 def _leaf(leaves: Sequence[Any], path: str) -> Node:
     if all(leaf is None for leaf in leaves):
         return {"none": True}
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays = [_array(leaf, path) for leaf in leaves]
     dtypes = {"string" if _is_text(array) else array.dtype.name for array in arrays}
     ranks = {array.ndim for array in arrays}
     if len(dtypes) > 1 or len(ranks) > 1:
@@ -75,7 +78,41 @@ def _leaf(leaves: Sequence[Any], path: str) -> Node:
             "yield arrays, numbers, strings or bytes, in dicts and tuples"
         )
     sizes = [set(size) for size in zip(*(array.shape for array in arrays), strict=True)]
-    return {"tensor": dtype, "shape": [size.pop() if len(size) == 1 else None for size in sizes]}
+    shape = [size.pop() if len(size) == 1 else None for size in sizes]
+    field = Field(path, None if dtype == "string" else numpy_dtype(dtype), (*shape,))
+    try:
+        column_of(field, leaves)  # as each read will
+    except Misfit as misfit:
+        raise _no_tensor(path, leaves[misfit.row]) from None
+    return {"tensor": dtype, "shape": shape}
+
+
+def _array(leaf: Any, path: str) -> Array:
+    """Raises InvalidArgument for a list that is no tensor, and where NumPy would round integers,
+    or show what is masked."""
+    if is_masked(leaf):
+        raise InvalidArgument(f"{path} is {leaf!r:.80} ({type(leaf).__qualname__}){MASKED}")
+    try:
+        array = np.asarray(leaf)
+    except ValueError:  # "inhomogeneous shape"
+        if not isinstance(leaf, LISTS):
+            raise
+        raise _no_tensor(path, leaf) from None
+    if array.size and array.dtype.kind == "f" and kinds_of(leaf) <= {bool, int}:
+        raise InvalidArgument(
+            f"{path} is {leaf!r:.80}, integers that no dtype of NumPy's holds together: give "
+            "np.array(…, np.uint64), if that does, or element_spec"
+        )
+    return array
+
+
+def _no_tensor(path: str, leaf: Any) -> InvalidArgument:
+    items = ", ".join([*map(said, itertools.islice(leaf, 5)), *["…"] * (len(leaf) > 5)])
+    return InvalidArgument(f"{path} is a list of {items}{ONE_TENSOR}")
+
+
+def _is_unicode(key: Any) -> bool:
+    return isinstance(key, str) and key == key.encode(errors="ignore").decode()
 
 
 def _is_text(array: Any) -> bool:

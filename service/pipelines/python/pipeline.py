@@ -1,4 +1,4 @@
-"""A Python dataset as a worker can run it."""
+"""The pipeline of a Python dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...metrics import Totals
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
-from .nursery import HERE, Nurseries
+from .fork_server import HERE, ForkServers
 from .run_states import Policy
 from .runs import BuiltRun, PythonRun
 from .stored import is_built, require_versions
@@ -34,7 +34,7 @@ class PythonPipeline:
         where: str = "?",
         may_skip: MaySkip | None = None,
         totals: Totals | None = None,
-        nurseries: Nurseries = HERE,
+        fork_servers: ForkServers = HERE,
     ) -> None:
         """By default, a run skips as many splits as were registered. What the function counts in
         long runs is added to `totals`. Raises FailedPrecondition."""
@@ -48,8 +48,8 @@ class PythonPipeline:
         self._policy = Policy(
             dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built
         )
-        nursery = nurseries.of(dataset.packages, self._is_built)
-        self._children = Children(nursery, stored, structure, self._processes)
+        fork_server = fork_servers.of(dataset.packages, self._is_built)
+        self._children = Children(fork_server, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
         """Each split is run in one of the children, as many at a time as the feed gives at once;
@@ -68,7 +68,8 @@ class PythonPipeline:
         )  # fmt: skip
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
-        """What `random` and `numpy.random` draw follows from seed and number.
+        """What `random`, `numpy.random` and generators that came with the function draw follows
+        from seed and number.
 
         A function that skips elements does so in a bundle as well, if it was registered so; but
         not one that fails, which ends the bundle: what is behind would have other indices.

@@ -1,12 +1,12 @@
-"""What becomes of a run's splits: which process has which, and who has those that fail.
+"""The state machine of a run's splits: assigns them to processes, and retries or skips failed ones.
 
-Events go in, each with the time; instructions come out, which `PythonRun` (runs.py) carries out.
-No process, thread or clock is known here, so any order of events can be tried. A run has `width`
-slots, numbered from 0: one process at most works in each.
+Timed events go in, and instructions come out; `PythonRun` (runs.py) carries these out. The module
+has no process, thread or clock, so tests can try any order of events. A run has `width` slots,
+numbered from 0. At most one process works in each.
 
-A range is asked for when a slot has nothing to do, and goes to one process as a whole: asking says
-that all before was begun. A split that shall be skipped is reported, and what is left of its range
-goes on once that was answered.
+An idle slot asks for a range, which goes to one process as a whole. Asking implies that all earlier
+ranges were begun. A split to skip is reported, and the rest of its range continues after the
+answer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..splits import SkipReport, SplitRange
 from .children import Died, Failed, Place
 
 SILENT_S = 60.0
-"""An element that takes so long is said in the log."""
+"""An element that takes this long is logged."""
 
 NOWHERE = Place(-1, 0)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What becomes of a split that fails."""
+    """How a run handles failed splits."""
 
     on_error: OnError
     limit: int
@@ -166,7 +166,7 @@ class RunStates:
         return self._no_more and not (self._waiting or self._working or self._skips)
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """What is to be done about it, in this order. Raises PipelineError, which ends the run."""
+        """Apply the event; return the instructions in order. A PipelineError ends the run."""
         out: list[Instruction] = []
         match event:
             case Granted(None):
@@ -247,7 +247,8 @@ class RunStates:
         self._failures[tried] += 1
         if at.split < 0 and isinstance(failure, Failed):  # as the next one would
             raise PipelineError(code, text)
-        if policy.on_error == RETRY and self._failures[tried] <= policy.limit:
+        starts_again = policy.on_error == RETRY or (policy.on_error == SKIP and at.split < 0)
+        if starts_again and self._failures[tried] <= policy.limit:
             if self._is_bundle:  # with the same random numbers
                 self._again(work.first, work.stop, self._index)
             else:

@@ -1,9 +1,9 @@
 """Runs of a Python dataset, in child processes.
 
-Whoever reads `blocks` does all of it: tells the children what to run, as run_states.py decides,
-waits for their sockets, and takes their blocks as they come. A thread asks for splits, and whether
-one may be skipped, as both may wait for a dispatcher; and one for each source that a child asks
-for splits of, whose function builds a dataset.
+The thread that reads `blocks` tells the children what to run, as run_states.py decides, polls their
+sockets, and takes their blocks as they come. Another thread asks for splits and for permission to
+skip one, as both may wait for a dispatcher. If a function builds a dataset, each source that its
+child asks about has a thread, too.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from tensorflow.python.data.ops import dataset_ops
 
 from ....journal.proto import events_pb2 as ev
 from ...proto import graph_pb2 as pb
+from .element_packs import calls_functions
 from .graphs import Graph
 from .imports import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
-from .packs import calls_functions
 from .seeds import KEY, seeded
 from .source_walk import SourceWalk
 from .split_sources import require_bundles, require_splittable

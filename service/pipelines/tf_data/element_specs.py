@@ -47,6 +47,8 @@ def restore(element_spec: Spec, components: Sequence[Tensor]) -> Any:
         own = [next(rest) for _ in _expand(spec, spec)]
         if _is_none(spec):
             leaves.append(None)
+        elif isinstance(spec, structure.opaque_specs()):
+            leaves.append(spec._from_tensor_list(own))
         elif isinstance(spec, tf.TensorSpec):
             leaves.append(tf.ensure_shape(own[0], spec.shape))
         else:
@@ -77,6 +79,8 @@ def _expand(spec: Spec, leaf: Any) -> list[Any]:
         return []
     if isinstance(spec, tf.TensorSpec):
         return [leaf]
+    if isinstance(spec, structure.opaque_specs()):
+        return list(spec._flat_tensor_specs if leaf is spec else spec._to_tensor_list(leaf))
     return list(tf.nest.flatten(leaf, expand_composites=True))
 
 

@@ -30,6 +30,7 @@ from ....journal.proto import events_pb2 as ev
 from ....journal.splits import ENDLESS, source_size
 from ...proto import graph_pb2 as pb
 from ..splits import SplitFeed, SplitRange
+from .element_packs import calls_functions
 from .graphs import Graph
 from .imports import (
     ImportedGraph,
@@ -38,12 +39,11 @@ from .imports import (
     options_of,
     output_specs,
 )
-from .packs import calls_functions
+from .save_watchers import Watch, saves_in
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
 from .state import GraphState, state_of
 from .transformations import Traced, call_as_it_is, concrete, opened, traced, until_stopped
-from .watches import Watch, saves_in
 
 Dataset = Any
 Tensor = Any

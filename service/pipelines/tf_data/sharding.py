@@ -6,18 +6,30 @@ which adds a `shard` behind the files, or at the end, or at `shard(SHARD_HINT, â
 from a tensor it sees a placeholder, in which it expects no files, and if a function for what was
 read comes later (a flat_map behind an interleave) it divides elements, of which every worker reads
 all files. So none of these is directly behind its tensor.
+
+Its `AUTO` loses elements where files are joined with something else: it divides the files, finds
+that it cannot divide the other input so, and divides the elements of both as well. `open_shard`
+has such a dataset divided by FILE, and by DATA if that is refused.
+
+Under `DATA` the rewrite also takes a `rebatch` at the end for one that `tf.distribute` has put
+there, and replaces its batch sizes. TensorFlow's workers escape this only behind the map that
+compresses elements. Here a `skip(0)` stands behind every `rebatch`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tensorflow.core.framework import dataset_options_pb2
 
 from ....journal.proto import events_pb2 as ev
-from ...errors import InvalidArgument, Unimplemented
+from ...errors import InvalidArgument, PipelineError, Unimplemented
 from ...proto import graph_pb2 as pb
-from ..splits import SHARD_HINT, Shard
+from ..splits import SHARD_HINT, Shard, SplitFeed, SplitRange
 from .graphs import Graph
-from .watches import saves_in
+from .pipeline import TfDataPipeline
+from .run import TfDataRun
+from .save_watchers import saves_in
 
 NUM_REPLICAS = 1  # as TensorFlow's workers say it; others are for `tf.distribute`
 
@@ -27,6 +39,51 @@ _POLICIES = {  # AutoShardPolicy of dataset_options.proto; its AUTO is ours FILE
     ev.FILE_OR_DATA: dataset_options_pb2.AutoShardPolicy.AUTO,
     ev.HINT: dataset_options_pb2.AutoShardPolicy.HINT,
 }
+
+_JOINS = ("ConcatenateDataset", "ZipDataset")  # of which the rewrite looks at every input
+_NO_FILES = (
+    "Found an unshardable source",
+    "Did not find a shardable",
+    "Unable to shard this input",
+)
+"""Begins the rewrite's reason not to divide by files; the code alone may be another's."""
+
+
+def open_shard(
+    graph: bytes, shard: Shard, open_graph: Callable[[bytes], TfDataPipeline]
+) -> TfDataPipeline | FileOrData:
+    """The pipeline of a shard's elements; `open_graph` is that of a graph. Raises as `sharded`."""
+    joins = any(node.op in _JOINS for node in Graph(graph).proto.node)
+    if shard.sharding != ev.FILE_OR_DATA or not joins:
+        return open_graph(sharded(graph, shard))
+    by_file, by_data = (shard._replace(sharding=policy) for policy in (ev.FILE, ev.DATA))
+    return FileOrData(open_graph(sharded(graph, by_file)), open_graph(sharded(graph, by_data)))
+
+
+class FileOrData:
+    """A shard by files, or by elements if an input has no files; as `pipelines.Pipeline`."""
+
+    def __init__(self, by_file: TfDataPipeline, by_data: TfDataPipeline) -> None:
+        self._by_file = by_file
+        self._by_data = by_data
+
+    def run(self, feed: SplitFeed | None) -> TfDataRun:
+        """Raises as TfDataPipeline does."""
+        try:
+            return self._by_file.run(feed)
+        except PipelineError as error:
+            if error.code != "NOT_FOUND" or not any(why in error.message for why in _NO_FILES):
+                raise
+        return self._by_data.run(feed)
+
+    def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
+        """A shard has no bundles."""
+        raise Unimplemented(f"bundle {number} of a static shard: a shard is one long run")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._by_file.close()
+        self._by_data.close()
 
 
 def sharded(graph: bytes, shard: Shard) -> bytes:
@@ -60,7 +117,7 @@ def sharded(graph: bytes, shard: Shard) -> bytes:
         constant.attr["dtype"].type = _INT64
         value = pb.TensorProto(dtype=_INT64, tensor_shape=pb.TensorShape(), int64_val=[number])
         constant.attr["value"].tensor.CopyFrom(value)
-    _skip_behind_tensors(proto, names.pop())
+    _put_skips(proto, names.pop())
     whole = parsed.result.input[0]
     node = proto.node.add(name="forebay/shard", op="AutoShardDataset", input=[whole, *names])
     node.attr["auto_shard_policy"].i = _POLICIES[shard.sharding]
@@ -73,10 +130,10 @@ def sharded(graph: bytes, shard: Shard) -> bytes:
 _INT64 = 9  # of types.proto
 
 
-def _skip_behind_tensors(proto: pb.GraphDef, nothing: str) -> None:
-    """Put `skip(0)` behind what is made of tensors, where `nothing` is the 0."""
-    of_tensors = ("TensorSliceDataset", "TensorDataset")
-    skipped = {n.name: f"forebay/{n.name}" for n in proto.node if n.op in of_tensors}
+def _put_skips(proto: pb.GraphDef, nothing: str) -> None:
+    """Put `skip(0)` behind what the rewrite would mistake; `nothing` is the 0."""
+    mistaken = ("TensorSliceDataset", "TensorDataset", "RebatchDatasetV2")
+    skipped = {n.name: f"forebay/{n.name}" for n in proto.node if n.op in mistaken}
     for node in proto.node:
         for place, name in enumerate(node.input):
             node.input[place] = skipped.get(name.removesuffix(":0"), name)

@@ -12,7 +12,7 @@ from tensorflow.python.data.util import structure
 from ....journal.proto import events_pb2 as ev
 from ...blocks import Array, Block
 from ...proto import tf_service_pb2 as pb
-from .element_specs import Metadata, decode_metadata, restore
+from .element_specs import Metadata, component_specs, decode_metadata, restore
 
 MakeResponse = Callable[[Block], pb.GetElementResponse]
 
@@ -43,7 +43,12 @@ def _as_the_graph_would_yield(
     components: tuple[Array, ...], metadata: Metadata
 ) -> pb.GetElementResponse:
     """Composites were taken apart, and compression undone: as tf.data keeps them, again."""
-    element = restore(metadata.element_spec, [tf.constant(array) for array in components])
+    pairs = zip(component_specs(metadata.element_spec), components, strict=True)
+    parts = [
+        tf.io.parse_tensor(array, tf.variant) if spec.dtype == tf.variant else tf.constant(array)
+        for spec, array in pairs
+    ]
+    element = restore(metadata.element_spec, parts)
     if metadata.compressed:
         variant = tf.io.serialize_tensor(compression_ops.compress(element))
         return pb.GetElementResponse(compressed=_compressed(variant.numpy()))

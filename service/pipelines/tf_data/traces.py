@@ -25,9 +25,9 @@ from ... import structure
 from ..splits import SplitFeed
 from .bundles import BundleGraph
 from .columns import column
+from .element_packs import elements_per_pack
 from .element_specs import component_specs, flatten, options_for
 from .feeds import LoadedGraph, TracedGraph
-from .packs import elements_per_pack
 from .queues import OwnedQueue, Queue, QueueSpec
 from .transformations import call_as_it_is, concrete, drained, flat_mapped, mapped, until_stopped
 

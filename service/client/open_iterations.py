@@ -1,0 +1,150 @@
+"""The open consumers of this process, and how they are closed before it exits.
+
+If the job allows it, a consumer hands back elements that it received and its trainer did not get. A
+*taker* gives blocks to a trainer by element, and knows how far the trainer has come. It closes its
+own iteration; other threads ask it to.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from typing import Protocol
+
+GOODBYES_S = 3.0
+"""How long the process takes at most, at its exit, to close consumers that still read."""
+
+INTO_TENSORFLOW_S = 0.1
+"""How long threads have to return from `blocks` into TensorFlow."""
+
+
+class Taker(Protocol):
+    """Gives blocks to a trainer by element. Meanwhile other threads call only `leave`."""
+
+    def left(self) -> int:
+        """How many elements of the current block were not given."""
+
+    def leave(self) -> None:
+        """Close the iteration when the next element is asked for. Called by any thread."""
+
+    def close(self) -> None:
+        """Close the iteration. Raises ValueError if another thread is executing it."""
+
+
+class OpenConsumer(Protocol):
+    """A consumer that must be closed before the process exits."""
+
+    taker: Taker | None
+
+    def is_ours(self) -> bool:
+        """Whether this process made it, not the process that was forked."""
+
+    def leave(self) -> None:
+        """Close once a taker has given its last element. Called by any thread."""
+
+    def close(self, left: int = 0) -> None:
+        """Leave. `left` elements of the last block were not given to the trainer."""
+
+
+class Messenger(Protocol):
+    """Passes the state of `stopping` on to processes that read for this one."""
+
+    def tell(self) -> None:
+        """The state has changed. Called by any thread, and by signal handlers."""
+
+    def readers(self) -> int:
+        """How many of those processes are reading."""
+
+
+class Stopping:
+    """Whether this process must stop; while it must, no iteration begins. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._caught_by: set[object] = set()
+        self._said_by: set[object] = set()
+        self._messengers: list[Messenger] = []
+
+    def catch(self, who: object) -> None:
+        """From now on `who` catches SIGTERM, and would call `begin` for it."""
+        self._caught_by.add(who)
+        self._tell()
+
+    def catch_no_more(self, who: object) -> None:
+        """Idempotent."""
+        self._caught_by.discard(who)
+        self._tell()
+
+    def begin(self, who: object) -> None:
+        self._said_by.add(who)
+        self._tell()
+
+    def end(self, who: object) -> None:
+        """`who` no longer says so: the program continues. Idempotent."""
+        self._said_by.discard(who)
+        self._tell()
+
+    def is_set(self) -> bool:
+        return bool(self._said_by)
+
+    def is_caught(self) -> bool:
+        """Whether a SIGTERM does not end this process."""
+        return bool(self._caught_by)
+
+    def add_messenger(self, messenger: Messenger) -> None:
+        """Passes the state on through this messenger too, from now on."""
+        self._messengers.append(messenger)
+
+    def readers_elsewhere(self) -> int:
+        """How many processes still read for this one and have not handed back their elements."""
+        return sum(messenger.readers() for messenger in self._messengers)
+
+    def _tell(self) -> None:
+        for messenger in self._messengers:
+            messenger.tell()
+
+
+stopping = Stopping()
+
+_open: weakref.WeakSet[OpenConsumer] = weakref.WeakSet()
+
+
+def opened(consumer: OpenConsumer) -> None:
+    """Remembers a consumer that must be closed."""
+    _open.add(consumer)
+
+
+def closed(consumer: OpenConsumer) -> None:
+    """Forgets a consumer that is closed or being closed. Idempotent."""
+    _open.discard(consumer)
+
+
+def open_consumers() -> list[OpenConsumer]:
+    """The open consumers that this process made."""
+    return [consumer for consumer in list(_open) if consumer.is_ours()]
+
+
+def close_between_steps(consumer: OpenConsumer) -> None:
+    """Close a consumer in the thread that takes its elements, while it takes none."""
+    left = 0
+    if consumer.taker is not None:
+        try:
+            consumer.taker.close()
+            left = consumer.taker.left()
+        except ValueError as error:  # another thread is executing the iteration
+            if "already executing" not in str(error):
+                raise
+    consumer.close(left)
+
+
+@atexit.register
+def _leave_all() -> None:
+    # A TensorFlow thread that runs Python while the interpreter shuts down would hang for ever,
+    # and TensorFlow waits for that thread.
+    give_up_s = time.monotonic() + GOODBYES_S
+    consumers = list(_open)
+    for consumer in consumers:
+        if time.monotonic() < give_up_s:
+            close_between_steps(consumer)
+    if consumers:
+        time.sleep(INTO_TENSORFLOW_S)

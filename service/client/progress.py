@@ -1,0 +1,169 @@
+"""An epoch's iterator for a trainer, by element or by batch, which knows its progress.
+
+So a consumer can hand back the elements of a block that the trainer did not get
+(open_iterations.py). C code counts the elements. `EpochIterator` and its parts form no reference
+cycle, so that dropping an iterator closes it at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import operator
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from ..blocks import Block
+from ..errors import FailedPrecondition
+from .open_iterations import Taker
+
+log = logging.getLogger(__name__)
+
+Blocks = Generator[Block, None, None]
+
+
+class Progress(Taker):
+    """How far a trainer has come with its current block."""
+
+    def __init__(self, taking: EpochIterator) -> None:
+        self._taking = weakref.ref(taking)
+        self._rest = itertools.repeat(True, 0)  # its length hint is the number of elements left
+
+    def counted(self, elements: Iterator[Any], count: int) -> Iterator[Any]:
+        """Starts a new block: an element counts as given when it is taken from the result."""
+        self._rest = itertools.repeat(True, count)
+        return itertools.compress(elements, self._rest)
+
+    def set_left(self, count: int) -> None:
+        """Sets how many elements of the current block are left."""
+        self._rest = itertools.repeat(True, count)
+
+    def left(self) -> int:
+        return operator.length_hint(self._rest)
+
+    def leave(self) -> None:
+        if (taking := self._taking()) is not None:
+            taking.leave()
+
+    def close(self) -> None:
+        if (taking := self._taking()) is not None:
+            taking.close()
+
+
+ASKED_OFTEN = 100
+SLOWED_S = 0.1
+
+
+def failing(error: BaseException) -> Iterator[Any]:
+    """The rest of a failed iteration: an iterator that raises the error each time.
+
+    As in tf.data service, it does not end: a program that catches errors would take the epoch for
+    complete.
+    """
+    if not isinstance(error, Exception):
+        error = FailedPrecondition(
+            f"the iteration was broken off by a {type(error).__name__}: begin another one"
+        )
+    kept = _copy(error)  # without tracebacks, whose frames refer to the caller
+    asked = itertools.count(1)
+
+    def fail() -> None:
+        times = next(asked)
+        if times == ASKED_OFTEN:
+            log.warning(
+                "an iteration that has failed was asked for %d more elements, and fails for good: "
+                "an ignore_errors() belongs into the dataset that is registered; it was %r",
+                times, kept,
+            )  # fmt: skip
+        if times >= ASKED_OFTEN:
+            time.sleep(SLOWED_S)
+        raise _copy(kept)
+
+    return iter(fail, object())
+
+
+def _copy(error: Exception) -> Exception:
+    """The same error, without tracebacks."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001 - its class takes other arguments than `args`
+        copied = type(error).__new__(type(error), *error.args)
+        copied.__dict__.update(error.__dict__)
+    copied.__cause__ = copied.__context__ = None  # tblib, once imported, has `copy` keep both
+    return copied.with_traceback(None)
+
+
+class _RepeatsErrors:
+    """An iterator over `_items` that repeats its error on every later call."""
+
+    _items: Iterator[Any]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        self._items = failing(error)
+
+
+class StaysFailed(_RepeatsErrors):
+    """A generator that repeats its error on every later call; a plain one would end."""
+
+    def __init__(self, generator: Generator[Any, None, None]) -> None:
+        self._generator = self._items = generator
+
+    def fail(self, error: BaseException) -> None:
+        """Closes the generator; later calls raise this error."""
+        self._generator.close()
+        super().fail(error)
+
+    def close(self) -> None:
+        """Leave it early."""
+        self._items = iter(())
+        self._generator.close()
+
+
+class EpochIterator(_RepeatsErrors):
+    """Iterates over what `give` makes of an epoch's blocks. Only `leave` is thread-safe."""
+
+    def __init__(
+        self,
+        iterate: Callable[[Taker], Blocks],
+        give: Callable[[Blocks, Progress], Iterator[Any]],
+    ) -> None:
+        """`iterate` begins the epoch, as Reader.iterate does; `give` reports to the Progress."""
+        progress = Progress(self)
+        self._blocks = iterate(progress)
+        self._items = give(self._blocks, progress)
+
+    def leave(self) -> None:
+        """Leave the iteration when the next element is asked for. Called by any thread."""
+        self._items = iter(self.close, None)  # calls `close`, and ends because it returns None
+
+    def close(self) -> None:
+        """Leave the iteration. Other readers of a shared job get the rest. Idempotent."""
+        self._items = iter(())
+        self._blocks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,259 @@
+"""Kinds of reads: which workers get tasks of an iteration, and when the iteration ends.
+
+The kinds' methods return events, which the topics add to their own decisions; `kind_of` picks the
+kind. Topics read a job's other settings themselves: whether its splits are leased (iterations.py),
+whether it needs a list of workers (places.py), how many consumers a round waits for (rounds.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...journal.proto import events_pb2 as ev
+from .base import Ids
+from .places import place_of
+from .state import STATIC, Iteration, Job, State, Task, Worker
+
+AnyWorker = Worker | ev.WorkerRegistered
+
+
+class Shared:
+    """OFF and DYNAMIC: each worker has a task, and any consumer may read its elements."""
+
+    ends_with_its_consumers = False
+    """Whether its tasks end when the last consumer leaves. If not, they wait for another one."""
+
+    is_for_one_kind_of_consumers = False
+    """Whether TensorFlow's and Forebay's consumers cannot read it together."""
+
+    stays_listed = False
+    """Whether a lost worker's task stays listed until all consumers agree to remove it."""
+
+    def when_somebody_joins(
+        self, state: State, job: Job, iteration: Iteration, ids: Ids
+    ) -> list[ev.Event]:
+        """Create tasks for the workers without one. Job and iteration need not exist yet."""
+        if iteration.finished:
+            return []
+        having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
+        return [
+            event
+            for worker in map(state.workers.__getitem__, staying(state))
+            if worker.worker_id not in having and can_run(state, job, worker)
+            for event in self._new_task(iteration, worker, place_of(state, worker.address), ids)
+        ]
+
+    def when_a_worker_comes(
+        self,
+        state: State,
+        iteration: Iteration,
+        worker: ev.WorkerRegistered,
+        lost: Sequence[Task],
+        ids: Ids,
+    ) -> list[ev.Event]:
+        """Create or resume tasks of an unfinished iteration. `lost`: this process's lost tasks."""
+        place = worker.place if worker.HasField("place") else None
+        mine = [
+            task
+            for task in lost
+            if task.iteration_id == iteration.iteration_id and self._goes_on(iteration, task, place)
+        ]
+        if not mine and iteration.consumers and not worker.draining:  # else: when_somebody_joins
+            return self._new_task(iteration, worker, place, ids)
+        return [_again(task, worker.worker_id) for task in mine]
+
+    def when_a_worker_beats(
+        self, state: State, iteration: Iteration, worker_id: int, ids: Ids
+    ) -> list[ev.Event]:
+        """A heartbeat from a registered worker that is not draining."""
+        return []
+
+    def when_a_task_ends(
+        self,
+        state: State,
+        iteration: Iteration,
+        workers: Sequence[int],
+        ids: Ids,
+        completes: Task | None = None,
+    ) -> list[ev.Event]:
+        """The events after the task `completes`, or after a loss (None); `workers` remain.
+
+        The iteration ends with its last task, unless returned splits are left. Then one of
+        `workers`, or else the next worker to register, gets one more task. A task must also have
+        reached the end of the data: an iteration that lost all its workers waits for the next one.
+        """
+        if iteration.finished or iteration.running_tasks > 1:
+            return []
+        swept = completes is not None and completes.sweeps  # it already swept what it could
+        if not swept and any(ledger.owes for ledger in iteration.ledgers):
+            able = (
+                w for w in workers if can_run(state, state.jobs[iteration.job_id], state.workers[w])
+            )
+            if (sweeper := next(able, None)) is None:
+                return []
+            return [created(ids.new(), iteration.iteration_id, sweeper, sweeps=True)]
+        if not self._is_read(state, iteration, completes):
+            return []
+        finished = ev.IterationFinished(iteration_id=iteration.iteration_id)
+        return [ev.Event(iteration_finished=finished)]
+
+    def _new_task(
+        self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
+    ) -> list[ev.Event]:
+        """A task for a worker that has none."""
+        return [created(ids.new(), iteration.iteration_id, worker.worker_id)]
+
+    def _goes_on(self, iteration: Iteration, task: Task, place: int | None) -> bool:
+        """Whether a process that returns to this place resumes its task."""
+        return True
+
+    def _is_read(self, state: State, iteration: Iteration, completes: Task | None) -> bool:
+        """Whether some task, `completes` included, has reached the end of the data."""
+        return completes is not None or iteration.completed_tasks > 0
+
+
+class Divided(Shared):
+    """Static sharding: each place in the list of workers has a shard, which is read to its end."""
+
+    def _new_task(
+        self, iteration: Iteration, worker: AnyWorker, place: int | None, ids: Ids
+    ) -> list[ev.Event]:
+        if place is None or place in iteration.shards_read:
+            return []
+        return [created(ids.new(), iteration.iteration_id, worker.worker_id, shard=place)]
+
+    def _goes_on(self, iteration: Iteration, task: Task, place: int | None) -> bool:
+        """A process that moved to another place reads that place's shard instead."""
+        return task.shard == place and (task.completed or place not in iteration.shards_read)
+
+    def _is_read(self, state: State, iteration: Iteration, completes: Task | None) -> bool:
+        shards = iteration.shards_read | ({completes.shard} if completes is not None else set())
+        return shards >= set(range(len(state.places)))
+
+
+class Coordinated(Shared):
+    """Coordinated reads (rounds.py): consumers agree on the set of tasks. Tasks never complete."""
+
+    ends_with_its_consumers = True
+    """The next consumers count from round 0."""
+
+    is_for_one_kind_of_consumers = True
+    """The two request a task's removal differently, and wait for each other in each round."""
+
+    stays_listed = True
+
+    def when_somebody_joins(
+        self, state: State, job: Job, iteration: Iteration, ids: Ids
+    ) -> list[ev.Event]:
+        """With other consumers present, the workers' next heartbeats propose tasks instead."""
+        return (
+            [] if iteration.consumers else super().when_somebody_joins(state, job, iteration, ids)
+        )
+
+    def when_a_worker_comes(
+        self,
+        state: State,
+        iteration: Iteration,
+        worker: ev.WorkerRegistered,
+        lost: Sequence[Task],
+        ids: Ids,
+    ) -> list[ev.Event]:
+        """Resume its tasks, or propose a new one. Only a TensorFlow worker may resume those of
+        another process at its address: consumers request rounds from it by number."""
+        before = state.worker_at.get(worker.address)  # the worker that it replaces
+
+        def is_there(task: Task) -> bool:
+            if task.orphan is None:
+                return worker.stock and task.worker_id == before
+            if worker.stock:
+                return task.orphan.address == worker.address
+            return task.orphan.uid == worker.uid
+
+        tasks = [state.tasks[task_id] for task_id in iteration.tasks]
+        mine = [_again(task, worker.worker_id) for task in tasks if is_there(task)]
+        if not mine and iteration.consumers and not worker.draining:
+            return [_proposed(ids.new(), iteration.iteration_id, worker.worker_id)]
+        return mine
+
+    def when_a_worker_beats(
+        self, state: State, iteration: Iteration, worker_id: int, ids: Ids
+    ) -> list[ev.Event]:
+        """Propose a task: consumers may have removed the worker's, or begun before it had one."""
+        having = {state.tasks[task_id].worker_id for task_id in iteration.all_tasks}
+        if not iteration.consumers or worker_id in having:
+            return []
+        return [_proposed(ids.new(), iteration.iteration_id, worker_id)]
+
+    def when_a_task_ends(
+        self,
+        state: State,
+        iteration: Iteration,
+        workers: Sequence[int],
+        ids: Ids,
+        completes: Task | None = None,
+    ) -> list[ev.Event]:
+        return []
+
+
+def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
+    """Whether the worker can run the dataset: TensorFlow's, and some of ours, run graphs only."""
+    if not (worker.stock or worker.no_python):
+        return True
+    dataset = state.datasets[job.dataset_id]
+    return not dataset.outline.HasField("python_function")
+
+
+def why_no_task(state: State, iteration: Iteration) -> str:
+    """Why no registered worker can run the iteration; "" if one can, or none is registered."""
+    workers, job = state.workers.values(), state.jobs[iteration.job_id]
+    if not workers or any(can_run(state, job, worker) for worker in workers):
+        return ""
+    return (
+        f"dataset {job.dataset_id} is a Python dataset, and none of the workers that there are, "
+        f"{len(workers)}, may run it: tf.data service's own run graphs only, and so do Forebay's "
+        "that listen beyond loopback, unless they are told otherwise; start a worker with "
+        "--allow-python"
+    )
+
+
+SHARED, DIVIDED, COORDINATED = Shared(), Divided(), Coordinated()
+
+
+def kind_of(job: Job) -> Shared:
+    """SHARED, DIVIDED or COORDINATED."""
+    if job.num_consumers is not None:
+        return COORDINATED
+    return DIVIDED if job.sharding in STATIC else SHARED
+
+
+def staying(state: State) -> list[int]:
+    """The workers that may get new tasks: those that are not draining."""
+    return [worker.worker_id for worker in state.workers.values() if not worker.draining]
+
+
+def created(
+    task_id: int,
+    iteration_id: int,
+    worker_id: int,
+    sweeps: bool = False,
+    shard: int | None = None,
+) -> ev.Event:
+    """A new task, or one that its worker resumes."""
+    return ev.Event(
+        task_created=ev.TaskCreated(
+            task_id=task_id,
+            iteration_id=iteration_id,
+            worker_id=worker_id,
+            sweeps=sweeps,
+            shard=shard,
+        )
+    )
+
+
+def _again(task: Task, worker_id: int) -> ev.Event:
+    return created(task.task_id, task.iteration_id, worker_id, task.sweeps, task.shard)
+
+
+def _proposed(task_id: int, iteration_id: int, worker_id: int) -> ev.Event:
+    proposed = ev.TaskProposed(task_id=task_id, iteration_id=iteration_id, worker_id=worker_id)
+    return ev.Event(task_proposed=proposed)

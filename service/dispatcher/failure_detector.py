@@ -1,0 +1,338 @@
+"""The failure detector: when members (workers, consumers) were last heard, and which are dead.
+
+Times are not part of the state. After a replay every live member has time to find the dispatcher
+again, whatever the timeouts. Presuming a member dead is a journaled decision. A worker that was
+presumed dead but is alive registers again, and resumes its tasks (core/state.py, Orphan).
+
+A broken connection means a dead process or a short network fault. A worker has
+`reconnect_grace_ms` to reconnect, so that its tasks continue undisturbed. If its address also
+refuses a consumer that was connected to it, the process has ended: nobody listens there. Then the
+dispatcher waits only for messages in flight (REFUSED_GRACE_S). A consumer that was never connected
+may have met a firewall. Its report counts like a broken connection while the worker has no poll
+open: the worker may have missed the last answer.
+
+A consumer keeps its place for its whole timeout. But a worker that is about to end, and has lost
+its connection to the consumer, waits at most `reconnect_grace_ms` for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from ..core import commands as c
+from ..core.jobs import readers_of
+from ..core.state import Iteration, Worker
+from ..errors import FailedPrecondition, NotFound, Unavailable
+from .decider import Decider
+from .graphs import Graphs
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+AT_ONCE = 256
+"""The batch size of removals, which share a commit. Members are checked between batches."""
+
+REDISCOVERIES = 3
+"""Members have this many times `reconnect_grace_ms` to find a new leader: TensorFlow's back off
+between their attempts."""
+
+REFUSED_GRACE_S = 1.0
+"""The grace of a worker whose connection broke and whose address refuses consumers."""
+
+EXPECTED_S = 3600.0
+"""The time that a stock client has to begin to read."""
+
+SILENT = "no sign of life"
+GONE = "its connection broke, and its address refuses consumers"
+REFUSES = "it asks for no news, and its address refuses consumers"
+
+
+@dataclass
+class _Presence:
+    """A member's signs of life."""
+
+    until_s: float  # when it is presumed dead, monotonic
+    polls: int = 0  # polls that it has begun
+    waiting: int = 0  # open polls
+    waits: bool = False  # the newest poll is open
+    broken: bool = True  # the newest poll broke, or there was none yet
+    refuses: bool = False  # it refused a consumer that was connected, since its last sign of life
+    refuses_strangers: bool = False  # it refused a consumer that was never connected, since then
+    gone_from_s: float = math.inf  # when a consumer whose poll broke counts as gone
+
+
+def _now_ms() -> int:
+    """The wall clock in the unit of events."""
+    return time.time_ns() // 1_000_000
+
+
+class FailureDetector:
+    """The failure detector of one dispatcher. Everything runs on its event loop."""
+
+    def __init__(self, decider: Decider, graphs: Graphs) -> None:
+        self._decider = decider
+        self._graphs = graphs
+        self._members: dict[int, _Presence] = {}
+        for member_id in (*decider.state.workers, *decider.state.consumers):
+            self._present(member_id)
+
+    def saw(self, member_id: int) -> None:
+        """Record a sign of life of a worker or consumer."""
+        member = self._present(member_id)
+        member.until_s = time.monotonic() + self._timeout_s(member_id)
+        member.refuses = member.refuses_strangers = False
+        member.gone_from_s = math.inf
+
+    def is_gone(self, consumer_id: int) -> bool:
+        """Whether the consumer left, or its connection broke and it has not returned in time."""
+        if consumer_id not in self._decider.state.consumers:
+            return True
+        return time.monotonic() > self._present(consumer_id).gone_from_s
+
+    def expects(self, consumer_id: int) -> None:
+        """Allow a TensorFlow consumer EXPECTED_S to begin: it sends no heartbeat before its first
+        read, and a trainer may create its iterator long before its first step."""
+        until_s = time.monotonic() + max(EXPECTED_S, self._timeout_s(consumer_id))
+        self._present(consumer_id).until_s = until_s
+
+    def heard_of(self, task_id: int) -> None:
+        """Record a sign of life of the task's worker: a request other than a heartbeat."""
+        task = self._decider.state.tasks.get(task_id)
+        if task is not None:
+            member = self._present(task.worker_id)
+            member.refuses_strangers = False
+            # Short after a broken connection: the worker may have sent this before it died.
+            left_s = self._grace_s if member.broken else self._timeout_s(task.worker_id)
+            member.until_s = max(member.until_s, time.monotonic() + left_s)
+
+    @contextmanager
+    def poll(self, member_id: int) -> Iterator[None]:
+        """Wrap a long-polling heartbeat and its answer: a sign of life. If the poll breaks or
+        cannot be answered, the member must return within the grace.
+        """
+        self.saw(member_id)
+        member = self._present(member_id)
+        member.polls += 1
+        member.waiting += 1
+        number, member.waits, member.broken = member.polls, True, False
+        broken = False
+        try:
+            yield
+        except (asyncio.CancelledError, Unavailable):  # a live member retries at once
+            broken = True
+            raise
+        finally:
+            member.waiting -= 1
+            if number == member.polls:  # else a newer poll has begun
+                member.waits, member.broken = False, broken
+                member.until_s = time.monotonic() + self._timeout_s(member_id)
+                if broken:
+                    member.gone_from_s = time.monotonic() + self._grace_s
+                self._shorten(member_id, member)
+
+    def refuses(self, worker_id: int, answered: bool) -> None:
+        """The worker's address refuses a consumer; `answered`: it was connected to it before."""
+        member = self._present(worker_id)
+        if answered:
+            member.refuses = True
+        else:
+            member.refuses_strangers = True
+        self._shorten(worker_id, member)
+
+    def _present(self, member_id: int) -> _Presence:
+        """The member's record. A new one counts as broken: the member lost the earlier leader."""
+        member = self._members.get(member_id)
+        if member is None:
+            found_s, worker = REDISCOVERIES * self._grace_s, self._worker(member_id)
+            timeout_s = max(self._timeout_s(member_id), found_s)
+            if worker is not None and not worker.stock and timeout_s < math.inf:
+                timeout_s = found_s  # Forebay's workers keep trying to reconnect
+            now = time.monotonic()
+            member = _Presence(now + timeout_s, gone_from_s=now + found_s)
+            self._members[member_id] = member
+        return member
+
+    def _shorten(self, member_id: int, member: _Presence) -> None:
+        """Shorten the timeout of a worker without an open poll, by the evidence against it."""
+        # Not a consumer's: a trainer whose connection was cut keeps its place for its timeout.
+        if member.waits or self._worker(member_id) is None or member.until_s == math.inf:
+            return
+        if member.broken and member.refuses:
+            left_s = min(self._grace_s, REFUSED_GRACE_S)
+        elif member.refuses or (member.broken and member.polls) or self._asks_no_more(member):
+            left_s = self._grace_s
+        else:
+            return
+        member.until_s = min(member.until_s, time.monotonic() + left_s)
+
+    @staticmethod
+    def _asks_no_more(member: _Presence) -> bool:
+        """The worker has been answered, has no open poll, and refuses new consumers."""
+        return member.refuses_strangers and member.polls > 0 and not member.waiting
+
+    def _worker(self, member_id: int) -> Worker | None:
+        """The worker; None for a consumer."""
+        return self._decider.state.workers.get(member_id)
+
+    def _timeout_s(self, member_id: int) -> float:
+        options = self._decider.options
+        worker = self._worker(member_id) is not None
+        timeout_ms = options.worker_timeout_ms if worker else options.client_timeout_ms
+        if timeout_ms < 0:
+            return math.inf
+        # Silence is weaker evidence than a broken connection, so it gets no shorter time.
+        return max(timeout_ms / 1000, self._grace_s if worker else 0)
+
+    @property
+    def _grace_s(self) -> float:
+        return self._decider.options.reconnect_grace_ms / 1000
+
+    async def watch(self) -> None:
+        """Expire silent members and collect idle iterations, until cancelled."""
+        gc_s = self._decider.options.job_gc_check_interval_ms / 1000
+        interval_s = min(CHECK_S, gc_s)
+        next_gc = time.monotonic() + gc_s
+        collected = False
+        while True:
+            deaf_s = await self._listen(interval_s)
+            if deaf_s >= interval_s:
+                for member in self._members.values():
+                    member.until_s += deaf_s
+                    member.gone_from_s += deaf_s
+            try:
+                await self._expire_members()
+                await self._bound_idle_iterations()
+                if time.monotonic() >= next_gc:
+                    if await self._collect_idle_iterations() or await self._remove_unused():
+                        continue  # the next turn removes more
+                    next_gc = time.monotonic() + gc_s
+                    await self._graphs.delete_unused()
+                    if not collected:  # peers that know lost events have reported them by now
+                        collected = True
+                        await self._graphs.collect()
+            except Unavailable:
+                if self._decider.stopped.is_set():
+                    return
+
+    async def _listen(self, interval_s: float) -> float:
+        """Sleep; returns the seconds in which no sign of life could have been recorded."""
+        decider, begun = self._decider, time.monotonic()
+        durable = decider.position().sequence
+        waiting = decider.state.sequence > durable
+        await asyncio.sleep(interval_s)
+        paused_s = time.monotonic() - begun - interval_s  # requests lie unread in the sockets
+        stuck = waiting and decider.position().sequence == durable
+        if stuck or not decider.leadership.known:  # no storage, so no answers
+            return paused_s + interval_s
+        return paused_s
+
+    async def _expire_members(self) -> None:
+        state = self._decider.state
+        self._members = {
+            i: member
+            for i, member in self._members.items()
+            if i in state.workers or i in state.consumers
+        }
+        now = time.monotonic()
+        members = (*state.workers, *state.consumers)
+        await _at_once(self._lose(i) for i in members if now > self._present(i).until_s)
+
+    async def _lose(self, member_id: int) -> None:
+        worker, member = self._worker(member_id), self._members[member_id]
+        if worker is not None:
+            reason = SILENT
+            if member.refuses or self._asks_no_more(member):
+                reason = GONE if member.broken else REFUSES
+            log.warning("worker %s is given up: %s", worker.address, reason)
+            await self._decider.execute(c.LoseWorker(worker_id=member_id, reason=reason))
+        elif member_id in self._decider.state.consumers:  # or it left meanwhile
+            await self._decider.execute(c.LeaveIteration(consumer_id=member_id, reason=SILENT))
+
+    async def _collect_idle_iterations(self) -> bool:
+        """Collect a batch of expired idle iterations; returns whether there may be more."""
+        options, now_ms = self._decider.options, _now_ms()
+        timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
+        over = []
+        for iteration in self._idle_iterations():
+            timeout_ms = timeouts_ms[bool(iteration.ledgers)]
+            if iteration.finished:
+                timeout_ms = options.finished_retention_ms
+            if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
+                over.append(iteration)
+        return await _at_once(map(self._collect, over))
+
+    async def _remove_unused(self) -> bool:
+        """Remove a batch of jobs and datasets unused for long; whether there may be more."""
+        options = self._decider.options
+        state, now_ms = self._decider.state, _now_ms()
+
+        def is_old(used_ms: int, timeout_ms: float) -> bool:
+            return used_ms > 0 and 0 <= timeout_ms <= now_ms - used_ms
+
+        unused_ms = options.unused_retention_hours * 3_600_000
+        unused: list[c.Command] = []
+        being_read = set()
+        for job in state.jobs.values():
+            # A job without a name goes with its iteration, unless no consumer ever joined one.
+            never_read = not job.name and is_old(job.used_ms, options.job_gc_timeout_ms)
+            if readers_of(state, job):
+                being_read.add(job.dataset_id)
+            elif never_read or is_old(job.used_ms, unused_ms):
+                unused.append(c.RemoveJob(job_id=job.job_id))
+        unused.extend(
+            c.RemoveDataset(dataset_id=dataset.dataset_id)
+            for dataset in state.datasets.values()
+            if is_old(dataset.used_ms, unused_ms) and dataset.dataset_id not in being_read
+        )
+        return await _at_once(map(self._remove, unused))
+
+    async def _remove(self, command: c.Command) -> None:
+        with suppress(FailedPrecondition, NotFound):  # it got a reader, or was removed, meanwhile
+            await self._decider.execute(command)
+            if isinstance(command, c.RemoveDataset):
+                log.info("dataset %s was removed: nobody has used it", command.dataset_id)
+
+    async def _bound_idle_iterations(self) -> None:
+        """Collect idle epochs beyond the latest `max_idle_iterations` of each job."""
+        most = self._decider.options.max_idle_iterations
+        if most >= 0:
+            of_jobs: dict[int, list[Iteration]] = {}
+            for iteration in filter(lambda i: i.tasks, self._idle_iterations()):
+                of_jobs.setdefault(iteration.job_id, []).append(iteration)
+            for idle in of_jobs.values():
+                idle.sort(key=lambda i: (i.idle_since_ms, i.iteration_id), reverse=True)
+            await _at_once(self._collect(i) for idle in of_jobs.values() for i in idle[most:])
+
+    def _idle_iterations(self) -> Iterator[Iteration]:
+        """Iterations without consumers that are not paused already."""
+        for iteration in self._decider.state.iterations.values():
+            paused = iteration.ledgers and not iteration.tasks and not iteration.finished
+            if not iteration.consumers and not paused:
+                yield iteration
+
+    async def _collect(self, iteration: Iteration) -> None:
+        state = self._decider.state
+        if state.iterations.get(iteration.iteration_id) is not iteration or iteration.consumers:
+            return  # a consumer joined, or it was removed, meanwhile
+        if iteration.ledgers and not iteration.finished:
+            log.warning(
+                "epoch %d of job %s is paused, since nobody reads it: who joins it gets the splits "
+                "that are left, not what workers have begun",
+                iteration.epoch, state.jobs[iteration.job_id].name,
+            )  # fmt: skip
+        await self._decider.execute(c.CollectIteration(iteration_id=iteration.iteration_id))
+
+
+async def _at_once(work: Iterable[Coroutine[Any, Any, None]]) -> bool:
+    """Run the first AT_ONCE, which share a commit; returns whether there may be more."""
+    some = list(islice(work, AT_ONCE))
+    await asyncio.gather(*some)
+    return len(some) == AT_ONCE

@@ -1,0 +1,113 @@
+"""Journal history checks: detect lost acknowledged events, and peers of another journal.
+
+Workers and clients send the newest journal position that they know. So a dispatcher notices that
+acknowledged events were lost, or that its storage came back empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+
+from ...storage import Fenced, StorageError, Writer
+from ..core.state import State
+from ..core.status import Stranger
+from ..errors import AnotherJournal
+from ..proto import forebay_pb2 as pb
+from .decider import Decider
+
+log = logging.getLogger(__name__)
+
+REFUSAL_PAUSE_MS = 1_000
+MAX_STRANGERS = 10_000
+STRANGER_MS = 60_000
+"""A refused peer that is silent for this long has ended or restarted."""
+
+
+class JournalHistory:
+    """Checks the journal positions that peers know."""
+
+    def __init__(self, decider: Decider, writer: Writer) -> None:
+        self._decider = decider
+        self._writer = writer
+        self._strangers: dict[str, Stranger] = {}  # by who, the latest last
+        self._condemning: asyncio.Task[None] | None = None
+
+    async def check(self, who: str, known: pb.JournalPosition) -> None:
+        """Check the position that the peer `who` knows.
+
+        If this journal lacks that event, acknowledged events were lost: condemns the storage, stops
+        this dispatcher, and raises Unavailable. Refuses a peer of another lasting journal, unless
+        this journal continues that one after a repair: either the storage came back empty, or the
+        peer belongs to another cluster. Then raises AnotherJournal, after a pause, since peers
+        retry at once.
+        """
+        state, last = self._decider.state, self._decider.position().sequence
+        if known.journal_id != state.journal_id:
+            if known.journal_id and known.lasting and not continues(state, known.journal_id):
+                await self._refuse(who, known)
+            return
+        if known.sequence <= last:
+            return
+        reason = (
+            f"{who} was told of event {known.sequence}, and the journal ends at {last}: events "
+            "that were acknowledged are gone"
+        )
+        if self._condemning is None:
+            self._condemning = asyncio.create_task(self._condemn(reason), name="forebay-condemn")
+        await asyncio.shield(self._condemning)
+        raise self._decider.unavailable()
+
+    @property
+    def condemns(self) -> bool:
+        """Whether a peer has shown that the journal lacks acknowledged events."""
+        return self._condemning is not None
+
+    async def _refuse(self, who: str, known: pb.JournalPosition) -> None:
+        state = self._decider.state
+        reason = (
+            f"{who} knows the journal {known.journal_id} up to event {known.sequence}, and this "
+            f"dispatcher has the journal {state.journal_id}, which {birth(state)}. If {who} "
+            "belongs to it, its storage came back empty or was replaced: stop the dispatcher and "
+            f"bring the right one back, or, if that is gone for good, restart {who}"
+        )
+        if self._strangers.pop(who, None) is None:
+            log.error("refused: %s", reason)
+        now_ms = time.time_ns() // 1_000_000
+        self._strangers[who] = Stranger(who, known.journal_id, known.sequence, now_ms)
+        if len(self._strangers) > MAX_STRANGERS:
+            del self._strangers[next(iter(self._strangers))]
+        await self._decider.wait_until(lambda: False, REFUSAL_PAUSE_MS)
+        raise AnotherJournal(reason)
+
+    def strangers(self) -> list[Stranger]:
+        """The recently refused peers of other journals."""
+        since_ms = time.time_ns() // 1_000_000 - STRANGER_MS
+        return [stranger for stranger in self._strangers.values() if stranger.time_ms > since_ms]
+
+    async def _condemn(self, reason: str) -> None:
+        try:
+            await asyncio.to_thread(self._writer.condemn, reason)
+        except Fenced as error:
+            self._decider.displace(error)  # a later leader acknowledged them
+            return
+        except StorageError as error:
+            log.error("that the journal lacks events could not be noted: %s", error)
+        log.critical("%s; restore the storage from a backup, or repair the journal", reason)
+        self._decider.stop()
+
+
+def continues(state: State, journal_id: str) -> bool:
+    """Whether a repair made this state's journal from that one."""
+    # "": the repair found nothing, not even an id, and a person accepted that as complete.
+    return journal_id in state.predecessors or "" in state.predecessors
+
+
+def birth(state: State) -> str:
+    """When the journal of this state began, in words."""
+    if not state.born_ms:
+        return "began at a time that is not known"
+    born = datetime.fromtimestamp(state.born_ms / 1000, UTC).isoformat(" ", "seconds")
+    return f"began on {born}"

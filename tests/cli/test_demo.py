@@ -1,0 +1,17 @@
+"""`forebay demo`, the first thing that a new user runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from .test_cli import forebay_within
+
+
+@pytest.mark.timeout(300)
+def test_it_says_what_it_shows_and_nothing_else() -> None:
+    done = forebay_within(280, "demo", "--epochs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    first, *_, last = done.stdout.splitlines()
+    assert first == "1797 handwritten digits in 16 TFRecord files"
+    assert last == "every image once an epoch"

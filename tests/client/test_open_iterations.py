@@ -1,0 +1,126 @@
+"""A consumer that other threads close while one reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client import consumer as consumer_module
+from forebay.service.client.consumer import Consumer
+from forebay.service.client.open_iterations import close_between_steps
+from forebay.service.client.options import ReadOptions
+from forebay.service.delivery import EndOfTask
+from forebay.service.errors import InvalidArgument
+from forebay.service.proto import forebay_pb2 as pb
+
+from .connections import Client, Dispatcher
+
+TIMEOUT_S = 60
+
+
+def news(*task_ids: int) -> pb.ConsumerHeartbeatResponse:
+    served = [ev.TransferServer(protocol="tcp", address="h:1")]
+    return pb.ConsumerHeartbeatResponse(
+        tasks=[pb.TaskInfo(task_id=i, worker_uid=10 + i, transfer_servers=served) for i in task_ids]
+    )
+
+
+@pytest.fixture
+def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
+    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(Client, "all", {}, raising=False)
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    made = Consumer(Dispatcher(), joined, credit_bytes=1, reading=ReadOptions())  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def in_thread(call: Any) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def test_a_link_that_is_opened_while_it_is_left_is_closed(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take blocks that nobody reads."""
+    real, barrier = Consumer._open, threading.Barrier(2, timeout=TIMEOUT_S)
+    left = threading.Event()
+    blocks: list[Any] = []
+
+    def open_slowly(self: Consumer, task: pb.TaskInfo) -> Any:
+        barrier.wait()
+        left.wait(0.2)  # who leaves waits for us, or has been and gone
+        return real(self, task)
+
+    monkeypatch.setattr(Consumer, "_open", open_slowly)
+    consumer._inbox.put(news(1))
+    reader = in_thread(lambda: blocks.extend(consumer.blocks()))
+    barrier.wait()
+    consumer.leave()
+    left.set()
+    reader.join(TIMEOUT_S)
+    assert not reader.is_alive() and not blocks
+    assert all(client.closed for client in Client.all.values())
+
+
+def test_it_is_closed_while_it_lets_a_worker_go(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer._update(news(1, 2))
+    consumer._end(1, EndOfTask())
+    close = Client.close
+
+    def close_all(self: Client, *arguments: Any) -> bool:
+        monkeypatch.setattr(Client, "close", close)
+        in_thread(consumer.close).join(TIMEOUT_S)
+        return close(self, *arguments)
+
+    monkeypatch.setattr(Client, "close", close_all)
+    consumer._update(news(2))
+    assert all(client.closed for client in Client.all.values())
+
+
+def test_who_closes_it_later_waits_for_who_does(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer._update(news(1))
+    closing, go_on = threading.Event(), threading.Event()
+    close = Client.close
+
+    def close_slowly(self: Client, *arguments: Any) -> bool:
+        closing.set()
+        assert go_on.wait(TIMEOUT_S)
+        return close(self, *arguments)
+
+    monkeypatch.setattr(Client, "close", close_slowly)
+    first = in_thread(consumer.close)
+    assert closing.wait(TIMEOUT_S)
+    second = in_thread(consumer.close)
+    second.join(0.2)
+    assert second.is_alive()
+    go_on.set()
+    first.join(TIMEOUT_S)
+    second.join(TIMEOUT_S)
+    assert Client.all[11].closed and not second.is_alive()
+
+
+def test_only_a_taker_that_another_thread_is_in_may_refuse_to_be_closed(consumer: Consumer) -> None:
+    class Taker:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def close(self) -> None:
+            raise self.error
+
+    consumer.taker = Taker(InvalidArgument("a bug"))  # type: ignore[assignment]
+    with pytest.raises(InvalidArgument):
+        close_between_steps(consumer)
+    consumer.taker = Taker(ValueError("generator already executing"))  # type: ignore[assignment]
+    close_between_steps(consumer)
+    assert consumer._closed.is_set()

@@ -1,0 +1,142 @@
+"""Epochs that are over have no elements, and the log says so, and which call goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+DYNAMIC = service.ShardingPolicy.DYNAMIC
+count = tf.data.Dataset.range
+ALL = [0, 1, 2]
+OVER = "is over, so this iteration has no elements"
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with (
+        DispatcherProcess(tmp_path_factory.mktemp("journal")) as running,
+        WorkerProcess(running.address),
+    ):
+        yield running
+
+
+def by_id(target: str, name: str, initial_epoch: int) -> Any:
+    dataset_id = service.register_dataset(target, count(3))
+    return service.from_dataset_id(
+        DYNAMIC, target, dataset_id, job_name=name, initial_epoch=initial_epoch
+    )
+
+
+def distributed(target: str, name: str, initial_epoch: int) -> Any:
+    read = service.distribute(DYNAMIC, target, name, initial_epoch=initial_epoch)
+    return count(3).apply(read)
+
+
+def behind_others(target: str, name: str, initial_epoch: int) -> Any:
+    return by_id(target, name, initial_epoch).map(lambda i: i).prefetch(2)
+
+
+class InNumPy:
+    def __init__(self, target: str, name: str, initial_epoch: int) -> None:
+        self._target, self._name, self._epoch = target, name, initial_epoch
+        self._dataset_id = service.register_dataset(target, count(3))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._epoch += 1
+        return service.read(
+            self._target, self._dataset_id, processing_mode=DYNAMIC, job_name=self._name,
+            initial_epoch=self._epoch - 1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [by_id, distributed, behind_others, InNumPy])
+def test_who_begins_again_without_initial_epoch_is_told(
+    dispatcher: DispatcherProcess, make: Callable[[str, str, int], Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def elements(dataset: Any) -> list[int]:
+        return sorted(int(e) for e in dataset)
+
+    def warnings() -> list[str]:
+        return [said for said in caplog.messages if OVER in said]
+
+    name = make.__name__
+    first = make(dispatcher.target, name, 0)
+    early = make(dispatcher.target, name, 0)  # which is iterated over when the epoch is over
+    assert [elements(first), elements(first)] == [ALL, ALL]
+    assert not warnings()
+    assert elements(early) == []
+    (said,) = warnings()
+    assert f"epoch 1 of the job {name!r} {OVER}" in said and "initial_epoch=" in said
+    dispatcher.kill_and_restart()
+    caplog.clear()
+    again = make(dispatcher.target, name, 0)
+    assert [elements(again), elements(again)] == [[], []]
+    said = warnings()[0]
+    assert "initial_epoch=2" in said and "another job_name" in said
+    assert make is InNumPy or len(warnings()) == 1
+    caplog.clear()
+    assert elements(again) == elements(make(dispatcher.target, name, 3)) == ALL
+    assert elements(make(dispatcher.target, f"another than {name}", 0)) == ALL
+    assert not warnings()
+
+
+def test_epochs_that_follow_are_not_expected(
+    dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other trainers may have had all of a short one."""
+    slow, fast = (by_id(dispatcher.target, "of two", 0) for _ in range(2))
+    assert sorted(int(e) for e in slow) == ALL
+    assert [sorted(int(e) for e in fast) for _ in range(3)] == [[], ALL, ALL]
+    caplog.clear()
+    assert [sorted(int(e) for e in slow) for _ in range(3)] == [[], [], ALL]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("make", [distributed, by_id])
+def test_an_initial_epoch_is_a_named_jobs(target_of: str, make: Any) -> None:
+    for name, wrong in ((None, 1), ("j", -1), ("j", True)):
+        with pytest.raises(ValueError, match=f"initial_epoch={wrong}"):
+            make(target_of, name, wrong)
+        with pytest.raises(ValueError, match=f"initial_epoch={wrong}"):
+            service.read(target_of, "x", job_name=name, initial_epoch=wrong)
+
+
+@pytest.fixture
+def target_of(dispatcher: DispatcherProcess) -> str:
+    return dispatcher.target
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:__array__")
+def test_a_second_fit_says_why_keras_has_no_loss(
+    dispatcher: DispatcherProcess, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = count(4).map(lambda i: (tf.fill([2, 1], float(i)), tf.fill([2, 1], 1.0)))
+
+    def fit(epochs: int, initial_epoch: int) -> Any:
+        read = service.distribute(DYNAMIC, dispatcher.target, "kept", initial_epoch=initial_epoch)
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path), delete_checkpoint=False)
+        history = model.fit(rows.apply(read), epochs=epochs, shuffle=False, verbose=0,
+                            callbacks=[backup])  # fmt: skip
+        return history.history["loss"]
+
+    assert len(fit(1, 0)) == 1
+    assert OVER not in caplog.text
+    with pytest.raises(KeyError, match="loss"):
+        fit(2, 0)
+    assert "epoch 1 of the job 'kept' is over" in caplog.text and "initial_epoch=1" in caplog.text
+    caplog.clear()
+    assert len(fit(3, 1)) == 1  # Keras has counted the one without elements
+    assert OVER not in caplog.text

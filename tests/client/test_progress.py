@@ -1,0 +1,77 @@
+"""How far a trainer has come, which says what is handed back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.service.blocks import Block, Component
+from forebay.service.client.open_iterations import Taker
+from forebay.service.client.progress import Blocks, EpochIterator, Progress
+from forebay.service.trainers.batches import Layout, laid_out
+
+LAYOUT = Layout('{"tensor": "int64", "shape": []}')
+
+
+class Epoch:
+    """Three blocks of four elements, and how many of the last one were left."""
+
+    left: int | None = None
+
+    def iterate(self, taker: Taker) -> Blocks:
+        try:
+            for first in range(0, 12, 4):
+                yield Block(4, (Component(np.arange(first, first + 4)),))
+        finally:
+            self.left = taker.left()
+
+    def taking(self, batch_size: int | None) -> EpochIterator:
+        def give(blocks: Blocks, progress: Progress) -> Iterator[Any]:
+            return laid_out(blocks, progress, layout=LAYOUT, batch_size=batch_size)
+
+        return EpochIterator(self.iterate, give)
+
+
+@pytest.mark.parametrize(
+    ("size", "lefts"),
+    [
+        (None, [3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0]),
+        (1, [3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0]),
+        (3, [1, 2, 3, 0]),
+        (5, [3, 2, 0]),
+        (8, [0, 0]),
+        (100, [0]),
+    ],
+)
+@pytest.mark.parametrize("how", ["leave", "close", "drop"])
+def test_what_is_left(size: int | None, lefts: list[int], how: str) -> None:
+    gc.disable()
+    try:
+        for taken, left in enumerate(lefts, 1):
+            epoch = Epoch()
+            taking = epoch.taking(size)
+            given = [next(taking) for _ in range(taken)]
+            assert np.hstack(given).tolist() == [*range(min(taken * (size or 1), 12))]
+            if how == "leave":
+                taking.leave()
+                assert epoch.left is None or taken == len(lefts)
+                assert list(taking) == []
+            elif how == "close":
+                taking.close()
+                assert list(taking) == []
+            else:
+                del taking
+            assert epoch.left == left
+    finally:
+        gc.enable()
+
+
+def test_all_of_it_is_given_once() -> None:
+    for size in (None, 5):
+        epoch = Epoch()
+        assert np.hstack([*epoch.taking(size)]).tolist() == [*range(12)]
+        assert epoch.left == 0

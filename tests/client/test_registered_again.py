@@ -1,0 +1,121 @@
+"""One id, or one job, and another dataset: the first one is read, and the log says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+count = tf.data.Dataset.range
+DYNAMIC = service.ShardingPolicy.DYNAMIC
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    with (
+        DispatcherProcess(tmp_path_factory.mktemp("journal")) as running,
+        WorkerProcess(running.address),
+    ):
+        yield running
+
+
+def function(start: int, splits: range, **how: Any) -> Any:
+    def numbers(split: int) -> Iterator[int]:
+        yield start + split
+
+    return service.python_dataset(splits, **how)(numbers)
+
+
+def built(start: int) -> Callable[[], Any]:
+    return lambda: count(start, start + 3)
+
+
+CHANGES: dict[str, tuple[Any, Any, str]] = {
+    "values": (lambda: count(3), lambda: count(10, 13), "another graph"),
+    "a function in it": (
+        lambda: count(3).map(lambda i: i * 2),
+        lambda: count(3).map(lambda i: i * 3),
+        "another graph",
+    ),
+    "splits": (lambda: function(0, range(3)), lambda: function(0, range(5)), "another splits"),
+    "a function": (
+        lambda: function(0, range(3)),
+        lambda: function(7, range(3)),
+        "another function",
+    ),
+    "what kind it is": (lambda: count(3), lambda: built(0), "another kind"),
+    "both": (
+        lambda: function(0, range(3)),
+        lambda: function(7, range(5)),
+        "another function and splits",
+    ),
+    "options": (
+        lambda: function(0, range(3)),
+        lambda: function(0, range(3), on_error="skip"),
+        "another options",
+    ),
+    "what a function builds": (lambda: built(0), lambda: built(10), "another function and data"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_dataset_under_one_id_is_warned_of(
+    dispatcher: DispatcherProcess, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, said = CHANGES[change]
+
+    def register(dataset: Any) -> list[str]:
+        caplog.clear()
+        assert service.register_dataset(dispatcher.target, dataset, dataset_id=change) == change
+        return caplog.messages
+
+    assert register(first()) == register(first()) == []
+    for _ in range(2):  # the journal knows as well
+        (warned,) = register(second())
+        assert f"{change!r} was registered before, with {said}, and that is what is read" in warned
+        dispatcher.kill_and_restart()
+    expected = {0, 2, 4} if change == "a function in it" else {0, 1, 2}
+    read = service.read(dispatcher.target, change, processing_mode=DYNAMIC)
+    assert {int(e) for e in read} == expected
+    service.remove_dataset(dispatcher.target, change)
+    assert register(second()) == []
+
+
+def test_the_same_dataset_of_another_process_is_no_other(
+    dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose names TensorFlow generates anew."""
+    program = (
+        "import sys, tensorflow as tf; from forebay import service\n"
+        "tf.data.Dataset.range(9).map(lambda i: -i)\n"
+        "dataset = tf.data.Dataset.range(3).cache().map(lambda i: {'a': i * 2, 'b': -i})\n"
+        "service.register_dataset(sys.argv[1], dataset, dataset_id='of two processes')\n"
+    )
+    subprocess.run([sys.executable, "-c", program, dispatcher.target], check=True, timeout=120)
+    dataset = count(3).cache().map(lambda i: {"a": i * 2, "b": -i})
+    service.register_dataset(dispatcher.target, dataset, dataset_id="of two processes")
+    assert not caplog.messages
+
+
+def test_who_names_a_job_of_another_dataset_is_told_once(
+    dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(dataset: Any) -> Any:
+        return dataset.apply(service.distribute(DYNAMIC, dispatcher.target, "one job"))
+
+    first, second = read(count(3)), read(count(10, 13))
+    assert sorted(int(e) for e in first) == [0, 1, 2]
+    first.repeat(0)
+    assert not caplog.messages
+    assert [sorted(int(e) for e in second) for _ in range(3)] == [[], [0, 1, 2], [0, 1, 2]]
+    (said,) = [said for said in caplog.messages if "is of dataset" in said]
+    assert "the job 'one job' is of dataset" in said and "give the job another name" in said

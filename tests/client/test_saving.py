@@ -1,0 +1,162 @@
+"""Iterators are not saved: neither they nor their job would know what was read."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+NUMBER = 300
+NAMED_YET = "cannot be saved or restored yet.*initial_epoch"
+Datasets = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with (
+        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
+        WorkerProcess(dispatcher.address),
+    ):
+        yield dispatcher.target
+
+
+@pytest.fixture
+def read(target: str, request: pytest.FixtureRequest) -> Datasets:
+    return service.distribute("distributed_epoch", target, job_name=request.node.name)
+
+
+def with_options(dataset: Any, symbolic: bool, policy: str) -> Any:
+    options = tf.data.Options()
+    options.experimental_symbolic_checkpoint = symbolic
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy[policy]
+    return dataset.with_options(options)
+
+
+ELEMENTS: dict[str, Callable[[Any], Any]] = {
+    "rows of a block": lambda i: i,
+    "slices of a block": lambda i: tf.fill([2000], i),
+    "shapes that differ": lambda i: tf.range(i % 7 + 1),
+    "composites": lambda i: tf.sparse.from_dense(tf.fill([3], i)),
+}
+
+BEHIND: dict[str, Datasets] = {
+    "nothing": lambda d: d,
+    "map": lambda d: d.map(lambda *e: e),
+    "parallel map": lambda d: d.map(lambda *e: e, num_parallel_calls=2),
+    "prefetch": lambda d: d.prefetch(tf.data.AUTOTUNE),
+    "shuffle": lambda d: d.shuffle(10, seed=1),
+    "zip": lambda d: tf.data.Dataset.zip(tf.data.Dataset.range(10**6), d),
+    "repeat": lambda d: d.repeat(),
+    "repeat, flat_map": lambda d: d.repeat().flat_map(tf.data.Dataset.from_tensors),
+    "take, which has all": lambda d: d.take(3),
+    "interleave": lambda d: tf.data.Dataset.range(2).interleave(lambda _: d),
+}
+
+
+CASES = [("rows of a block", behind) for behind in BEHIND] + [
+    (element, behind) for element in [*ELEMENTS][1:] for behind in ("nothing", "map", "interleave")
+]
+
+
+@pytest.mark.parametrize(
+    ("symbolic", "policy"), [(True, "FAIL"), (False, "FAIL"), (False, "IGNORE")]
+)
+@pytest.mark.parametrize(("element", "behind"), CASES)
+def test_an_iterator_is_not_saved(
+    target: str, tmp_path: pathlib.Path, element: str, behind: str, symbolic: bool, policy: str
+) -> None:
+    dataset = tf.data.Dataset.range(NUMBER).map(ELEMENTS[element])
+    dataset = dataset.apply(service.distribute("distributed_epoch", target))
+    iterator = iter(with_options(BEHIND[behind](dataset), symbolic, policy))
+    for _ in range(3):
+        next(iterator)
+    in_a_function = behind == "interleave"
+    said = "support|stateful" if in_a_function else NAMED_YET
+    errors = [tf.errors.UnimplementedError] + [tf.errors.FailedPreconditionError] * in_a_function
+    with pytest.raises(tuple(errors), match=said):
+        tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
+
+
+def test_before_the_first_element_neither(read: Datasets, tmp_path: pathlib.Path) -> None:
+    dataset = with_options(tf.data.Dataset.range(3).apply(read), True, "FAIL")
+    with pytest.raises(tf.errors.UnimplementedError, match=NAMED_YET):
+        tf.train.Checkpoint(iterator=iter(dataset)).save(str(tmp_path / "saved"))
+
+
+def test_what_was_saved_of_another_iterator_is_not_restored(
+    read: Datasets, tmp_path: pathlib.Path
+) -> None:
+    """As one that read without the service; and the job's epoch is whole afterwards."""
+    numbers = tf.data.Dataset.range(NUMBER)
+    theirs = iter(with_options(numbers, True, "FAIL"))
+    for _ in range(7):
+        next(theirs)
+    saved = tf.train.Checkpoint(iterator=theirs).save(str(tmp_path / "saved"))
+    dataset = with_options(numbers.apply(read), True, "FAIL")
+    with pytest.raises(tf.errors.UnimplementedError, match=NAMED_YET):
+        tf.train.Checkpoint(iterator=iter(dataset)).restore(saved)
+    assert sorted(int(e) for e in dataset) == list(range(NUMBER))
+
+
+def test_what_reads_no_service_is_saved(tmp_path: pathlib.Path) -> None:
+    iterators = [iter(tf.data.Dataset.range(9)) for _ in range(2)]
+    assert [int(next(iterators[0])) for _ in range(4)] == [0, 1, 2, 3]
+    saved = tf.train.Checkpoint(iterator=iterators[0]).save(str(tmp_path / "saved"))
+    tf.train.Checkpoint(iterator=iterators[1]).restore(saved)
+    assert int(next(iterators[1])) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:__array__")
+def test_keras_saves_its_model_and_goes_on(read: Datasets, tmp_path: pathlib.Path) -> None:
+    """ModelCheckpoint and BackupAndRestore, and a Checkpoint without the iterator."""
+
+    class Ended(Exception):
+        pass
+
+    def end(epoch: int, _: Any) -> None:
+        if epoch == 1 and not ended:
+            ended.append(epoch)
+            raise Ended
+
+    weights_file = "{epoch}.weights.h5"
+    ended: list[int] = []
+    begun: list[int] = []
+    rows = tf.data.Dataset.range(8).map(lambda i: (tf.fill([4, 1], float(i)), tf.fill([4, 1], 1.0)))
+    dataset = rows.apply(read)
+
+    def fit() -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        callbacks = [
+            keras.callbacks.BackupAndRestore(str(tmp_path / "backup")),
+            keras.callbacks.ModelCheckpoint(str(tmp_path / weights_file), save_weights_only=True),
+            keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch)),
+            keras.callbacks.LambdaCallback(on_epoch_end=end),
+        ]
+        model.fit(dataset, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        return model
+
+    with pytest.raises(Ended):
+        fit()
+    model = fit()
+    assert begun == [0, 1, *begun[2:]] and begun[2] > 0 and begun[-1] == 2
+    assert len([*tmp_path.glob("*.weights.h5")]) == 3
+    iterator = iter(dataset)
+    next(iterator)
+    saved = tf.train.Checkpoint(model=model).save(str(tmp_path / "model"))
+    weights = [np.copy(w) for w in model.get_weights()]
+    model.set_weights([w + 1 for w in weights])
+    tf.train.Checkpoint(model=model).restore(saved).assert_consumed()
+    for mine, kept in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(mine, kept)

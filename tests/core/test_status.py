@@ -1,0 +1,86 @@
+"""The status that a dispatcher encodes piece by piece, while its state goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core.machine import apply
+from forebay.service.core.state import Dataset, State
+from forebay.service.core.status import Stranger, encoded_datasets, encoded_status, status
+
+from .test_splits import find, growing
+from .test_state import RANDOM
+
+
+def decoded(pieces: Iterator[bytes]) -> Any:
+    return json.loads(b"".join(pieces))
+
+
+def nothing(_: int) -> None: ...
+
+
+@pytest.mark.parametrize("version", RANDOM)
+def test_it_is_of_the_position_at_which_it_was_asked_for(version: str) -> None:
+    for journal in RANDOM[version][::3]:
+        state = State()
+        begun: list[tuple[Any, Iterator[bytes]]] = []
+        for number, data in enumerate(journal["events"]):
+            if number % 7 == 0:
+                expected = json.loads(json.dumps(status(state)))
+                begun.append((expected, encoded_status(state, (), nothing)))
+                for _, pieces in begun[-3:]:
+                    next(pieces)
+            apply(state, ev.Event.FromString(bytes.fromhex(data)))
+        for expected, pieces in begun:
+            rest = b"".join(pieces)
+            assert expected["jobs"] == json.loads(b"{" + rest[rest.index(b'"jobs":') :])["jobs"]
+        assert decoded(encoded_status(state, (), nothing)) == json.loads(json.dumps(status(state)))
+
+
+def test_it_says_what_is_no_state() -> None:
+    stranger = Stranger("worker w:1", "other", 3, 4)
+    state = growing()[0].state
+    found = decoded(encoded_status(state, [stranger], lambda number: {"of": number}))
+    assert found["strangers"] == [stranger._asdict()]
+    iterations = [each for job in found["jobs"] for each in job["iterations"]]
+    assert iterations and all(
+        each["metrics"] == {"of": each["iteration_id"]} for each in iterations
+    )
+
+
+def test_names_of_splits_are_not_copied() -> None:
+    given, iteration_id = growing()
+    find(given, iteration_id, *(f"a split of a name that is long, {n}" for n in range(1000)))
+    pieces = encoded_status(given.state, (), nothing)
+    frame: Any = pieces.gi_frame  # type: ignore[attr-defined] # a generator that has not begun
+    assert len(frame.f_locals["iterations"]) < 1000
+    (job,) = decoded(pieces)["jobs"]
+    assert job == json.loads(json.dumps(status(given.state)))["jobs"][0]
+    assert job["iterations"][0]["sources"][0]["splits"] == 1000
+    (ledger,) = given.state.iterations[iteration_id].ledgers
+    assert len(ledger.names) == 1000
+
+
+def test_an_outline_has_as_many_splits() -> None:
+    definition = ev.DatasetDefinition(structure="{}", unsplittable="why")
+    definition.sources.add(leased_with=1, singly=True).explicit.splits.extend([b"a", b"b"])
+    definition.sources.add(count=7)
+    dataset = Dataset("id", definition.SerializeToString())
+    outline = dataset.outline
+    assert [source.count for source in outline.sources] == [2, 7]
+    assert (outline.sources[0].leased_with, outline.sources[0].singly) == (1, True)
+    assert (outline.structure, outline.unsplittable) == ("{}", "why")
+    assert dataset.definition == definition
+    assert dataset.outline is outline
+    assert dataset == Dataset("id", definition.SerializeToString())
+
+
+def test_datasets_are_listed_as_json() -> None:
+    state = growing()[0].state
+    assert [each["dataset_id"] for each in json.loads(encoded_datasets(state))] == [*state.datasets]
+    assert json.loads(encoded_datasets(State())) == []

@@ -1,0 +1,424 @@
+"""Who is given up, and on what evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.dispatcher import failure_detector
+from forebay.service.dispatcher.candidate import Candidate
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.errors import Unavailable
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import MemoryStorage, Storage
+
+NEVER_MS = 3_600_000
+UID = 7
+
+
+def run(
+    then: Callable[[Dispatcher, ForebayFace], Coroutine[Any, Any, None]],
+    storage: Storage | None = None,
+    **options: Any,
+) -> None:
+    """A dispatcher whose timeouts never run out, unless `options` say otherwise."""
+    times = {"worker_timeout_ms": NEVER_MS, "reconnect_grace_ms": NEVER_MS, **options}
+
+    async def lead() -> None:
+        candidate = Candidate(storage or MemoryStorage(), DispatcherOptions(**times), "here:1")
+        dispatcher = await candidate.take_over()
+        try:
+            await then(dispatcher, ForebayFace(dispatcher))
+        finally:
+            await dispatcher.close()
+
+    asyncio.run(lead())
+
+
+async def until(true: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+
+
+async def some_checks() -> None:
+    """Time for the dispatcher to give up whomever it would."""
+    await asyncio.sleep(4 * failure_detector.CHECK_S)
+
+
+def beat(face: ForebayFace, known: int = 0) -> asyncio.Task[pb.WorkerHeartbeatResponse]:
+    """A heartbeat of the worker, which waits for news if it knows that version."""
+    request = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, version=known, wait_ms=30_000)
+    return asyncio.create_task(face.worker_heartbeat(request))
+
+
+async def poll(
+    dispatcher: Dispatcher, face: ForebayFace
+) -> asyncio.Task[pb.WorkerHeartbeatResponse]:
+    """A heartbeat that waits."""
+    version = (await beat(face)).version
+    heartbeat = beat(face, version)
+    await until(lambda: dispatcher._waiting)
+    return heartbeat
+
+
+async def break_off(heartbeat: asyncio.Task[Any]) -> None:
+    """As gRPC does it when the connection ends."""
+    heartbeat.cancel()
+    await asyncio.gather(heartbeat, return_exceptions=True)
+
+
+async def join(dispatcher: Dispatcher, face: ForebayFace) -> int:
+    """A consumer of an iteration that has a task on the worker; its id."""
+    dataset_id = await dispatcher.execute(
+        c.RegisterDataset(dataset_id="", definition=ev.DatasetDefinition())
+    )
+    job_id = await dispatcher.execute(
+        c.GetOrCreateJob(dataset_id=dataset_id, name="", sharding=ev.OFF)
+    )
+    joined = await face.join_iteration(pb.JoinIterationRequest(job_id=job_id))
+    consumer_id: int = joined.consumer_id
+    return consumer_id
+
+
+def joined_before(storage: Storage) -> int:
+    """A consumer that joined, as `join` does, when another dispatcher led; its id."""
+    consumers: list[int] = []
+
+    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumers.append(await join(dispatcher, face))
+
+    run(before, storage)
+    return consumers[0]
+
+
+async def say_refused(face: ForebayFace, consumer_id: int, answered: bool = True) -> None:
+    request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+    (request.refused if answered else request.never_answered).append(UID)
+    await face.consumer_heartbeat(request)
+
+
+def test_a_worker_whose_poll_breaks_is_given_up_soon() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await break_off(await poll(dispatcher, face))
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_also_if_the_dispatcher_was_deaf_meanwhile() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        time.sleep(3 * failure_detector.CHECK_S)  # noqa: ASYNC251 - the whole loop hears nothing
+        await some_checks()
+        await break_off(heartbeat)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_also_if_it_breaks_while_the_answer_is_on_its_way_to_the_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        version = (await beat(face)).version
+        reached, never = asyncio.Event(), asyncio.Event()
+
+        async def settled() -> None:
+            reached.set()
+            await never.wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher, "settled", settled)
+            heartbeat = beat(face, version + 1)
+            await reached.wait()
+            await break_off(heartbeat)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_also_if_its_last_heartbeat_could_not_be_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would have asked again at once."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        version = (await beat(face)).version
+
+        async def settled() -> None:
+            raise Unavailable("the journal is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatcher, "settled", settled)
+            with pytest.raises(Unavailable, match="is away"):
+                await beat(face, version + 1)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_who_has_come_back_is_not_given_up_for_an_older_poll() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        older = await poll(dispatcher, face)
+        newer = beat(face, (await beat(face)).version)
+        await until(lambda: len(dispatcher._waiting) == 2)
+        await break_off(older)
+        await some_checks()
+        assert dispatcher.state.workers
+        await break_off(newer)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_worker_leaves_while_its_heartbeat_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        (worker_id,) = dispatcher.state.workers
+        with monkeypatch.context() as patch:
+            hold = asyncio.Event()
+            patch.setattr(dispatcher, "settled", hold.wait)  # the answer, until it is forgotten
+            await dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="it left"))
+            await some_checks()
+            hold.set()
+            with pytest.raises(Unavailable, match="beat again"):
+                await heartbeat
+
+    run(scene)
+
+
+# -- consumers that are refused --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said_first", [False, True])
+def test_a_broken_poll_and_a_refused_consumer_are_enough(said_first: bool) -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await poll(dispatcher, face)
+        if said_first:
+            await say_refused(face, consumer_id)
+        await break_off(heartbeat)
+        if not said_first:
+            await say_refused(face, consumer_id)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene)
+
+
+def test_a_new_leader_believes_it_of_a_worker_that_it_has_not_heard() -> None:
+    storage = MemoryStorage()
+    consumer_id = joined_before(storage)
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await some_checks()
+        assert dispatcher.state.workers
+        await say_refused(face, consumer_id)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, storage)
+
+
+def test_one_alone_is_not_enough() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await poll(dispatcher, face)
+        await say_refused(face, consumer_id)
+        await some_checks()  # it waits here, whatever a consumer says
+        assert dispatcher.state.workers
+        heartbeat = await poll(dispatcher, face)  # and has spoken since
+        await break_off(heartbeat)
+        await some_checks()
+        assert dispatcher.state.workers
+
+    run(scene)
+
+
+def test_an_answer_that_reached_nobody_and_a_consumer_that_comes_then() -> None:
+    """It was killed just before the consumer's task was news for it: no poll of it broke."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        consumer_id = await join(dispatcher, face)
+        assert (await heartbeat).tasks
+        await some_checks()
+        assert dispatcher.state.workers
+        await say_refused(face, consumer_id, answered=False)
+        await until(lambda: not dispatcher.state.workers)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_who_waits_here_is_there_though_a_firewall_refuses_consumers() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await poll(dispatcher, face)
+        await say_refused(face, consumer_id, answered=False)
+        await some_checks()
+        assert dispatcher.state.workers
+        await break_off(heartbeat)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_also_while_it_says_that_it_drains() -> None:
+    """Beside the heartbeat that waits."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        drains = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, draining=True)
+        version = (await face.worker_heartbeat(drains)).version
+        waits = pb.WorkerHeartbeatRequest(version=version, wait_ms=30_000)
+        waits.MergeFrom(drains)
+        heartbeat = asyncio.create_task(face.worker_heartbeat(waits))
+        await until(lambda: dispatcher._waiting)
+        await face.worker_heartbeat(drains)
+        await say_refused(face, consumer_id, answered=False)
+        await some_checks()
+        assert dispatcher.state.workers and not heartbeat.done()
+        await break_off(heartbeat)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_worker_that_comes_back_in_time_stays() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        heartbeat = await poll(dispatcher, face)
+        consumer_id = await join(dispatcher, face)
+        assert (await heartbeat).tasks
+        await say_refused(face, consumer_id, answered=False)
+        heartbeat = await poll(dispatcher, face)
+        await say_refused(face, consumer_id, answered=False)
+        await some_checks()
+        assert dispatcher.state.workers
+        await break_off(heartbeat)
+
+    run(scene, reconnect_grace_ms=1_000)
+
+
+def test_a_new_leader_waits_for_a_worker_that_refuses_strangers() -> None:
+    storage = MemoryStorage()
+    consumer_id = joined_before(storage)
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await say_refused(face, consumer_id, answered=False)
+        await some_checks()
+        assert dispatcher.state.workers
+
+    run(scene, storage, reconnect_grace_ms=1_000)  # of which who is new here has three
+
+
+def test_nobody_is_given_up_without_a_timeout() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        await break_off(await poll(dispatcher, face))
+        await say_refused(face, consumer_id)
+        await some_checks()
+        assert dispatcher.state.workers
+
+    run(scene, worker_timeout_ms=-1, reconnect_grace_ms=100)
+
+
+# -- consumers that are gone -----------------------------------------------------------------------
+
+
+async def consumer_poll(
+    dispatcher: Dispatcher, face: ForebayFace, consumer_id: int
+) -> asyncio.Task[pb.ConsumerHeartbeatResponse]:
+    """A heartbeat of the consumer that waits."""
+    request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+    request.version = (await face.consumer_heartbeat(request)).version
+    request.wait_ms = 30_000
+    heartbeat = asyncio.create_task(face.consumer_heartbeat(request))
+    await until(lambda: dispatcher._waiting)
+    return heartbeat
+
+
+async def until_gone(face: ForebayFace, consumer_id: int) -> None:
+    give_up = time.monotonic() + 20
+    while await gone(face, consumer_id) != [consumer_id]:
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.01)
+
+
+async def gone(face: ForebayFace, *consumer_ids: int) -> list[int]:
+    """Those of them of which a worker hears that they are."""
+    request = pb.FindGoneConsumersRequest(consumer_ids=consumer_ids)
+    return list((await face.find_gone_consumers(request)).gone)
+
+
+def test_a_consumer_whose_poll_broke_is_gone_soon_and_keeps_its_place() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        heartbeat = await consumer_poll(dispatcher, face, consumer_id)
+        assert await gone(face, consumer_id) == []
+        await say_refused(face, consumer_id)  # beside it
+        await break_off(heartbeat)
+        await until_gone(face, consumer_id)
+        await some_checks()
+        assert consumer_id in dispatcher.state.consumers
+        await break_off(await consumer_poll(dispatcher, face, consumer_id))  # it came back
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_consumer_has_time_to_come_back() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        await break_off(await consumer_poll(dispatcher, face, consumer_id))
+        assert await gone(face, consumer_id) == []
+
+    run(scene)
+
+
+def test_a_consumer_that_came_back_or_is_silent_is_not_gone() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        await some_checks()
+        assert await gone(face, consumer_id) == []
+        older = await consumer_poll(dispatcher, face, consumer_id)
+        newer = await consumer_poll(dispatcher, face, consumer_id)
+        await break_off(older)
+        await some_checks()
+        assert await gone(face, consumer_id) == []
+        await break_off(newer)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_a_consumer_that_left_is_gone() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await join(dispatcher, face)
+        await face.leave_iteration(pb.LeaveIterationRequest(consumer_id=consumer_id))
+        assert await gone(face, consumer_id) == [consumer_id]
+
+    run(scene)
+
+
+def test_a_consumer_that_a_new_leader_never_hears_is_gone() -> None:
+    storage = MemoryStorage()
+    consumers: list[int] = []
+
+    async def before(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumers.append(await join(dispatcher, face))
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        assert await gone(face, *consumers) == []
+        await until_gone(face, consumers[0])
+
+    run(before, storage)
+    run(scene, storage, reconnect_grace_ms=100)

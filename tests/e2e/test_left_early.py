@@ -1,0 +1,368 @@
+"""Jobs that trainers leave early: their tasks keep no threads, little memory, and lose nothing that
+there is room for."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service as stock
+
+from forebay import service
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker import WorkerOptions
+from forebay.service.worker.observer import Observer, Undelivered
+from forebay.service.worker.tasks import TaskRunner
+from forebay.service.worker.worker import Worker
+
+from ..forks import Fork
+from ..standbys import wait_until
+from ..stock import DispatcherProcess
+
+OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
+ELEMENTS = 500
+
+
+class Losses(Observer):
+    """Counts what is lost."""
+
+    def __init__(self) -> None:
+        self.shed_elements = 0
+        self.unfinished: list[int] = []  # tasks
+
+    def parked(self, task: pb.Task, what: Undelivered) -> None:
+        if what.unfinished:
+            self.unfinished.append(task.task_id)
+
+    def shed(self, task: pb.Task, elements: int) -> None:
+        self.shed_elements += elements
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[DispatcherProcess]:
+    with DispatcherProcess("memory:") as running:
+        yield running
+
+
+class Workers:
+    """Workers in this process that keep no pipeline that nobody reads."""
+
+    def __init__(self, dispatcher: DispatcherProcess) -> None:
+        self.dispatcher = dispatcher
+        self.observer = Losses()
+        self.all: list[Worker] = []
+
+    def start(self, **options: Any) -> Worker:
+        settings = {"kept_pipelines": 0, "expected_s": 0.1, **options}
+        running = Worker(
+            WorkerOptions(dispatcher=self.dispatcher.address, **settings), observer=self.observer
+        )
+        running.start()
+        self.all.append(running)
+        return running
+
+    def runners(self) -> list[TaskRunner]:
+        return [runner for worker in self.all for runner in worker._unfinished()]
+
+    def wait_until_parked(self) -> None:
+        wait_until(lambda: all(runner.is_parked for runner in self.runners()))
+
+
+@pytest.fixture
+def workers(dispatcher: DispatcherProcess) -> Iterator[Workers]:
+    started = Workers(dispatcher)
+    yield started
+    for worker in started.all:
+        worker.stop()
+
+
+def task_threads() -> list[str]:
+    mine = ("forebay-task", "forebay-pipeline", "forebay-lease")
+    return [t.name for t in threading.enumerate() if t.name.startswith(mine)]
+
+
+def read(target: str, dataset_id: str, mode: Any = DYNAMIC, **options: Any) -> Any:
+    return service.read(target, dataset_id, processing_mode=mode, job_name="training", **options)
+
+
+def numbers(source: Any = None) -> Any:
+    """Elements of 40 KB."""
+    source = tf.data.Dataset.range(ELEMENTS) if source is None else source
+    return source.map(lambda x: tf.fill([5_000], x))
+
+
+def shuffled() -> Any:
+    return numbers(tf.data.Dataset.range(ELEMENTS).shuffle(50)).prefetch(4)
+
+
+def zipped() -> Any:
+    both = tf.data.Dataset.range(ELEMENTS), tf.data.Dataset.range(ELEMENTS)
+    return numbers(tf.data.Dataset.zip(both).map(lambda x, _: x))
+
+
+@pytest.mark.parametrize("dataset", [numbers, shuffled, zipped])
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_was_made_or_not_begun_is_for_the_next_reader(
+    dispatcher: DispatcherProcess, workers: Workers, dataset: Callable[[], Any], count: int
+) -> None:
+    for _ in range(count):
+        workers.start()
+    dataset_id = service.register_dataset(dispatcher.target, dataset())
+    got: list[int] = []
+    for _ in range(4):
+        with read(dispatcher.target, dataset_id) as elements:
+            got += [int(element[0]) for element in itertools.islice(elements, 60)]
+        workers.wait_until_parked()
+        wait_until(lambda: not task_threads())
+    assert not workers.observer.unfinished and not workers.observer.shed_elements
+    with read(dispatcher.target, dataset_id) as elements:
+        got += [int(element[0]) for element in elements]
+    assert sorted(got) == [*range(ELEMENTS)]
+    wait_until(lambda: not workers.runners())
+
+
+def test_passes_go_on_where_they_were(dispatcher: DispatcherProcess, workers: Workers) -> None:
+    workers.start()
+    dataset_id = service.register_dataset(
+        dispatcher.target, numbers(tf.data.Dataset.range(100).repeat(5))
+    )
+    got: list[int] = []
+    for _ in range(3):
+        with read(dispatcher.target, dataset_id) as elements:
+            got += [int(element[0]) for element in itertools.islice(elements, 120)]
+        workers.wait_until_parked()
+    with read(dispatcher.target, dataset_id) as elements:
+        got += [int(element[0]) for element in elements]
+    assert sorted(got) == sorted([*range(100)] * 5)
+
+
+def test_an_end_of_the_pipelines_own_is_no_pause(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
+    """As of `take`: parked behind its last element, it does not begin anew."""
+    workers.start()
+    dataset_id = service.register_dataset(dispatcher.target, numbers().take(100))
+    got: list[int] = []
+    for _ in range(3):
+        with read(dispatcher.target, dataset_id) as elements:
+            got += [int(element[0]) for element in itertools.islice(elements, 20)]
+        workers.wait_until_parked()
+    with read(dispatcher.target, dataset_id) as elements:
+        got += [int(element[0]) for element in elements]
+    assert len(got) == len(set(got)) == 100
+
+
+def test_what_leases_no_splits_begins_anew(dispatcher: DispatcherProcess, workers: Workers) -> None:
+    workers.start()
+    dataset_id = service.register_dataset(dispatcher.target, numbers())
+    for _ in range(2):
+        with read(dispatcher.target, dataset_id, OFF) as elements:
+            first = [int(element[0]) for element in itertools.islice(elements, 60)]
+        assert first == [*range(60)]
+        workers.wait_until_parked()
+        wait_until(lambda: not task_threads())
+    with read(dispatcher.target, dataset_id, OFF) as elements:
+        assert [int(element[0]) for element in elements] == [*range(ELEMENTS)]
+
+
+class Gate:
+    """Elements of a megabyte, of one split: the pipeline comes to `first`, and waits there."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.may_go_on = threading.Event()
+
+    def dataset(self) -> Any:
+        def of(_: Any) -> Any:
+            return tf.data.Dataset.range(60).map(self._made)
+
+        return tf.data.Dataset.range(1).flat_map(of)
+
+    def _made(self, number: Any) -> Any:
+        waited = tf.numpy_function(self._wait, [number], tf.int64)
+        return tf.fill([1 << 17], tf.ensure_shape(waited, []))
+
+    def _wait(self, number: int) -> int:
+        assert number < self.first or self.may_go_on.wait(60)
+        return number
+
+
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_who_comes_again_while_the_pipeline_finishes(
+    dispatcher: DispatcherProcess, workers: Workers, mode: Any
+) -> None:
+    """Without leases it gets the elements once, from the first one on; with them what the pipeline
+    had begun to its end, although that is more than is kept for nobody."""
+    gate = Gate(first=6)
+    worker = workers.start(memory_budget=64 << 20)
+    dataset_id = service.register_dataset(dispatcher.target, gate.dataset())
+    got: list[int] = []
+    with read(dispatcher.target, dataset_id, mode) as elements:
+        got += [int(element[0]) for element in itertools.islice(elements, 2)]
+    (runner,) = workers.runners()
+    wait_until(lambda: runner.is_being_parked())
+    with read(dispatcher.target, dataset_id, mode) as elements:
+
+        def first() -> None:
+            got.append(int(next(elements)[0]))
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        wait_until(lambda: runner.output.opens == 2)
+        gate.may_go_on.set()
+        thread.join()
+        wait_until(lambda: worker._idle.budget.held > 10 << 20)
+        got += [int(element[0]) for element in elements]
+    assert not workers.observer.unfinished
+    assert got == [*range(2 if mode == OFF else 0), *range(60)]
+
+
+def test_a_static_shard_begins_anew_and_its_job_ends(tmp_path: pathlib.Path) -> None:
+    with DispatcherProcess("memory:", workers="127.0.0.1") as dispatcher:
+        workers = Workers(dispatcher)
+        workers.start()
+        try:
+            dataset_id = service.register_dataset(dispatcher.target, numbers())
+            mode = service.ShardingPolicy.DATA
+            with read(dispatcher.target, dataset_id, mode) as elements:
+                next(elements)
+            workers.wait_until_parked()
+            with read(dispatcher.target, dataset_id, mode) as elements:
+                assert [int(element[0]) for element in elements] == [*range(ELEMENTS)]
+            with read(dispatcher.target, dataset_id, mode) as elements:
+                assert not [*elements], "the epoch is over"
+        finally:
+            workers.all[0].stop()
+
+
+def numbers_from(start: int) -> Iterator[Any]:
+    for number in range(start, start + 20):
+        yield np.full(5_000, number)
+
+
+def test_a_python_dataset_that_nobody_reads_has_no_processes(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
+    workers.start(processes=2)
+    made = service.python_dataset(splits=range(0, ELEMENTS, 20))(numbers_from)
+    dataset_id = service.register_dataset(dispatcher.target, made)
+    got: list[int] = []
+    for _ in range(3):
+        with read(dispatcher.target, dataset_id) as elements:
+            got += [int(element[0]) for element in itertools.islice(elements, 60)]
+        workers.wait_until_parked()
+        wait_until(lambda: not task_threads())
+    with read(dispatcher.target, dataset_id) as elements:
+        got += [int(element[0]) for element in elements]
+    assert sorted(got) == [*range(ELEMENTS)]
+
+
+def test_a_cache_that_nobody_reads_gives_its_window_only_if_others_need_it(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
+    worker = workers.start(kept_pipelines=4, memory_budget=32 << 20)
+    dataset_id = service.register_dataset(dispatcher.target, numbers().repeat())
+
+    def trainer(name: str) -> Any:
+        cache = service.CrossTrainerCache(name)
+        return service.read(
+            dispatcher.target, dataset_id, job_name="cached", cross_trainer_cache=cache
+        )
+
+    with trainer("one") as elements:
+        assert len([*itertools.islice(elements, 800)]) == 800  # 32 MB
+    (cached,) = worker._unfinished()
+    assert cached.output.held_bytes > 30 << 20
+    with read(dispatcher.target, dataset_id, OFF) as elements:
+        for _ in itertools.islice(elements, 100):
+            pass
+        wait_until(lambda: cached.is_parked and not cached.output.held_bytes)
+    with trainer("two") as elements:
+        assert int(next(elements)[0]) == 0, "it begins anew"
+
+
+def test_jobs_that_were_left_share_a_bound(dispatcher: DispatcherProcess, workers: Workers) -> None:
+    """Those that were left first lose what they have; those left last keep it."""
+    worker = workers.start(memory_budget=8 * (6 << 20))
+    dataset_id = service.register_dataset(dispatcher.target, numbers(tf.data.Dataset.range(20_000)))
+    for number in range(8):
+        name = f"job {number}"
+        with service.read(
+            dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name=name
+        ) as elements:
+            assert len([*itertools.islice(elements, 20)]) == 20
+    workers.wait_until_parked()
+    wait_until(lambda: worker._idle.budget.held <= 6 << 20)
+    assert workers.observer.shed_elements or workers.observer.unfinished
+    wait_until(lambda: not task_threads())
+    with service.read(
+        dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="job 0"
+    ) as elements:
+        rest = [int(element[0]) for element in elements]
+    assert len(set(rest)) == len(rest) and 19_999 in rest
+
+
+PROGRAM = """
+import sys, time
+from tensorflow.data.experimental import service as stock
+
+from forebay import service
+elements = service.read(
+    *sys.argv[1:], processing_mode="distributed_epoch", job_name="training",
+    data_transfer_protocol="tcp",
+)
+for _ in range(60):
+    next(elements)
+print("read", flush=True)
+time.sleep(600)  # until it is killed, in the midst of reading
+"""
+
+
+def test_what_killed_readers_leave_is_bounded() -> None:
+    """Over TCP their connections just end, and they might come again: not once the dispatcher has
+    given them up."""
+    with DispatcherProcess("memory:", client_timeout_ms=3_000) as dispatcher:
+        workers = Workers(dispatcher)
+        worker = workers.start()
+        try:
+            dataset_id = service.register_dataset(dispatcher.target, numbers())
+            arguments = ["-c", PROGRAM, dispatcher.target, dataset_id]
+            for reader in [Fork(arguments) for _ in range(3)]:
+                assert reader.line() == "read"
+                reader.kill()
+                reader.finish()
+            wait_until(lambda: not worker._read_tasks())
+            workers.wait_until_parked()
+            wait_until(lambda: not task_threads())
+            kept = [runner.output.waiting_elements * 40_000 for runner in workers.runners()]
+            assert worker._idle.budget.held == sum(kept)
+            with read(dispatcher.target, dataset_id) as elements:
+                rest = [int(element[0]) for element in elements]
+            assert len(set(rest)) == len(rest)
+            wait_until(lambda: not worker._idle.budget.held)
+        finally:
+            worker.stop()
+
+
+def test_what_stock_clients_leave_is_parked_as_well(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
+    """They say so to the dispatcher alone."""
+    workers.start()
+    dataset_id = stock.register_dataset(dispatcher.target, numbers(), compression=None)
+    got: list[int] = []
+    for _ in range(3):
+        elements = stock.from_dataset_id(
+            "distributed_epoch", dispatcher.target, dataset_id, numbers().element_spec, "training"
+        ).take(60)
+        got += [int(element[0]) for element in elements.as_numpy_iterator()]
+        del elements
+        wait_until(lambda: any(runner.is_parked for runner in workers.runners()))
+        wait_until(lambda: not task_threads())
+    assert len(got) == len(set(got)) == 180

@@ -1,0 +1,84 @@
+"""Trainers that share a job and take their steps together: each gets an even share."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from ..cluster import WorkerProcess
+from ..stock import DispatcherProcess
+
+BATCH = 8
+STEP_S = 1e-3
+SIZES = {8: 1_003, 1024: 5_000}
+"""How many elements there are of so many bytes."""
+
+Batches = Callable[[], Iterator[int]]
+"""Begins to read; yields how many elements each batch has."""
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    directory = tmp_path_factory.mktemp("journal")
+    with (
+        DispatcherProcess(directory) as running,
+        WorkerProcess(running.address),
+        WorkerProcess(running.address),
+    ):
+        yield running
+
+
+def by_read(dispatcher: DispatcherProcess, dataset_id: str, **how: Any) -> Batches:
+    def begin() -> Iterator[int]:
+        elements = service.read(dispatcher.target, dataset_id, **how)
+        while count := sum(1 for _ in itertools.islice(elements, BATCH)):
+            yield count
+
+    return begin
+
+
+def by_tensorflow(dispatcher: DispatcherProcess, dataset_id: str, **how: Any) -> Batches:
+    def begin() -> Iterator[int]:
+        dataset = service.from_dataset_id(service=dispatcher.target, dataset_id=dataset_id, **how)
+        return (int(tf.shape(batch)[0]) for batch in dataset.batch(BATCH))
+
+    return begin
+
+
+@pytest.mark.parametrize("trainers", [2, 4])
+@pytest.mark.parametrize("mode", ["OFF", "DYNAMIC"])
+@pytest.mark.parametrize("element_bytes", SIZES)
+@pytest.mark.parametrize("face", [by_read, by_tensorflow])
+def test_trainers_in_lockstep(
+    dispatcher: DispatcherProcess,
+    request: pytest.FixtureRequest,
+    face: Callable[..., Batches],
+    element_bytes: int,
+    mode: str,
+    trainers: int,
+) -> None:
+    elements = SIZES[element_bytes]
+    dataset = tf.data.Dataset.range(elements)
+    if element_bytes > 8:
+        dataset = dataset.map(lambda i: tf.fill([element_bytes], tf.cast(i, tf.uint8)))
+    dataset_id = service.register_dataset(dispatcher.target, dataset)
+    policy = service.ShardingPolicy[mode]
+    begin = face(dispatcher, dataset_id, processing_mode=policy, job_name=request.node.name)
+    taking = [begin() for _ in range(trainers)]
+    steps = []
+    for counts in itertools.zip_longest(*taking, fillvalue=0):
+        steps.append(counts)
+        time.sleep(STEP_S)
+    totals = [sum(counts) for counts in zip(*steps, strict=True)]
+    even = elements * (2 if mode == "OFF" else 1) / trainers
+    assert sum(totals) == even * trainers
+    assert all(0.7 * even <= total <= 1.3 * even for total in totals), totals
+    starved = sum(0 in step for step in steps)
+    assert starved <= max(4, 0.02 * len(steps)), f"{starved} of {len(steps)} steps"

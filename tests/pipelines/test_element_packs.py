@@ -1,0 +1,228 @@
+"""Pipelines that go through the queue in packs: which ones, and that nobody notices."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay.service.client.tf_elements import graph_of
+from forebay.service.errors import PipelineError
+from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data import run as tf_data_run
+from forebay.service.pipelines.tf_data.element_packs import (
+    MAX_PACK_ELEMENTS,
+    calls_functions,
+    elements_per_pack,
+)
+from forebay.service.pipelines.tf_data.element_specs import component_specs
+from forebay.service.pipelines.tf_data.graphs import Graph
+from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+from forebay.service.pipelines.tf_data.run import TfDataRun
+
+from .pipelines import OneSource
+
+Dataset = tf.data.Dataset
+
+
+def pack_of(dataset: Any) -> int:
+    if calls_functions(Graph(graph_of(dataset))):
+        return 1
+    return elements_per_pack(component_specs(dataset.element_spec))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "elements"),
+    [
+        (lambda: Dataset.range(10), MAX_PACK_ELEMENTS),
+        (lambda: Dataset.range(10).shuffle(3).repeat().take(5), MAX_PACK_ELEMENTS),
+        (lambda: Dataset.from_tensor_slices(tf.zeros([9, 1024], tf.uint8)), 64),
+        (
+            lambda: Dataset.from_tensor_slices(["a"]).interleave(
+                tf.data.TFRecordDataset, num_parallel_calls=2
+            ),
+            1,
+        ),
+        (lambda: Dataset.zip(Dataset.range(9), tf.data.TextLineDataset("a")), 1),
+        (lambda: Dataset.from_tensor_slices(["a", "b"]), 1),
+        (lambda: Dataset.zip(Dataset.range(9), Dataset.range(9)), MAX_PACK_ELEMENTS),
+        # Functions are called, and may take their time; shapes differ; elements are large.
+        (lambda: Dataset.range(10).map(lambda x: x + 1), 1),
+        (lambda: Dataset.range(10).filter(lambda x: x > 1), 1),
+        (lambda: Dataset.range(9).flat_map(lambda x: Dataset.from_tensors(x * 2)), 1),
+        (lambda: Dataset.range(9).interleave(lambda x: Dataset.range(x).map(tf.square)), 1),
+        (lambda: Dataset.range(10).batch(3), 1),
+        (lambda: Dataset.from_tensors(tf.zeros([1 << 20])).repeat(3), 1),
+        (lambda: Dataset.from_tensors(tf.zeros([0])).repeat(3), 1),
+        (lambda: Dataset.from_tensor_slices(tf.ragged.constant([[[1], [2, 3]], [[4]]])), 1),
+    ],
+)  # fmt: skip
+def test_only_pipelines_that_call_no_function_are_packed(
+    dataset: Callable[[], Any], elements: int
+) -> None:
+    assert pack_of(dataset()) == elements
+
+
+def test_records_before_a_missing_file_are_delivered(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        for number in range(10):
+            writer.write(b"%d" % number)
+    dataset = tf.data.TFRecordDataset([path, path + " that is not there"])
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
+    read: list[bytes] = []
+    with pytest.raises(PipelineError, match=r"NOT_FOUND: [^{]*that is not there"):
+        for block in executor.blocks():
+            read += block.components[0].elements()
+    assert read == [b"%d" % number for number in range(10)]
+
+
+def test_records_come_back_in_their_order(tmp_path: pathlib.Path) -> None:
+    records = [b"%d" % i * (i % 700) for i in range(1000)]
+    path = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    dataset = Dataset.zip(Dataset.range(1000), tf.data.TFRecordDataset([path]))
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(None)
+    numbers, texts = [], []
+    for block in executor.blocks():
+        numbers += list(block.components[0].elements())
+        texts += list(block.components[1].elements())
+        assert len(texts) == len(numbers)
+    assert numbers == list(range(1000))
+    assert texts == records
+
+
+def test_what_is_there_when_splits_run_dry_waits_for_no_more_than_a_pack() -> None:
+    dry, more = threading.Event(), threading.Event()
+
+    class Feed(OneSource):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if not dry.is_set():
+                dry.set()
+                return SplitRange(0, 10 * MAX_PACK_ELEMENTS + 7, 0)
+            more.wait()
+            return None
+
+    dataset = Dataset.range(10**6)
+    executor = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Feed())
+    blocks = executor.blocks()
+    seen = 0
+    while seen < 10 * MAX_PACK_ELEMENTS:
+        seen += next(blocks).count
+    assert dry.is_set()
+    more.set()
+    assert seen + sum(block.count for block in blocks) == 10 * MAX_PACK_ELEMENTS + 7
+
+
+def test_variants_are_never_packed() -> None:
+    """As a stock client registers ragged tensors without their spec: TensorFlow's own variants."""
+    rows = tf.ragged.constant([[1], [2, 3], [], [4]])
+    dataset = Dataset.from_tensor_slices(rows)
+    blocks = list(TfDataPipeline(graph_of(dataset)).run(None).blocks())
+    assert sum(block.count for block in blocks) == 4
+    assert elements_per_pack([tf.TensorSpec([], tf.variant)]) == 1
+
+
+def test_the_first_element_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it does not wait for others to be copied, however many there are by then."""
+    ready = TfDataRun._ready
+
+    def ready_with_several(run: TfDataRun) -> int:
+        while (found := ready(run)) < 2:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(TfDataRun, "_ready", ready_with_several)
+    images = Dataset.from_tensors(np.zeros((224, 224, 3), np.uint8)).repeat()
+    run = TfDataPipeline(graph_of(images), element_spec=images.element_spec).run(None)
+    with closing(run.blocks()) as blocks:
+        assert next(blocks).count == 1
+        assert next(blocks).count > 1
+
+
+def test_company_is_looked_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look costs some operations, and a slow pipeline has them at each of its blocks."""
+    more = threading.Event()
+
+    class Clock:
+        def __init__(self) -> None:
+            self.pauses_s: list[float] = []
+
+        def monotonic(self) -> float:
+            return sum(self.pauses_s)
+
+        def sleep(self, seconds: float) -> None:
+            self.pauses_s.append(seconds)
+
+    class Feed(OneSource):
+        def __init__(self) -> None:
+            self._ranges = [SplitRange(0, 2, 0)]
+
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if self._ranges:
+                return self._ranges.pop()
+            more.wait()
+            return None
+
+    clock = Clock()
+    monkeypatch.setattr(tf_data_run, "time", clock)
+    dataset = Dataset.range(100).map(lambda x: x + 1)
+    blocks = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Feed())
+    with closing(blocks.blocks()) as read:
+        assert [next(read).count, next(read).count] == [1, 1]  # the second waits for company
+        more.set()
+        assert not list(read)
+    assert clock.pauses_s == pytest.approx([0.001, 0.002, 0.004, 0.008, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [
+        (tf.TensorSpec([], tf.string), 8),
+        (tf.TensorSpec([None], tf.int64), 10),
+        (tf.TensorSpec([None, 3], tf.int64), 11),
+        (tf.TensorSpec([3], tf.int64), 1),
+    ],
+)
+def test_few_operations_run_for_an_element(spec: Any, most: int) -> None:
+    """Beside a line of text, each of them costs as much as reading it."""
+    empty = np.array(b"", object) if spec.dtype == tf.string else np.zeros([3] * spec.shape.rank)
+    dataset = Dataset.from_tensors(tf.constant(empty, spec.dtype)).map(
+        lambda x: tf.ensure_shape(tf.identity(x), spec.shape)
+    )
+    run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
+    drive = run._trace._drive
+    assert drive is not None
+    graph = drive._function.graph.as_graph_def()
+    (enqueue,) = (
+        [node.op for node in function.node_def]
+        for function in graph.library.function
+        if any(node.op == "QueueEnqueueV2" for node in function.node_def)
+    )
+    operations = [op for op in enqueue if op not in ("Const", "Identity", "NoOp")]
+    assert len(operations) <= most, operations
+    assert sum(block.count for block in run.blocks()) == 1
+
+
+@pytest.mark.parametrize("shape", [[3], [None], None])
+def test_the_strings_of_an_element_are_one_in_the_queue(shape: list[int] | None) -> None:
+    """Which copies each that it is given, on the way in and out."""
+    texts = [b"a", b"", b"x" * 99]
+    dataset = Dataset.from_tensors(texts).repeat(2)
+    spec = tf.TensorSpec(shape, tf.string)
+    run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
+    queue = run._trace._queues[0]
+    queued = zip(queue.dtypes, queue.shapes, strict=True)
+    alone = shape is None  # as a stack of one
+    assert [s for dtype, s in queued if dtype == tf.string] == [(1,) if alone else ()]
+    read = [e.tolist() for b in run.blocks() for e in b.components[0].elements()]
+    assert read == [texts, texts]

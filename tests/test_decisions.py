@@ -1,0 +1,65 @@
+"""The index of decisions: the present folder passes, and what an index must not hide is refused."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "scripts" / "decisions.py"
+
+FIRST = "## 1. A window of bytes\n\n*2026-11-21 · amended by 2*\n\n**Decision.** Bytes.\n"
+SECOND = "## 2. A window of time\n\n*2026-11-22 · amends 1*\n\n**Decision.** Milliseconds.\n"
+
+
+def decisions(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_present_index_is_up_to_date() -> None:
+    done = decisions(ROOT / "docs" / "decisions", "--check")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_index_is_written_and_compared(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "delivery.md").write_text(FIRST)
+    (tmp_path / "worker.md").write_text(SECOND)
+    assert "out of date" in decisions(tmp_path, "--check").stderr
+    assert not (tmp_path / "README.md").exists()
+
+    assert decisions(tmp_path).returncode == 0
+    first, second = (tmp_path / "README.md").read_text().splitlines()[-2:]
+    link = "[A window of bytes](delivery.md#1-a-window-of-bytes)"
+    assert first == f"| 1 | {link} | 2026-11-21 | amended by 2 |"
+    assert second.endswith("| 2026-11-22 | amends 1 |")
+    assert decisions(tmp_path, "--check").returncode == 0
+
+    (tmp_path / "worker.md").write_text(SECOND.replace("of time", "of use"))
+    assert decisions(tmp_path, "--check").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "fault"),
+    [
+        (SECOND.replace("## 2.", "## 3."), "2: missing"),
+        (SECOND + FIRST, "1: in delivery.md and worker.md"),
+        (SECOND.replace("*2026-11-22 · amends 1*\n\n", ""), "2: no line"),
+        (SECOND.replace("2026-11-22 · ", ""), "2: no line"),
+        (SECOND.replace("amends 1", "widens 1"), "2: 'widens 1' is no status"),
+        (SECOND.replace("amends 1", "in force"), "1: amended by 2, which does not say amends 1"),
+        (SECOND.replace("amends 1", "supersedes 1"), "1: amended by 2, which does not"),
+        (SECOND.replace("amends 1", "amends 1 · amended by 9"), "2: amended by 9, which does not"),
+        (SECOND.replace("2. A", "A"), "is not `## <number>. <title>`"),
+    ],
+)
+def test_faults_are_refused(tmp_path: pathlib.Path, second: str, fault: str) -> None:
+    (tmp_path / "delivery.md").write_text(FIRST)
+    (tmp_path / "worker.md").write_text(second)
+    done = decisions(tmp_path)
+    assert done.returncode == 1
+    assert fault in done.stderr
+    assert not (tmp_path / "README.md").exists()

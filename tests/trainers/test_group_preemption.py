@@ -1,0 +1,270 @@
+"""Processes that train in step and stop together: what each does, without TensorFlow's part."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from forebay import service
+from forebay.service.blocks import Block, Component
+from forebay.service.client import lockstep
+from forebay.service.client.lockstep import Ends, EqualTaker, Others
+from forebay.service.client.open_iterations import Taker, close_between_steps
+from forebay.service.trainers import group_preemption, preemption
+from forebay.service.trainers.group_preemption import Together
+
+
+class Board:
+    """What all have said."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+        self.changed = threading.Condition()
+
+
+class Seat(Others):
+    def __init__(self, board: Board, me: int) -> None:
+        self._board = board
+        self.me, self.number = me, 3
+
+    def say(self, key: str, text: str) -> None:
+        with self._board.changed:
+            self._board.said.setdefault(key, text)
+            self._board.changed.notify_all()
+
+    def hear(self, key: str, timeout_s: float | None) -> str | None:
+        with self._board.changed:
+            self._board.changed.wait_for(lambda: key in self._board.said, timeout_s)
+            return self._board.said.get(key)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    """A process's own."""
+    found = Ends()
+    for module in (lockstep, group_preemption):
+        monkeypatch.setattr(module, "ends", found)
+    return found
+
+
+def block(first: int, count: int) -> Block:
+    return Block(count, (Component(np.arange(first, first + count)),))
+
+
+def answered(board: Board, key: str, who: int, checks: int, given: dict[str, int]) -> None:
+    board.said[f"{key}/given/{who}"] = json.dumps([checks, given])
+
+
+def numbers(blocks: Iterator[Block]) -> list[int]:
+    return [int(x) for each in blocks for x in each.components[0].values]  # type: ignore[union-attr]
+
+
+def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
+    """And what is behind is not given."""
+    left: list[int] = []
+
+    def iterate(taker: Taker) -> Generator[Block, None, None]:
+        try:
+            yield from (block(first, 3) for first in range(0, 30, 3))
+        finally:
+            left.append(taker.left())
+
+    blocks = lockstep.blocks_of(iterate, "a")
+    assert numbers(iter([next(blocks)])) == [0, 1, 2]
+    assert ends.hold() == {"a/0": 3}
+    with ThreadPoolExecutor() as pool:
+        rest = pool.submit(numbers, blocks)
+        with pytest.raises(TimeoutError):
+            rest.result(0.2)
+        ends.let_go({"a/0": 5})
+        assert rest.result(60) == [3, 4]
+    assert left == [1]
+
+
+def test_all_leave_where_the_furthest_is(ends: Ends) -> None:
+    board, told = Board(), threading.Event()
+    mine = Together(Seat(board, 0), told.set)
+    key = mine._key
+    assert not any(mine.check() for _ in range(3))
+    answered(board, key, 1, 5, {"a/0": 7, "b/0": 1})
+    answered(board, key, 2, 2, {"a/0": 9})
+    own = ends.begin("a")
+    assert ends.admitted(own, 4) == 4
+    mine.agree(60)
+    assert board.said[f"{key}/to/1"] == board.said[f"{key}/to/2"] == group_preemption.STOP
+    assert board.said[f"{key}/given/0"] == json.dumps([3, {"a/0": 4}])
+    assert ends.admitted(own, 100) == 5 and ends.is_over(own)
+    assert [mine.check() for _ in range(3)] == [False, False, True]
+    mine.close()
+    assert ends.admitted(own, 100) == 100, "the program goes on"
+    assert not told.is_set()
+
+
+def test_who_does_not_answer_is_not_waited_for(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = Board()
+    mine = Together(Seat(board, 1), lambda: None)
+    answered(board, mine._key, 0, 0, {})
+    mine.agree(0.01)
+    assert caplog.messages == ["process 2 of this training has not heard of the stop"]
+    assert mine.check()
+    board.said[f"{mine._key}/saved/0"] = group_preemption.OVER
+    mine.wait_until_all_have_saved(0.01)
+    assert "process 2 of this training has not saved in time" in caplog.messages
+    mine.close()
+
+
+def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
+    board, told = Board(), threading.Event()
+    mine = Together(Seat(board, 2), told.set)
+    Seat(board, 0).say(f"{mine._key}/to/2", group_preemption.STOP)
+    assert told.wait(60)
+    mine.close()
+
+
+class Open:
+    """A consumer, as far as it is asked to leave."""
+
+    def __init__(self, taker: EqualTaker) -> None:
+        self.taker = taker
+        self.told_to_leave = threading.Event()
+        self.closed_with: list[int] = []
+
+    def leave(self) -> None:
+        self.told_to_leave.set()
+        self.taker.leave()
+
+    def close(self, left: int = 0) -> None:
+        self.closed_with.append(left)
+
+
+def test_what_was_not_admitted_is_handed_back_between_steps(ends: Ends) -> None:
+    taker = EqualTaker(ends.begin("a"))
+    given = Open(taker)
+    assert taker.admit(block(0, 4)) is not None
+    ends.hold()
+    ends.let_go({"a/0": 7})
+    assert taker.admit(block(4, 10)) is not None
+    close_between_steps(given)  # type: ignore[arg-type]
+    assert given.closed_with == [7]
+
+
+def test_nothing_is_given_to_who_closes_while_it_is_held(ends: Ends) -> None:
+    """It was handed back."""
+    taker = EqualTaker(ends.begin("a"))
+    given = Open(taker)
+    ends.hold()
+    with ThreadPoolExecutor() as pool:
+        admitted = pool.submit(taker.admit, block(0, 10))
+        with pytest.raises(TimeoutError):
+            admitted.result(0.2)
+        close_between_steps(given)  # type: ignore[arg-type]
+        ends.let_go({"a/0": 10})
+        assert admitted.result(60) is None
+    assert given.closed_with == [10]
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Board:
+    """Of three processes, of which this is the first, and a handler's next."""
+    found = Board()
+    monkeypatch.setattr(lockstep, "find", lambda: Seat(found, 0))
+    return found
+
+
+def others_say(board: Board, handler: service.PreemptionHandler, what: str, text: str) -> None:
+    assert handler._together is not None
+    for who in (1, 2):
+        Seat(board, who).say(f"{handler._together._key}/{what}/{who}", text)
+
+
+def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
+    ends: Ends, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handing back is waited for no longer than ever."""
+    own = ends.begin("a")
+    given = Open(EqualTaker(own))
+    monkeypatch.setattr(preemption, "HAND_BACK_S", 0.2)
+    monkeypatch.setattr(preemption, "open_consumers", lambda: [given])
+    with service.PreemptionHandler(grace_period_s=60, exit_code=None) as handler:
+        others_say(board, handler, "given", json.dumps([0, {own: 2}]))
+        others_say(board, handler, "saved", group_preemption.OVER)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert handler._handed_back.wait(30)
+        assert not given.told_to_leave.wait(0.3)
+        assert ends.admitted(own, 10) == 2
+        assert given.told_to_leave.wait(30)
+
+
+def fails(_: float = 0) -> None:
+    raise OSError("in vain")
+
+
+@pytest.mark.parametrize(
+    ("loop", "save"), [(fails, None), (lambda: None, fails)], ids=["the loop", "save_fn"]
+)
+def test_who_fails_is_not_waited_for(
+    ends: Ends,
+    board: Board,
+    loop: Callable[[], None],
+    save: Callable[[float], object] | None,
+) -> None:
+    handler = service.PreemptionHandler(save, grace_period_s=60)
+    with pytest.raises(OSError, match="in vain"), handler:
+        others_say(board, handler, "given", json.dumps([0, {}]))
+        others_say(board, handler, "saved", group_preemption.OVER)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert handler._handed_back.wait(30)
+        loop()
+    try:
+        assert handler._together is not None
+        assert board.said.get(f"{handler._together._key}/saved/0") == group_preemption.OVER
+    finally:
+        handler._exit_code = None  # the tests go on
+        handler.__exit__(None, None, None)
+
+
+def test_who_follows_goes_on_counting() -> None:
+    """Behind a repeat, epochs are longer in one process than in others, and steps go on."""
+    counts = Ends()
+    first, beside = counts.begin("job"), counts.begin("job")
+    assert counts.admitted(first, 45) == 45
+    counts.end(first)
+    assert counts.is_over(first)
+    assert counts.begin("job") == first != beside
+    assert counts.admitted(first, 10) == 10
+    assert counts.hold() == {first: 55, beside: 0}
+    counts.let_go({first: 57, beside: 1})
+    counts.hold()
+    counts.let_go({first: 99, beside: 1})  # of another handler
+    assert counts.admitted(first, 10) == 2
+
+
+ENDS = """
+import pathlib, sys, weakref
+from forebay.service.trainers.group_preemption import exit_with
+
+class Gone: ...
+
+gone = weakref.proxy(Gone())  # whose class cannot be asked for
+written = open(sys.argv[1], "w")
+written.write("a line")
+exit_with(7)
+"""
+
+
+def test_a_process_that_is_ended_at_last_has_written_all(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "written"
+    done = subprocess.run([sys.executable, "-c", ENDS, file], check=False, capture_output=True)
+    assert (done.returncode, done.stderr, file.read_text()) == (7, b"", "a line")
