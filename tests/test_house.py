@@ -147,7 +147,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.trainers.jax_arrays": HEAVY | {"torch"},
     **{
         f"service.trainers.{name}": HEAVY | {"torch", "jax"}
-        for name in ("batches", "jobs", "preemption", "shapes", "together")
+        for name in ("batches", "group_preemption", "jobs", "preemption", "shapes")
     },
     "service.trainers.loaders": HEAVY | {"jax"},
     "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
@@ -239,6 +239,12 @@ def test_imports_point_one_way() -> None:
         if graphs and not any(within(i.importer, one) for one in GRAPHS):
             wrong.append(f"{i.where}: only {sorted(GRAPHS)} may import {i.imported}")
     report(wrong)
+
+
+def test_the_rules_name_modules_that_exist() -> None:
+    named = {*LAYERS, *BANNED, *INNER, *GRAPHS, *(name for name, _ in ESCAPES)}
+    gone = {name for name in named if not any(within(m, name.removesuffix(".*")) for m in MODULES)}
+    report([f"there is no module {name}" for name in sorted(gone)])
 
 
 def test_layers_know_only_their_tools() -> None:
