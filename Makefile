@@ -6,10 +6,10 @@ READY := .venv/.ready
 SOURCES := .pkg/forebay tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test simulate check bench format protos constraints clean
+.PHONY: help setup demo chaos test test-all simulate check bench format protos constraints clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(READY) ## make .venv with everything in it
 
@@ -23,10 +23,14 @@ demo: $(READY) ## train on real data while the dispatcher is killed
 chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--minutes 10"
 	$(BIN)/forebay chaos $(ARGS)
 
-test: $(READY) ## run the tests; ARGS="-k name" chooses among them
+test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among them
+	@scripts/redis
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
+
+test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
 	@scripts/redis
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
-	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal --durations 30 $(ARGS)
 
 simulate: $(READY) ## run 10,000 seeds of the simulation; ARGS="--seed 7 --trace" replays one
 	$(BIN)/python -m tests.simulation $(or $(ARGS),--seeds 10000)

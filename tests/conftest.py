@@ -20,6 +20,39 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Files and folders that `make test` leaves to `make test-all`, besides tests marked `long`.
+LONG = (
+    # They test tests and tools, or need the second environment.
+    *("benchmarks", "examples", "frameworks", "simulation", "test_options.py"),
+    *("cli/test_chaos.py", "cli/test_demo.py"),
+    # Real processes, in kinds and combinations beyond the essential ones.
+    *("e2e/test_across_hosts.py", "e2e/test_after_errors.py", "e2e/test_beam_datasets.py"),
+    *("e2e/test_compositions.py", "e2e/test_crowd.py", "e2e/test_custom_ops.py"),
+    *("e2e/test_given_up.py", "e2e/test_in_functions.py", "e2e/test_left_early.py"),
+    *("e2e/test_mixed.py", "e2e/test_opaque_elements.py", "e2e/test_pairings.py"),
+    *("e2e/test_parameter_servers.py", "e2e/test_python_datasets.py"),
+    *("e2e/test_repeat_and_zip.py", "e2e/test_static_sharding.py"),
+    *("e2e/test_tf_documentation.py", "e2e/test_transports.py"),
+    *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
+    *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
+    *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
+    *("materialized/test_runners.py", "pipelines/test_beam.py"),
+    # They wait for long, until peers or storages that are silent are given up.
+    *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
+    *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
+)
+TESTS = pathlib.Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is long."""
+    long = [TESTS / name for name in LONG]
+    assert all(path.exists() for path in long), "LONG names what is no more"
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in long):
+            item.add_marker("long")
+
+
 # No test asserts a duration. A failing example is printed so that it can be run again.
 hypothesis.settings.register_profile("forebay", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("forebay")

@@ -59,6 +59,7 @@ def test_forebays_workers_and_trainers_go_on(pair: list[DispatcherProcess]) -> N
     assert sorted(got) == list(range(ELEMENTS))
 
 
+@pytest.mark.long
 def test_stock_workers_and_trainers_go_on_through_a_balancer(
     pair: list[DispatcherProcess], any_storage: str
 ) -> None:

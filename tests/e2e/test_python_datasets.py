@@ -722,7 +722,7 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(
             assert both.keys() == {*range(600)} and {*both.values()} <= {1, 2}
     # Here it was called as well, to see what it yields.
     processes = {int(path.name) for path in folder.iterdir()} - {os.getpid()}
-    assert len(processes) >= 4
+    assert len(processes) >= 2  # each worker's; how many more depends on when they were killed
     while any(map(lives, processes)):
         time.sleep(0.01)
 

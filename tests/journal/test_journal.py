@@ -124,6 +124,7 @@ def test_what_comes_during_an_append_is_the_next_batch() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(0, 6), max_size=30), st.integers(1, 60), st.data())
 def test_a_decision_is_never_split_and_batches_are_bounded(
     decisions: list[int], batch_bytes: int, data: st.DataObject
