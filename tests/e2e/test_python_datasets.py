@@ -691,9 +691,15 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(
     """Unsharded, nothing of the other worker's; and the functions' processes end with theirs."""
     folder = tmp_path / "processes"
     folder.mkdir()
+    here = os.getpid()  # where it is called as well, to see what it yields
+
+    def processes() -> set[int]:
+        return {int(path.name) for path in folder.iterdir()} - {here}
 
     def slow(split: int) -> Iterator[int]:
         (folder / str(os.getpid())).touch()
+        while os.getpid() != here and len(processes()) < 4:  # one for each of two reads and workers
+            time.sleep(0.01)
         for number in range(10 * split, 10 * (split + 1)):
             time.sleep(0.003)
             yield number
@@ -720,10 +726,8 @@ def test_killed_workers_and_dispatchers_cost_no_element_twice(
             assert sorted(map(int, again)) == [*range(600)]
             both = collections.Counter(itertools.chain(*(each.result() for each in unsharded)))
             assert both.keys() == {*range(600)} and {*both.values()} <= {1, 2}
-    # Here it was called as well, to see what it yields.
-    processes = {int(path.name) for path in folder.iterdir()} - {os.getpid()}
-    assert len(processes) >= 2  # each worker's; how many more depends on when they were killed
-    while any(map(lives, processes)):
+    assert len(processes()) >= 4
+    while any(map(lives, processes())):
         time.sleep(0.01)
 
 
