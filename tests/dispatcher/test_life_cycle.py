@@ -601,10 +601,21 @@ def test_a_status_is_of_one_position_though_others_are_answered_meanwhile(
         face = forebay_face.ForebayFace(dispatcher)
         asked = asyncio.create_task(face.get_status(pb.GetStatusRequest()))
         await asyncio.sleep(0)  # it begins
-        await join(dispatcher, "d", "a later job")
+        consumers = list(dispatcher.state.consumers)
+        others = [
+            asyncio.create_task(join(dispatcher, "d", "a later job")),
+            *(
+                asyncio.create_task(
+                    dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+                )
+                for consumer_id in consumers
+            ),
+        ]
+        await asyncio.sleep(0)  # all are decided; when they are durable, the storage's thread says
+        assert len(dispatcher.state.jobs) == 21
+        assert not dispatcher.state.consumers.keys() & {*consumers}
         assert not asked.done()
-        for consumer_id in list(dispatcher.state.consumers):
-            await dispatcher.execute(c.LeaveIteration(consumer_id=consumer_id, reason="r"))
+        await asyncio.gather(*others)
         assert json.loads((await asked).status) == before
 
     run_dispatcher(MemoryStorage(), scene, **NEVER)
