@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from . import hypothesis_profiles as hypothesis_profiles  # registers them
+
 # Read by TensorFlow when it is first imported, here and in the processes that tests start.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -53,9 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
 
 
-# No test asserts a duration. A failing example is printed so that it can be run again.
-hypothesis.settings.register_profile("forebay", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("forebay")
+# Unless --hypothesis-profile names the long one.
+hypothesis.settings.load_profile("short")
 
 
 @pytest.fixture(scope="session")

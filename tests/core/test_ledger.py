@@ -13,6 +13,8 @@ from forebay.service.core import ranges
 from forebay.service.core.ledger import Ledger
 from forebay.service.core.splits import ledgers
 
+from ..hypothesis_profiles import examples
+
 Part = tuple[int, int, int]  # pass, first, stop
 
 
@@ -125,4 +127,4 @@ class Books(RuleBasedStateMachine):
 
 
 TestLedger = Books.TestCase
-TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

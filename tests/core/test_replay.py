@@ -22,6 +22,8 @@ from forebay.service.core.state import Job, State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
 
+from ..hypothesis_profiles import examples
+
 SIZE = 23
 SOURCES = [
     ev.SplitSource(count=SIZE),
@@ -438,7 +440,7 @@ class Dispatcher(RuleBasedStateMachine):
 
 
 TestReplay = Dispatcher.TestCase
-TestReplay.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestReplay.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)
 
 
 def test_ranges_are_a_set_of_integers() -> None:

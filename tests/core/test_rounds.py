@@ -21,6 +21,7 @@ from forebay.service.errors import (
     Unavailable,
 )
 
+from ..hypothesis_profiles import examples
 from .given import Given
 
 
@@ -626,7 +627,7 @@ class Clients(RuleBasedStateMachine):
 
 
 TestClients = Clients.TestCase
-TestClients.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestClients.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
 
 
 def test_a_worker_that_drains_joins_no_round_again() -> None:

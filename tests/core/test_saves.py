@@ -27,6 +27,7 @@ from forebay.service.errors import (
     Unimplemented,
 )
 
+from ..hypothesis_profiles import examples
 from .given import Given
 
 STARTED = {"path": "/s", "metadata": b"m", "prepared": "/s.p"}
@@ -560,4 +561,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

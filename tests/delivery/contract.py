@@ -32,6 +32,8 @@ from forebay.service.delivery import (
     TaskUnknown,
 )
 
+from ..hypothesis_profiles import examples
+
 ROOM = 1 << 30
 TIMEOUT_S = 30.0
 
@@ -146,7 +148,7 @@ class DeliveryContract(ABC):
     # -- one thread ----------------------------------------------------------------------------
 
     @settings(
-        max_examples=150,
+        max_examples=examples(150),
         deadline=None,
         suppress_health_check=[HealthCheck.differing_executors],  # one test, several policies
     )

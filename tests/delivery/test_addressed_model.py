@@ -28,6 +28,7 @@ from forebay.service.delivery import (
 )
 from forebay.service.delivery.orders import BundleReader as Place
 
+from ..hypothesis_profiles import examples
 from .contract import Ledger, Subscribed, block
 
 BUNDLES = range(2)
@@ -275,5 +276,7 @@ class AddressedModel(RuleBasedStateMachine):
         assert sum(part.count for part in self.ledger.dropped_parts) == self.put_elements - given
 
 
-AddressedModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AddressedModel.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestModel = AddressedModel.TestCase

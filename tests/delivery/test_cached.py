@@ -30,6 +30,7 @@ from forebay.service.delivery import (
 from forebay.service.delivery.cached import ENCODED_BLOCKS
 from forebay.service.errors import InvalidArgument
 
+from ..hypothesis_profiles import examples
 from .contract import ROOM, TIMEOUT_S, Ledger, Reader, block
 
 FOUR = cost(block(0, 4))
@@ -354,5 +355,7 @@ class CachedModel(RuleBasedStateMachine):
         assert self.ledger.total == self.reported + self.stop - len(self.given)
 
 
-CachedModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CachedModel.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
 TestModel = CachedModel.TestCase

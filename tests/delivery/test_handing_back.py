@@ -28,6 +28,7 @@ from forebay.service.delivery import (
 )
 from forebay.service.delivery.orders import Rounds
 
+from ..hypothesis_profiles import examples
 from .contract import ROOM, TIMEOUT_S, Ledger, Reader, block, numbers
 
 HANDS_BACK = AnyBlock(hands_back=True)
@@ -73,7 +74,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 @pytest.mark.usefixtures("clock")

@@ -23,6 +23,7 @@ from forebay.service.delivery.windows import (
     Windows,
 )
 
+from ..hypothesis_profiles import examples
 from .contract import block
 
 TICK_S = 5e-4
@@ -203,7 +204,7 @@ def test_nobody_is_far_ahead_of_its_use(world: World) -> None:
     assert 1.2 * 10_000 * AHEAD_S < alone.most_held <= PIECES * SLACK * 20_000
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_something_moves_as_long_as_anything_is_buffered(data: st.DataObject) -> None:
     windows = Windows()

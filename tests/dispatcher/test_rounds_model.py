@@ -25,6 +25,7 @@ from forebay.service.errors import NotFound
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage
 
+from ..hypothesis_profiles import examples
 from .leading import run_dispatcher
 
 ROUNDS = 200  # that a worker makes
@@ -217,7 +218,7 @@ async def heal(cluster: Cluster) -> None:
     raise AssertionError("they do not go on")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     consumers=st.integers(1, 3), workers=st.integers(0, 2), actions=st.lists(ACTIONS, max_size=60)
 )

@@ -27,6 +27,8 @@ from forebay.storage import (
 )
 from forebay.storage.base import LEASE_MS
 
+from ..hypothesis_profiles import examples
+
 NO_BLOBS = ["0" * 64, "", "..", "../FORMAT", "no digest", "A" * 64, f"{'0' * 64}.", f"{'0' * 64}./"]
 BATCHES = st.lists(st.lists(st.binary(max_size=40), max_size=5), max_size=8)
 
@@ -88,7 +90,7 @@ class StorageContract(ABC):
         assert writer.append([]) == 0
         assert list(storage.read()) == []
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
+    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.differing_executors])
     @given(batches=BATCHES, restarts=st.sets(st.integers(0, 7)))
     def test_it_reads_as_a_list(self, batches: list[list[bytes]], restarts: set[int]) -> None:
         storage = self.make()

@@ -15,6 +15,8 @@ from forebay.storage import Corrupt, FileStorage, Record
 from forebay.storage.proto.segment_pb2 import Batch
 from forebay.storage.tfrecord import BrokenFrame, frame, is_torn, masked_crc, read_frames, unframe
 
+from ..hypothesis_profiles import examples
+
 SEGMENT_BYTES = 100
 BATCHES = [
     [b"one", b"two"],
@@ -215,7 +217,7 @@ def test_a_frame_that_holds_no_batch_is_corrupt(log: Log) -> None:
         read(log)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(garbage=st.binary(min_size=1, max_size=80))
 def test_garbage_at_the_end_adds_no_record(log: Log, garbage: bytes) -> None:
     log.last.write_bytes(log.content[log.last] + garbage)
@@ -241,7 +243,7 @@ def frames_of(path: Path, data: bytes) -> tuple[list[bytes], bool]:
     return frames, True
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.data())
 def test_a_write_that_lost_sectors_is_torn(log: Log, data: st.DataObject) -> None:
     first = frame(b"x" * data.draw(st.integers(0, 600)))
@@ -265,7 +267,7 @@ def test_a_write_that_lost_sectors_is_torn(log: Log, data: st.DataObject) -> Non
     assert torn or unclear
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_rot_in_a_large_last_frame_is_not_torn(log: Log, data: st.DataObject) -> None:
     first = frame(b"x" * data.draw(st.integers(0, 600)))

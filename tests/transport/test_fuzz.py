@@ -27,6 +27,7 @@ from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages
 
+from ..hypothesis_profiles import examples
 from .peers import (
     TIMEOUT_S,
     UID,
@@ -47,10 +48,10 @@ MAX_PAYLOAD_BYTES = 1 << 20
 HELLO = pb.Hello(version=messages.VERSION, consumer_id=1, worker_uid=UID, shares_memory=True)
 
 
-def fuzz(max_examples: int) -> settings:
+def fuzz(long: int) -> settings:
     return settings(
         derandomize=True,
-        max_examples=max_examples,
+        max_examples=examples(long),
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
 
@@ -312,7 +313,7 @@ def verdict(worker: ScriptedWorker, script: list[Saying]) -> list[Any]:
 
 @pytest.mark.parametrize("worker", [socket.AF_INET], indirect=True, ids=["tcp"])
 @given(frame=absurd_blocks())
-@fuzz(max_examples=200)
+@fuzz(long=200)
 def test_blocks_with_absurd_headers(worker: ScriptedWorker, frame: bytes) -> None:
     with memory_bounded(16 * MAX_PAYLOAD_BYTES):
         for item in verdict(worker, [Saying(frame)])[:-1]:
@@ -337,7 +338,7 @@ FILES = st.sampled_from(["none", "none", "sealed", "sealed", "unsealed", "pipe",
 
 
 @given(script=st.lists(st.tuples(damaged(FROM_WORKERS), FILES), max_size=10))
-@fuzz(max_examples=150)
+@fuzz(long=150)
 def test_whatever_a_worker_says(worker: ScriptedWorker, script: list[tuple[bytes, str]]) -> None:
     shares = worker.addresses[0][0] == "unix"
     sayings = [Saying(data, descriptors(files) if shares else []) for data, files in script]
@@ -401,7 +402,7 @@ def test_whatever_a_consumer_says(server: BlockServer, protocol: str) -> None:
     examples = 0
 
     @given(greets=st.integers(0, 9), script=st.lists(damaged(FROM_CONSUMERS), max_size=10))
-    @fuzz(max_examples=80)
+    @fuzz(long=80)
     def check(greets: int, script: list[bytes]) -> None:
         nonlocal examples
         examples += 1
