@@ -6,7 +6,7 @@ READY := .venv/.ready
 SOURCES := .pkg/forebay tests scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-all simulate check bench format protos constraints clean
+.PHONY: help setup demo chaos test test-all simulate check bench docs format protos constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -46,6 +46,9 @@ check: $(READY) ## lint, types, import direction, generated files, the built whe
 
 bench: $(READY) ## measure, side by side with tf.data service; ARGS="scalars --rounds 3"
 	$(BIN)/forebay bench --json benchmarks/results/$$(date -u +%Y-%m-%d-%H%M).json $(ARGS)
+
+docs: $(READY) ## make a site of the documentation, in build/site; warnings are errors
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs . build/site
 
 format: $(READY) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .

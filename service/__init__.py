@@ -92,3 +92,7 @@ def __getattr__(name: str) -> Any:
     if name == "register_dataset" and not import_module(".pipelines", __name__).has_tensorflow():
         home = ".client.registration"  # for datasets that need no TensorFlow
     return getattr(import_module(home, __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -216,12 +216,12 @@ class DispatchServer(_Server):
 
     @property
     def target(self) -> str:
-        """The address for clients: "grpc://host:port"; "" before a start on any free port."""
+        """The address for clients, as in "grpc://host:5050"; "" before a start on any free port."""
         return self._target
 
     @property
     def address(self) -> str:
-        """The address for workers: "host:port"."""
+        """The address for workers, such as "host:5050"."""
         return self._target.removeprefix("grpc://")
 
     def _num_workers(self) -> int:
@@ -419,7 +419,7 @@ class WorkerServer(_Server):
 
     @property
     def address(self) -> str:
-        """The registered address: "host:port"; "" before a start on any free port."""
+        """The registered address, such as "host:5051"; "" before a start on any free port."""
         return self._worker.address or _foretold(self._options)
 
     def _num_tasks(self) -> int:

@@ -79,6 +79,7 @@ def register_dataset(
       service: "grpc://host:port", "host:port", a (protocol, address) pair, or several
         addresses, comma-separated.
       dataset: one of these.
+
         - A `tf.data.Dataset`. Its graph is registered. Python functions in it (`py_function`,
           `from_generator`) do not work on workers.
         - A Python dataset: a function with `splits`, or one that `python_dataset` decorates.
@@ -87,6 +88,7 @@ def register_dataset(
         - A PCollection of a Beam pipeline that was built and not run: bounded reads with ParDos
           behind them. Each process of a worker calls `setup` once. Each split is a bundle.
         - The directory, as workers see it, that `materialize` or `materialize_pcollection` wrote.
+
       compression: "AUTO" compresses blocks between hosts where they arrive sooner that way. None
         never compresses. "ZSTD" and "LZ4" compress on every connection over TCP or gRPC. "SNAPPY"
         compresses each element, for tf.data service's own clients.

@@ -60,8 +60,9 @@ class CrossTrainerCache:
 
     @property
     def skipped(self) -> int:
-        """How many elements this trainer missed so far, on all workers: they were evicted before
-        the readers with this object reached them.
+        """How many elements this trainer missed so far, on all workers.
+
+        They were evicted before the readers with this object reached them.
         """
         return self._skips.elements
 

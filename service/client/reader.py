@@ -362,8 +362,9 @@ def read(
         `from_dataset_id`.
       job_name: readers with the same name share one job. Each element goes to one of them, or
         with `cross_trainer_cache` to each trainer.
-      consumer_index, num_consumers, max_outstanding_requests, data_transfer_protocol,
-        cross_trainer_cache, target_workers: as in `from_dataset_id`.
+      consumer_index, num_consumers: as in `from_dataset_id`.
+      max_outstanding_requests: as in `from_dataset_id`.
+      data_transfer_protocol, cross_trainer_cache, target_workers: as in `from_dataset_id`.
       initial_epoch: how many epochs of a named job are over. The next epoch is read, or the rest
         of it. By default the first epoch is read.
 
