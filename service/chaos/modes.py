@@ -18,7 +18,6 @@ from functools import partial
 
 from ..client.consumer import Consumer
 from ..client.options import DEFAULT_READ_OPTIONS, CrossTrainerCache, ReadOptions
-from ..client.rounds import RoundsConsumer
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, NotFound, PipelineError
 from ..proto import forebay_pb2 as pb
@@ -96,8 +95,7 @@ class Readers:
             index = reader if self._mode == "rounds" else None
             join = pb.JoinIterationRequest(job_id=job.job_id, epoch=1, consumer_index=index)
             joined = dispatcher.call_numbered(join, pb.JoinIterationResponse)
-            kind = RoundsConsumer if self._mode == "rounds" else Consumer
-            consumer = kind(
+            consumer = Consumer(
                 dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=self._how(reader)
             )
             try:

@@ -33,7 +33,6 @@ from .options import (
     sharding_policy,
 )
 from .progress import Blocks, EpochIterator, Progress
-from .rounds import RoundsConsumer
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -173,7 +172,7 @@ class Reader:
                 joined = yield from self._joined(dispatcher, nothing)
             except _ToStop:
                 return
-            consumer = (Consumer if self.how.num_consumers is None else RoundsConsumer)(
+            consumer = Consumer(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
             if stopping.is_set():

@@ -1,4 +1,4 @@
-"""A consumer of a coordinated read: in each round, one element of each task, in turn.
+"""The mode of a coordinated read's consumer: in each round, one element of each task, in turn.
 
 All consumers count rounds and visit tasks in the same order. So in each step they have elements of
 the same round of the same task (service/core/rounds.py). The dispatcher lists a new task with its
@@ -10,20 +10,19 @@ dispatcher derives the round from which on all consumers skip the task.
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
 
 from ..block_limits import cost
 from ..blocks import Block, Component, Strings, joined, split
-from ..delivery import End, EndOfTask, Rounds, Superseded, TaskUnknown
-from ..errors import FailedPrecondition
+from ..delivery import End, EndOfTask, Rounds, Superseded, TaskFailed, TaskUnknown
+from ..errors import FailedPrecondition, PipelineError
 from ..proto import forebay_pb2 as pb
-from .consumer import ASK_AGAIN_S, Client, Consumer
 from .heartbeats import News
+from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
+from .options import ReadOptions
+from .waits import task_awaited
 
 TOGETHER, TOGETHER_BYTES = 64, 256 << 10
 """How much is taken at once. It is far less than workers send ahead. So if a worker is lost, there
@@ -47,7 +46,7 @@ class _Task:
         self.received = starting_round  # the first round whose element has not arrived
         self.lost = 0  # the worker that was lost with it; 0: none
         self.ended = False  # by its worker, which drains
-        self.said = False  # whether the dispatcher was told that all of an ended task was taken
+        self.reported = False  # whether the dispatcher knows that all of an ended task was taken
         self.stop: int | None = None  # if removed, the round from which on nobody reads it
         self.blocks: deque[_Arrived] = deque()  # the first one starts with the next element
 
@@ -70,38 +69,62 @@ class _Task:
         return taken, None
 
 
-class RoundsConsumer(Consumer):
-    """A consumer whose `blocks` have elements round by round, and within a round in the order of
-    tasks. A block may have elements of several tasks.
-
-    `blocks` raises NotFound, with the reason, if the consumers are out of step for good: some lack
-    an element that others have passed, or one of them was restarted without the others. It raises
-    FailedPrecondition, or PipelineError of that code, if another consumer has the same index.
+class RoundsMode:
+    """Blocks have elements round by round, and within a round in the order of tasks; a Mode
+    (consumer.py). A block may have elements of several tasks. It is acknowledged when it is given.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        reading: ReadOptions,
+        links: Links,
+        handle_inbox: Callable[[], None],
+        report_now: Callable[[], None],
+    ) -> None:
+        """`handle_inbox` handles all that has come, and `report_now` sends a heartbeat."""
+        self._reading = reading
+        self._links = links
+        self._handle_inbox = handle_inbox
+        self._report_now = report_now
+        self._listed: dict[int, pb.TaskInfo] = {}
+        self._unknown = UnknownTasks()
         self._step = threading.Lock()  # guards all fields below
         self._tasks: dict[int, _Task] = {}  # in the order in which they are visited
         self._round = 0  # the current one
         self._limit: int | None = None  # a round that must not begin yet
-        super().__init__(*arguments, **options)
 
-    def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
-        while True:
-            while not self._inbox.empty():  # `_arrived` added its blocks to the tasks already
-                self._next_delivered()
-            taken = self._take()
-            self._let_removed_go()
-            if taken is not None:
-                self._waits_anew()
-                yield taken
-                continue
-            self._say_what_is_used_up()
-            try:
-                self._next_delivered()
-            except queue.Empty:
-                if nothing is not None:
-                    yield nothing
+    # -- what the consumer gives ---------------------------------------------------------------
+
+    def take(self) -> tuple[Block, None] | None:
+        self._handle_inbox()  # `arrived` added its blocks to the tasks already
+        taken = self._take()
+        self._drop_removed()
+        if taken is not None:
+            return taken, None
+        self._report_used_up()
+        return None
+
+    @property
+    def patience_s(self) -> float:
+        return ASK_AGAIN_S if self._unknown else 1.0
+
+    def has_ended(self) -> bool:
+        return False
+
+    def awaited(self) -> str:
+        with self._step:
+            due = [(task.next_round, i) for i, task in self._tasks.items() if not task.is_over()]
+            round_, task_id = min(due, key=lambda one: one[0], default=(0, 0))
+            if not due:
+                return "a worker: none has a task of the epoch"
+            if self._limit is not None and round_ >= self._limit:
+                return f"the other consumers, before round {self._limit}"
+            if self._tasks[task_id].is_held():
+                return f"the others' word on task {task_id}, whose worker is lost or stops"
+        whose = f"task {task_id}"
+        if (info := self._listed.get(task_id)) is not None:
+            whose = task_awaited(info, self._links.get(info.worker_uid))
+        return f"round {round_}, for which the other consumers may not have come: {whose}"
 
     def _take(self) -> Block | None:
         """The next elements; None if the next one is not here, or must not be taken yet."""
@@ -139,9 +162,9 @@ class RoundsConsumer(Consumer):
                 return None
             self._round = following
 
-    # -- the dispatcher ------------------------------------------------------------------------
+    # -- what the dispatcher says --------------------------------------------------------------
 
-    def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         with self._step:
             request.rounds.CopyFrom(
                 pb.RoundReport(
@@ -161,31 +184,15 @@ class RoundsConsumer(Consumer):
                 )
             )
 
-    def _say_what_is_used_up(self) -> None:
+    def _report_used_up(self) -> None:
         with self._step:
-            new = [task for task in self._tasks.values() if task.is_used_up() and not task.said]
+            new = [task for task in self._tasks.values() if task.is_used_up() and not task.reported]
             for task in new:
-                task.said = True
-        if not new:
-            return
-        self._heartbeats.say_now()
+                task.reported = True
+        if new:
+            self._report_now()
 
-    def _awaited(self) -> str:
-        with self._step:
-            due = [(task.next_round, i) for i, task in self._tasks.items() if not task.is_over()]
-            round_, task_id = min(due, key=lambda one: one[0], default=(0, 0))
-            if not due:
-                return "a worker: none has a task of the epoch"
-            if self._limit is not None and round_ >= self._limit:
-                return f"the other consumers, before round {self._limit}"
-            if self._tasks[task_id].is_held():
-                return f"the others' word on task {task_id}, whose worker is lost or stops"
-        whose = f"task {task_id}"
-        if (info := self._listed.get(task_id)) is not None:
-            whose = self._awaited_of(info)
-        return f"round {round_}, for which the other consumers may not have come: {whose}"
-
-    def _heard(self, news: News) -> None:
+    def heard(self, news: News) -> None:
         with self._step:
             for info in news.tasks:
                 if info.task_id not in self._tasks:
@@ -201,21 +208,15 @@ class RoundsConsumer(Consumer):
             elif self._round < news.block_round:
                 self._limit = news.block_round
 
-    def _update(self, news: News) -> None:
+    def update(self, news: News) -> None:
         self._listed = {task.task_id: task for task in news.tasks}
-        new = []
         for info in news.tasks:
             if info.lost or not self._wants(info.task_id):
                 continue
-            linked = info.worker_uid in self._links
-            link = self._link(info)
-            if link is not None and info.task_id not in link.reading:
-                link.reading.add(info.task_id)
-                link.client.read(info.task_id, self._order(info.task_id))
-            if link is not None and not linked:
-                new.append(link)
-        for link in new:  # only after all of them got a share of the element budget
-            link.client.start()
+            link = self._links.open(info)
+            if link is not None:
+                read_task(link, info.task_id, self.order(info.task_id))
+        self._links.start()
 
     def _wants(self, task_id: int) -> bool:
         """Whether to read the task. The heartbeat thread may know by now that it is over."""
@@ -223,7 +224,7 @@ class RoundsConsumer(Consumer):
             task = self._tasks.get(task_id)
             return task is not None and not task.is_over()
 
-    def _let_removed_go(self) -> None:
+    def _drop_removed(self) -> None:
         with self._step:
             over = {task_id: task for task_id, task in self._tasks.items() if task.is_over()}
             for task_id in over:
@@ -233,22 +234,21 @@ class RoundsConsumer(Consumer):
         for task in over.values():
             for arrived in task.blocks:
                 arrived.client.taken(arrived.block)
-        for uid, link in list(self._links.items()):
-            if link is not None:
-                for task_id in link.reading & over.keys():
-                    link.client.stop_task(task_id)
-                    link.reading.discard(task_id)
-                self._close_if_idle(uid)
+        for uid, link in self._links.all():
+            for task_id in link.reading & over.keys():
+                self._links.stop_task(uid, task_id)
+            self._links.close_if_idle(uid)
 
-    # -- workers -------------------------------------------------------------------------------
+    # -- what workers say ----------------------------------------------------------------------
 
-    def _order(self, task_id: int) -> Rounds:
+    def order(self, task_id: int) -> Rounds:
+        """What to ask the task's worker for: what follows the elements that have come."""
         with self._step:
             task = self._tasks[task_id]
             number = task.received - task.starting_round
         return Rounds(self._reading.consumer_index, self._reading.num_consumers or 1, number)
 
-    def _arrived(self, client: Client, task_id: int, block: Block) -> None:
+    def arrived(self, client: Client, task_id: int, block: Block) -> None:
         with self._step:
             task = self._tasks.get(task_id)
             if task is not None:
@@ -257,28 +257,35 @@ class RoundsConsumer(Consumer):
         if task is None:  # it is over
             client.taken(block)
 
-    def _end(self, task_id: int, end: End) -> None:
+    def deliver(self, client: Client, task_id: int, block: Block) -> None:
+        pass
+
+    def held_by_others(self, task_id: int) -> None:
+        pass
+
+    def end(self, task_id: int, end: End) -> None:
+        if isinstance(end, TaskFailed):
+            raise PipelineError(end.code, end.message)
         if isinstance(end, Superseded):
             raise FailedPrecondition(
                 f"another consumer of the same job reads with consumer_index="
                 f"{self._reading.consumer_index}: give each of them its own"
             )
         if isinstance(end, TaskUnknown):
-            self._ask_again.add(task_id)
-            self._ask_again_at_s = time.monotonic() + ASK_AGAIN_S
-        elif not isinstance(end, EndOfTask):
-            super()._end(task_id, end)
-        else:
+            self._unknown.add(task_id)
+        elif isinstance(end, EndOfTask):
             with self._step:
                 if (task := self._tasks.get(task_id)) is not None:
                     task.ended = True
 
-    def _read_again(self) -> None:
-        for task_id in self._ask_again & self._listed.keys() & self._tasks.keys():
+    def gone(self, link: WorkerLink) -> None:
+        pass
+
+    def ask_again(self) -> None:
+        for task_id in self._unknown.due() & self._listed.keys() & self._tasks.keys():
             link = self._links.get(self._listed[task_id].worker_uid)
             if link is not None and task_id in link.reading:
-                link.client.read(task_id, self._order(task_id))
-        self._ask_again.clear()
+                link.client.read(task_id, self.order(task_id))
 
 
 def _alike(one: Block, other: Block) -> bool:

@@ -52,7 +52,7 @@ class Client:
         self.held += 1
         self.deliver(task_id, 0, Block(len(numbers), (Component(np.array(numbers)),)))
 
-    def taken(self, _: Block) -> None:
+    def taken(self, _: Block, __: object = None) -> None:
         self.held -= 1
 
     def stop_task(self, task_id: int) -> None:

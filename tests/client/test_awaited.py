@@ -12,11 +12,11 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
-from forebay.service.client import consumer as consumer_module
+from forebay.service.client import links, waits
 from forebay.service.client.consumer import Consumer
 from forebay.service.client.heartbeats import Heartbeats
 from forebay.service.client.options import ReadOptions
-from forebay.service.client.rounds import RoundsConsumer
+from forebay.service.client.waits import WaitLog
 from forebay.service.delivery import EndOfTask
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
@@ -42,15 +42,15 @@ def tasks(*numbers: int, **info: Any) -> pb.ConsumerHeartbeatResponse:
 
 @pytest.fixture(autouse=True)
 def connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
 
 
 @contextlib.contextmanager
-def consuming(kind: type[Consumer] = Consumer, **how: Any) -> Iterator[Consumer]:
+def consuming(**how: Any) -> Iterator[Consumer]:
     joined = pb.JoinIterationResponse(consumer_id=1)
     reading = ReadOptions(**how)
-    consumer = kind(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
     try:
         yield consumer
     finally:
@@ -61,107 +61,103 @@ class TestWaiting:
     def test_it_is_said_and_again_after_twice_as_long(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with consuming() as consumer:
-            times = [100, 159, 160, 219, 220]
-            said = []
-            for at_s in times:
-                caplog.clear()
-                consumer._warn_of_waiting(at_s)
-                said.append("".join(caplog.messages))
-        nobody = "waiting for a worker: none has a task of the epoch"
+        waits, said = WaitLog(), []
+        for at_s in [100, 159, 160, 219, 220]:
+            caplog.clear()
+            waits.warn(at_s, lambda: "a worker", 0.0)
+            said.append("".join(caplog.messages))
+        waits.restart()
+        waits.warn(1000, lambda: "a worker", 0.0)
+        waits.warn(1060, lambda: "a worker", 33.0)
         assert said == [
             "",
             "",
-            f"no element for 60 s: {nobody}",
+            "no element for 60 s: waiting for a worker",
             "",
-            f"no element for 120 s: {nobody}",
+            "no element for 120 s: waiting for a worker",
         ]
+        silent = "; and the dispatcher has not answered for 33 s"
+        assert caplog.messages[1:] == [f"no element for 60 s: waiting for a worker{silent}"]
 
     def test_who_reads_says_it(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(consumer_module, "WARN_S", 0.0)
+        monkeypatch.setattr(waits, "WARN_S", 0.5)
         with consuming() as consumer:
-            consumer._warn_after_s = 0.5
             blocks = consumer.blocks(Block(0, ()))
             next(blocks)  # after a second without one
             assert caplog.messages == []
             next(blocks)
             assert "no element for 1 s: waiting for a worker" in caplog.messages[0]
-            consumer._update(tasks(1))
+            consumer.mode.update(tasks(1))
             Client.all[11].send(1, 5)
             while not next(blocks).count:
                 pass
-            assert consumer._waits_from_s is None, "it waits anew"
+            caplog.clear()
+            next(blocks)
+            assert caplog.messages == [], "it waits anew"
 
     def test_for_whom(self) -> None:
         with consuming() as consumer:
-            consumer._update(tasks(1, 2))
+            consumer.mode.update(tasks(1, 2))
             silent, refusing = Client.all[11], Client.all[12]
             silent.silence, refusing.silence = (False, 7), (True, 8)
-            assert consumer._awaited() == (
+            assert consumer.mode.awaited() == (
                 "task 1 of worker h:1, which sends nothing; nothing was heard of it for 7 s; "
                 "task 2 of worker h:2, which refuses connections; nothing was heard of it for 8 s"
             )
-            consumer._held_by_others.add(1)
-            consumer._update(tasks(1))
-            assert consumer._awaited() == (
+            consumer.mode.held_by_others(1)
+            consumer.mode.update(tasks(1))
+            assert consumer.mode.awaited() == (
                 "task 2 of worker h:2, given up by the dispatcher, which refuses connections; "
                 "nothing was heard of it for 8 s; "
                 "task 1 of worker h:1, of which other trainers have the rest, and have not used it"
             )
-            consumer._given_up.clear()
-            consumer._end(1, EndOfTask())
-            assert consumer._awaited().startswith("the end of the epoch")
+            consumer.mode.end(1, EndOfTask())
+            consumer.mode.end(2, EndOfTask())
+            assert consumer.mode.awaited().startswith("the end of the epoch")
 
     def test_for_nobody_that_is_for_us(self) -> None:
         with consuming() as consumer:
-            consumer._update(tasks(1, 2, worker_tags=["COLOCATED"]))
-            assert consumer._awaited() == (
+            consumer.mode.update(tasks(1, 2, worker_tags=["COLOCATED"]))
+            assert consumer.mode.awaited() == (
                 "a worker to read from: with target_workers=AUTO, those that have tasks are not: "
                 "h:1, h:2"
             )
 
-    def test_the_dispatcher_does_not_answer(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with consuming() as consumer:
-            monkeypatch.setattr(Heartbeats, "silent_s", 33.0)
-            consumer._warn_of_waiting(100)
-            consumer._warn_of_waiting(160)
-            assert caplog.messages[0].endswith("; and the dispatcher has not answered for 33 s")
-
     def test_in_rounds(self) -> None:
-        with consuming(RoundsConsumer, consumer_index=0, num_consumers=2) as consumer:
-            assert consumer._awaited() == "a worker: none has a task of the epoch"
-            consumer._heard(tasks(1, 2, starting_round=3))
-            assert consumer._awaited().endswith("the other consumers may not have come: task 1")
-            consumer._update(tasks(1, 2, starting_round=3))
+        with consuming(consumer_index=0, num_consumers=2) as consumer:
+            assert consumer.mode.awaited() == "a worker: none has a task of the epoch"
+            consumer.mode.heard(tasks(1, 2, starting_round=3))
+            assert consumer.mode.awaited().endswith("the other consumers may not have come: task 1")
+            consumer.mode.update(tasks(1, 2, starting_round=3))
             Client.all[11].silence = (False, 7)
-            assert consumer._awaited() == (
+            assert consumer.mode.awaited() == (
                 "round 3, for which the other consumers may not have come: task 1 of worker h:1, "
                 "which sends nothing; nothing was heard of it for 7 s"
             )
-            consumer._heard(tasks(1, 2, starting_round=3, lost=9))
-            assert "the others' word on task 1" in consumer._awaited()
+            consumer.mode.heard(tasks(1, 2, starting_round=3, lost=9))
+            assert "the others' word on task 1" in consumer.mode.awaited()
             news = tasks(1, 2, starting_round=3)
             news.block_round = 3
-            consumer._heard(news)
-            assert consumer._awaited() == "the other consumers, before round 3"
+            consumer.mode.heard(news)
+            assert consumer.mode.awaited() == "the other consumers, before round 3"
 
-    def test_who_takes_what_is_here_does_not_wait(self) -> None:
-        with consuming(RoundsConsumer, consumer_index=0, num_consumers=2) as consumer:
-            consumer._heard(tasks(1))
-            consumer._update(tasks(1))
+    def test_who_takes_what_is_here_does_not_wait(self, caplog: pytest.LogCaptureFixture) -> None:
+        with consuming(consumer_index=0, num_consumers=2) as consumer:
+            consumer.mode.heard(tasks(1))
+            consumer.mode.update(tasks(1))
             Client.all[11].send(1, 5, 6)
-            consumer._next_delivered()  # which is here from now on, and not taken
-            consumer._waits_from_s = 1.0
-            assert next(consumer.blocks()).count and consumer._waits_from_s is None
+            consumer.handle_inbox()  # which is here from now on, and not taken
+            consumer._wait_log.warn(1.0, str, 0.0)
+            assert next(consumer.blocks()).count
+            consumer._wait_log.warn(100.0, str, 0.0)
+            assert not caplog.messages
 
 
 def test_what_no_worker_heard_is_known_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with consuming(hands_back=True) as consumer:
-        consumer._update(tasks(1, 2))
+        consumer.mode.update(tasks(1, 2))
         monkeypatch.setattr(Client.all[12], "close", lambda _: False)
         consumer.close()
         assert consumer.not_handed_back == [2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import consumer as consumer_module
+from forebay.service.client import links
 from forebay.service.client.consumer import Consumer
 from forebay.service.client.options import ReadOptions, TargetWorkers
 from forebay.service.delivery import EndOfTask
@@ -24,19 +24,21 @@ def task(task_id: int, *tags: str) -> pb.TaskInfo:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     """What one of them has lost may come from ours, if they share splits."""
-    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     reading = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
     joined = pb.JoinIterationResponse(consumer_id=1)
     consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
     try:
-        consumer._update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
-        consumer._end(1, EndOfTask())
-        assert consumer._has_ended() == (not dynamic)
+        consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
+        consumer.mode.end(1, EndOfTask())
+        assert consumer.mode.has_ended() == (not dynamic)
         if dynamic:
-            consumer._update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(3)], finished=True))
-            assert not consumer._has_ended() and Client.all[13].reads == [3]
-            consumer._end(3, EndOfTask())
-            assert consumer._has_ended()
+            consumer.mode.update(
+                pb.ConsumerHeartbeatResponse(tasks=[task(1), task(3)], finished=True)
+            )
+            assert not consumer.mode.has_ended() and Client.all[13].reads == [3]
+            consumer.mode.end(3, EndOfTask())
+            assert consumer.mode.has_ended()
     finally:
         consumer.close()

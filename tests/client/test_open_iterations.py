@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import consumer as consumer_module
+from forebay.service.client import links
 from forebay.service.client.consumer import Consumer
+from forebay.service.client.links import Links
 from forebay.service.client.open_iterations import close_between_steps
 from forebay.service.client.options import ReadOptions
 from forebay.service.delivery import EndOfTask
@@ -31,7 +32,7 @@ def news(*task_ids: int) -> pb.ConsumerHeartbeatResponse:
 
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
-    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+    monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     joined = pb.JoinIterationResponse(consumer_id=1)
     made = Consumer(Dispatcher(), joined, credit_bytes=1, reading=ReadOptions())  # type: ignore[arg-type]
@@ -49,16 +50,16 @@ def test_a_link_that_is_opened_while_it_is_left_is_closed(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would take blocks that nobody reads."""
-    real, barrier = Consumer._open, threading.Barrier(2, timeout=TIMEOUT_S)
+    real, barrier = Links._connected, threading.Barrier(2, timeout=TIMEOUT_S)
     left = threading.Event()
     blocks: list[Any] = []
 
-    def open_slowly(self: Consumer, task: pb.TaskInfo) -> Any:
+    def open_slowly(self: Links, task: pb.TaskInfo) -> Any:
         barrier.wait()
         left.wait(0.2)  # who leaves waits for us, or has been and gone
         return real(self, task)
 
-    monkeypatch.setattr(Consumer, "_open", open_slowly)
+    monkeypatch.setattr(Links, "_connected", open_slowly)
     consumer._inbox.put(news(1))
     reader = in_thread(lambda: blocks.extend(consumer.blocks()))
     barrier.wait()
@@ -72,8 +73,8 @@ def test_a_link_that_is_opened_while_it_is_left_is_closed(
 def test_it_is_closed_while_it_lets_a_worker_go(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    consumer._update(news(1, 2))
-    consumer._end(1, EndOfTask())
+    consumer.mode.update(news(1, 2))
+    consumer.mode.end(1, EndOfTask())
     close = Client.close
 
     def close_all(self: Client, *arguments: Any) -> bool:
@@ -82,14 +83,14 @@ def test_it_is_closed_while_it_lets_a_worker_go(
         return close(self, *arguments)
 
     monkeypatch.setattr(Client, "close", close_all)
-    consumer._update(news(2))
+    consumer.mode.update(news(2))
     assert all(client.closed for client in Client.all.values())
 
 
 def test_who_closes_it_later_waits_for_who_does(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    consumer._update(news(1))
+    consumer.mode.update(news(1))
     closing, go_on = threading.Event(), threading.Event()
     close = Client.close
 

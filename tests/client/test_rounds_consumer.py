@@ -9,9 +9,9 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
-from forebay.service.client import consumer as consumer_module
+from forebay.service.client import links
+from forebay.service.client.consumer import Consumer
 from forebay.service.client.options import ReadOptions
-from forebay.service.client.rounds import RoundsConsumer
 from forebay.service.errors import Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 
@@ -21,13 +21,12 @@ NOTHING = Block(0, ())
 
 
 @pytest.fixture
-def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[RoundsConsumer]:
-    monkeypatch.setattr(consumer_module, "BlockClient", Client)
+def consumer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
+    monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     reading = ReadOptions(consumer_index=0, num_consumers=2)
-    consumer = RoundsConsumer(
-        Dispatcher(), pb.JoinIterationResponse(consumer_id=1), credit_bytes=1, reading=reading
-    )
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
     yield consumer
     consumer.close()
 
@@ -53,10 +52,9 @@ def says(
     return pb.ConsumerHeartbeatResponse(tasks=tasks, removed=removed, block_round=block)
 
 
-def hear(consumer: RoundsConsumer, response: pb.ConsumerHeartbeatResponse) -> None:
+def hear(consumer: Consumer, response: pb.ConsumerHeartbeatResponse) -> None:
     """As its thread of heartbeats does."""
-    consumer._heard(response)
-    consumer._inbox.put(response)
+    consumer._hear(response)
 
 
 def numbers(block: Block) -> list[int]:
@@ -64,19 +62,19 @@ def numbers(block: Block) -> list[int]:
     return values
 
 
-def test_who_never_waits_for_elements_keeps_none_that_were_taken(consumer: RoundsConsumer) -> None:
+def test_who_never_waits_for_elements_keeps_none_that_were_taken(consumer: Consumer) -> None:
     hear(consumer, says({1: 11}))
     blocks = consumer.blocks(NOTHING)
-    consumer._next_delivered()
+    consumer.handle_inbox()
     for number in range(50):
         Client.all[11].send(1, number)
         assert numbers(next(blocks)) == [number]
         assert consumer._inbox.qsize() <= 1
 
 
-def test_who_never_waits_for_elements_hears_of_what_happens(consumer: RoundsConsumer) -> None:
+def test_who_never_waits_for_elements_hears_of_what_happens(consumer: Consumer) -> None:
     hear(consumer, says({1: 11}))
-    consumer._next_delivered()
+    consumer.handle_inbox()
     blocks = consumer.blocks(NOTHING)
     Client.all[11].send(1, 0)
     assert numbers(next(blocks)) == [0]
@@ -84,33 +82,32 @@ def test_who_never_waits_for_elements_hears_of_what_happens(consumer: RoundsCons
     Client.all[11].send(1, 1)
     assert numbers(next(blocks)) == [1]
     assert Client.all[12].reads == [2]
-    consumer._inbox.put(Unavailable("the dispatcher is another one"))
+    consumer._hear(Unavailable("the dispatcher is another one"))
     Client.all[11].send(1, 2)
     with pytest.raises(Unavailable, match="another one"):
         next(blocks)
 
 
-def test_who_was_paused_while_workers_came_and_went_goes_on(consumer: RoundsConsumer) -> None:
+def test_who_was_paused_while_workers_came_and_went_goes_on(consumer: Consumer) -> None:
     """The heartbeats went on meanwhile."""
     hear(consumer, says({1: 11}))
-    consumer._next_delivered()
+    consumer.handle_inbox()
     hear(consumer, says({1: 11}, block=5))
     hear(consumer, says({1: 11, 2: 12}))
     hear(consumer, says({1: 11, 2: 12, 3: 13}))
     hear(consumer, says({1: 11, 2: 12, 3: 13}, lost=(1, 3)))
     hear(consumer, says({2: 12}, removed={1: 0, 3: 0}))
     Client.all[11].send(1, 0)
-    while not consumer._inbox.empty():
-        consumer._next_delivered()
+    consumer.handle_inbox()
     Client.all[12].send(2, 7)
     assert numbers(next(consumer.blocks())) == [7]
     assert Client.all[11].stopped == [1] and Client.all[11].closed
     assert 13 not in Client.all
 
 
-def test_a_removed_task_is_let_go_after_its_last_round(consumer: RoundsConsumer) -> None:
+def test_a_removed_task_is_let_go_after_its_last_round(consumer: Consumer) -> None:
     hear(consumer, says({1: 11, 2: 12}))
-    consumer._next_delivered()
+    consumer.handle_inbox()
     Client.all[11].send(1, 0)
     Client.all[11].send(1, 2, 4)
     Client.all[11].send(1, 6)

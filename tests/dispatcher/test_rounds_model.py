@@ -16,7 +16,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.client import rounds
 from forebay.service.client.options import ReadOptions
-from forebay.service.client.rounds import RoundsConsumer
+from forebay.service.client.rounds import RoundsMode
 from forebay.service.core import commands as c
 from forebay.service.delivery import RoundsOutput, Subscription
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -39,7 +39,7 @@ class Client:
     def taken(self, block: Block) -> None: ...
 
 
-class Consumer(RoundsConsumer):
+class Consumer(RoundsMode):
     """Without threads and connections. Takes what it can, and keeps what that was."""
 
     def __init__(self, consumer_id: int, index: int, of: int) -> None:
@@ -55,12 +55,12 @@ class Consumer(RoundsConsumer):
 
     def request(self) -> pb.ConsumerHeartbeatRequest:
         request = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
-        self._report(request)
+        self.report(request)
         return request
 
     def hear(self) -> None:
         response = self.answers.pop(0)
-        self._heard(response)
+        self.heard(response)
         self.told = {info.task_id: info for info in response.tasks}
 
     def go_on(self, steps: int) -> None:
@@ -139,12 +139,12 @@ class Cluster:
             if output is None or info.lost or info.worker_uid not in self.alive.values():
                 continue
             if task_id not in consumer.subscriptions:
-                opened = output.open(consumer._order(task_id))
+                opened = output.open(consumer.order(task_id))
                 assert isinstance(opened, Subscription), opened
                 consumer.subscriptions[task_id] = opened
             item = consumer.subscriptions[task_id].next(True, elements)
             if isinstance(item, tuple):
-                consumer._arrived(Client(), task_id, item[0])  # type: ignore[arg-type]
+                consumer.arrived(Client(), task_id, item[0])  # type: ignore[arg-type]
 
     def check(self) -> None:
         """In each step all have an element of the same task's same round, in the task's order."""

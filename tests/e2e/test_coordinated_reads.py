@@ -13,8 +13,9 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.client.consumer import Consumer
 from forebay.service.client.open_iterations import _open
-from forebay.service.client.rounds import RoundsConsumer
+from forebay.service.client.rounds import RoundsMode
 from forebay.service.errors import FailedPrecondition, NotFound, PipelineError
 
 from ..cluster import WorkerProcess
@@ -103,27 +104,28 @@ class Read:
             self.read(1)
 
 
-def consumers_of(number: int) -> list[RoundsConsumer]:
+def rounds_of(number: int) -> list[RoundsMode]:
     """Those of the read of so many."""
-    consumers = [
-        consumer
-        for consumer in _open
-        if isinstance(consumer, RoundsConsumer) and consumer._reading.num_consumers == number
-    ]
-    assert len(consumers) == number
-    return consumers
+    modes = [consumer.mode for consumer in _open if isinstance(consumer, Consumer)]
+    found = [mode for mode in modes if isinstance(mode, RoundsMode) and _consumers(mode) == number]
+    assert len(found) == number
+    return found
+
+
+def _consumers(mode: RoundsMode) -> int | None:
+    return mode._reading.num_consumers
 
 
 def all_have_heard_of_a_loss(number: int) -> bool:
     return all(
         any(task.lost or task.stop is not None for task in list(consumer._tasks.values()))
-        for consumer in consumers_of(number)
+        for consumer in rounds_of(number)
     )
 
 
 def all_have_what_one_has_taken(number: int) -> bool:
     """Of each task."""
-    consumers = consumers_of(number)
+    consumers = rounds_of(number)
     tasks = {task_id for consumer in consumers for task_id in consumer._tasks}
     return all(
         max(consumer._tasks[task_id].next_round for consumer in consumers)

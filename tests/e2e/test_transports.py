@@ -17,7 +17,8 @@ from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc
 from forebay.service.blocks import Block
-from forebay.service.client import consumer as consumers
+from forebay.service.client import links
+from forebay.service.client.first_come import FirstCome
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.connections.protocols import GRPC, TCP, UNIX, transfer_protocol
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -104,13 +105,13 @@ class TestByName:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """As from another host, through a firewall that lets only gRPC's port pass."""
-        addresses = consumers.Consumer._addresses
+        addresses = links._addresses
         monkeypatch.setattr(
-            consumers.Consumer,
+            links,
             "_addresses",
-            lambda self, task: [
+            lambda task, wanted: [
                 (protocol, {UNIX: "@of-another-host", TCP: "127.0.0.1:1"}.get(protocol, address))
-                for protocol, address in addresses(self, task)
+                for protocol, address in addresses(task, wanted)
             ],
         )
         assert numbers(service.read(dispatcher.target, dataset_id)) == [*range(SIZE)]
@@ -146,7 +147,7 @@ class TestByName:
             arrived += block.count
             held.append(arrived - taken)
 
-        monkeypatch.setattr(consumers.Consumer, "_arrived", arrive)
+        monkeypatch.setattr(FirstCome, "arrived", arrive)
         with service.read(
             dispatcher.target, dataset_id, max_outstanding_requests=limit
         ) as elements:

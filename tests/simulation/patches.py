@@ -31,6 +31,7 @@ import tenacity.nap
 import tenacity.wait
 
 import forebay.service.client.consumer
+import forebay.service.client.links
 import forebay.service.client.reader
 import forebay.service.dispatcher.server
 import forebay.service.pipelines.python.stored
@@ -135,9 +136,9 @@ def simulated() -> Iterator[None]:
     server = sys.modules["forebay.service.transport.server"]
     replace(server, "set", InOrder)
     # Consumers are never in a worker's process, nor do they reach one by gRPC.
-    consumer = sys.modules["forebay.service.client.consumer"]
-    replace(consumer, "local_worker", lambda uid: None)
-    replace(consumer, "open_tunnel", _no_tunnel)
+    links = sys.modules["forebay.service.client.links"]
+    replace(links, "local_worker", lambda uid: None)
+    replace(links, "open_tunnel", _no_tunnel)
     log = logging.getLogger("forebay")
     handler = _Listener()
     level, propagate = log.level, log.propagate

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from forebay.service.client.consumer import MUTE_S
+from forebay.service.client.first_come import MUTE_S
 from forebay.service.core.state import Iteration
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.worker import WorkerOptions

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from forebay.service.client.consumer import MUTE_S
+from forebay.service.client.first_come import MUTE_S
 from forebay.service.client.options import ShardingPolicy
 
 from .network import Weather
