@@ -70,15 +70,24 @@ def test_trainers_in_lockstep(
         dataset = dataset.map(lambda i: tf.fill([element_bytes], tf.cast(i, tf.uint8)))
     dataset_id = service.register_dataset(dispatcher.target, dataset)
     policy = service.ShardingPolicy[mode]
-    begin = face(dispatcher, dataset_id, processing_mode=policy, job_name=request.node.name)
-    taking = [begin() for _ in range(trainers)]
-    steps = []
-    for counts in itertools.zip_longest(*taking, fillvalue=0):
-        steps.append(counts)
-        time.sleep(STEP_S)
-    totals = [sum(counts) for counts in zip(*steps, strict=True)]
     even = elements * (2 if mode == "OFF" else 1) / trainers
-    assert sum(totals) == even * trainers
-    assert all(0.7 * even <= total <= 1.3 * even for total in totals), totals
-    starved = sum(0 in step for step in steps)
-    assert starved <= max(4, 0.02 * len(steps)), f"{starved} of {len(steps)} steps"
+
+    def uneven(attempt: int) -> str:
+        """What was not shared evenly; else nothing."""
+        name = f"{request.node.name} {attempt}"
+        begin = face(dispatcher, dataset_id, processing_mode=policy, job_name=name)
+        taking = [begin() for _ in range(trainers)]
+        steps = []
+        for counts in itertools.zip_longest(*taking, fillvalue=0):
+            steps.append(counts)
+            time.sleep(STEP_S)
+        totals = [sum(counts) for counts in zip(*steps, strict=True)]
+        assert sum(totals) == even * trainers
+        starved = sum(0 in step for step in steps)
+        if min(totals) < 0.7 * even or max(totals) > 1.3 * even:
+            return f"shares of {totals}"
+        return f"{starved} of {len(steps)} steps" if starved > max(4, 0.02 * len(steps)) else ""
+
+    # A busy machine may itself hold one trainer up: not in each of three epochs.
+    found = list(itertools.takewhile(bool, map(uneven, range(3))))
+    assert len(found) < 3, found

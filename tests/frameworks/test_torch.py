@@ -280,7 +280,7 @@ if __name__ == "__main__":
         next(batches)
         os.kill(batches._workers[0].pid, signal.SIGTERM)
         whole = False
-        with contextlib.suppress(RuntimeError, OSError):  # PyTorch finds out in one of several ways
+        with contextlib.suppress(RuntimeError, OSError, EOFError):  # PyTorch has several ways
             try:
                 for _ in batches:
                     time.sleep(0.01)
