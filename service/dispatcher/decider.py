@@ -13,7 +13,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import islice
 from typing import Any
 
 from ...journal import Journal, Retention
@@ -38,6 +39,9 @@ _QUIET = frozenset(
     }
 )
 """Events that wake no `wait_until`."""
+
+AT_ONCE = 256
+"""The batch size of removals."""
 
 
 class Decider:
@@ -209,3 +213,13 @@ class Decider:
         if self.stopped.is_set():
             return Unavailable("the dispatcher is stopping")
         return Unavailable("the journal cannot be reached, so nobody knows whether this one leads")
+
+
+async def execute_some(work: Iterable[Coroutine[Any, Any, None]]) -> bool:
+    """Run the first AT_ONCE of these, which share a commit. Returns whether there may be more.
+
+    Other requests are decided between such batches.
+    """
+    some = list(islice(work, AT_ONCE))
+    await asyncio.gather(*some)
+    return len(some) == AT_ONCE

@@ -18,6 +18,7 @@ from ..core.state import Consumer, State
 from ..errors import NotFound, Unavailable
 from .decider import Decider
 from .failure_detector import FailureDetector
+from .garbage_collector import GarbageCollector
 from .graphs import Graphs
 from .growing_sources import GrowingSources
 from .history import JournalHistory
@@ -49,7 +50,8 @@ class Dispatcher(Decider):
         self.history = JournalHistory(self, writer)
         self.removals = TaskRemovals(self)
         self.graphs = Graphs(self, self.history, storage, writer)
-        self.failure_detector = FailureDetector(self, self.graphs)
+        self.failure_detector = FailureDetector(self)
+        self.garbage_collector = GarbageCollector(self, self.graphs)
         self.saves = Saves(self)
         self.growing_sources = GrowingSources(self)
         self.user_metrics = UserMetrics(state)
@@ -87,6 +89,7 @@ class Dispatcher(Decider):
                 ", ".join(options.workers), ", ".join(before),
             )  # fmt: skip
         self._run(self.failure_detector.watch(), "forebay-failure-detector")
+        self._run(self.garbage_collector.run(), "forebay-garbage-collector")
         self._run(self.saves.follow(), "forebay-saves")
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,15 +18,16 @@ from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.jobs import epochs_over
 from ..core.read_kinds import why_no_task
-from ..core.state import Iteration, Job, Save, Task, lease_caller, skip_caller
+from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument
 from ..metrics import shown
 from ..pipelines.definitions import compresses, require_bytes, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .worker_polls import worker_poll
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
@@ -294,64 +295,45 @@ class ForebayFace:
     async def worker_heartbeat(
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
-        dispatcher, state = self._dispatcher, self._dispatcher.state
+        dispatcher = self._dispatcher
         dispatcher.user_metrics.told(request.known, request.metrics)
-        worker = state.workers.get(state.worker_at.get(request.address, 0))
-        wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
-        if worker is None or worker.uid != request.uid:
-            wait_ms = 0  # its version is of an earlier registration
-        worker_id = await dispatcher.execute(
-            c.RegisterWorker(
-                address=request.address,
-                uid=request.uid,
-                tags=tuple(request.tags),
-                transfer_servers=tuple(request.transfer_servers),
-                draining=request.draining,
-                no_python=request.no_python,
-            )
+        registration = c.RegisterWorker(
+            address=request.address,
+            uid=request.uid,
+            tags=tuple(request.tags),
+            transfer_servers=tuple(request.transfer_servers),
+            draining=request.draining,
+            no_python=request.no_python,
         )
-        worker = state.workers.get(worker_id)
-        if worker is None:
-            raise Unavailable(f"worker {request.address} was replaced; beat again")
-        response = pb.WorkerHeartbeatResponse(worker_id=worker_id)
-        with dispatcher.failure_detector.poll(worker_id):
-            may_write_more = dispatcher.saves.watch(worker)
-            await dispatcher.wait_until(
-                lambda: (
-                    worker.version != request.version
-                    or worker_id not in state.workers
-                    or may_write_more()
-                ),
-                wait_ms,
-            )
-            streams, are_all = await dispatcher.saves.write(worker_id)
-            if worker_id not in state.workers:  # an empty list would make it drop its tasks
-                raise Unavailable(f"worker {request.address} was given up meanwhile; beat again")
-            response.version = worker.version if are_all else 0  # 0: the worker polls again at once
-            graphs: dict[str, str] = {}  # by dataset; many tasks may share one
-            for task_id in sorted(worker.tasks):
-                task = state.tasks[task_id]
-                iteration = state.iterations[task.iteration_id]
-                job = state.jobs[iteration.job_id]
-                if job.dataset_id not in graphs:
-                    graphs[job.dataset_id] = self._unique_graph(job.dataset_id)
-                response.tasks.append(
-                    pb.Task(
-                        task_id=task_id,
-                        iteration_id=iteration.iteration_id,
-                        dataset_id=job.dataset_id,
-                        sharding=ev.Sharding.Name(job.sharding),
-                        num_sources=len(iteration.ledgers),
-                        num_shards=len(state.places) if task.shard is not None else 0,
-                        shard=task.shard or 0,
-                        num_consumers=job.num_consumers or 0,
-                        cross_trainer_cache=job.cross_trainer_cache,
-                        graph=graphs[job.dataset_id],
-                    )
-                )
-            response.streams.extend(_stream(save, number) for save, number in streams)
-            await dispatcher.settled()  # within the poll, which may break meanwhile
+        wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
+        async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:
+            response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
+            response.version = news.version
+            response.tasks.extend(self._tasks(news.worker))
+            response.streams.extend(_stream(save, number) for save, number in news.streams)
         return response
+
+    def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
+        state = self._dispatcher.state
+        graphs: dict[str, str] = {}  # by dataset; many tasks may share one
+        for task_id in sorted(worker.tasks):
+            task = state.tasks[task_id]
+            iteration = state.iterations[task.iteration_id]
+            job = state.jobs[iteration.job_id]
+            if job.dataset_id not in graphs:
+                graphs[job.dataset_id] = self._unique_graph(job.dataset_id)
+            yield pb.Task(
+                task_id=task_id,
+                iteration_id=iteration.iteration_id,
+                dataset_id=job.dataset_id,
+                sharding=ev.Sharding.Name(job.sharding),
+                num_sources=len(iteration.ledgers),
+                num_shards=len(state.places) if task.shard is not None else 0,
+                shard=task.shard or 0,
+                num_consumers=job.num_consumers or 0,
+                cross_trainer_cache=job.cross_trainer_cache,
+                graph=graphs[job.dataset_id],
+            )
 
     def _unique_graph(self, dataset_id: str) -> str:
         """The name of the dataset's graph; "" for an early version's, which is not unique."""
