@@ -130,7 +130,7 @@ class _Elements(ABC):
     def _response(self, item: Block | End | None) -> pb.GetElementResponse:
         if isinstance(item, Block):
             if self._respond is None:
-                self._respond = response_maker(self.runner.definition)
+                self._respond = response_maker(self.runner.pipeline.definition)
             return self._respond(item)
         if isinstance(item, TaskFailed):
             raise PipelineError(item.code, item.message)

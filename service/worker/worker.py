@@ -47,6 +47,7 @@ from .memory import default_budget
 from .observer import Observer
 from .options import WorkerOptions
 from .saves import StreamWriters
+from .task_pipeline import Datasets, Pipelines
 from .task_states import (
     BeginAnew,
     Cancel,
@@ -63,7 +64,7 @@ from .task_states import (
     StopAsked,
     TaskStates,
 )
-from .tasks import Arrivals, Datasets, Pipelines, TaskRunner
+from .tasks import DeliveryCounter, TaskRunner
 
 log = logging.getLogger(__name__)
 
@@ -301,11 +302,11 @@ class Worker:
 
     def _make(self, task: pb.Task) -> TaskRunner:
         # A completed shard is never read again, so it completes only once its elements arrived.
-        arrivals = Arrivals() if task.num_shards else None
-        output = _output(task, self._options, arrivals, self._idle.budget)
+        counter = DeliveryCounter() if task.num_shards else None
+        output = _output(task, self._options, counter, self._idle.budget)
         runner = TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
-            self._told, arrivals, self._datasets,
+            self._told, counter, self._datasets,
         )  # fmt: skip
         self._blocks.add_task(task.task_id, output)
         self._runners[task.task_id] = runner
@@ -409,7 +410,7 @@ class Worker:
         and a new one needs them too."""
         with self._lock:
             runners = [*self._runners.values()]
-        return [metrics for runner in runners if (metrics := runner.metrics()) is not None]
+        return [metrics for runner in runners if (metrics := runner.pipeline.metrics()) is not None]
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
         request = pb.WorkerHeartbeatRequest(metrics=self._metrics())

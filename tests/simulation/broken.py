@@ -43,7 +43,7 @@ from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.sending import Sending
 from forebay.service.worker.leases import LeaseFeed, _SourceLeases
 from forebay.service.worker.saves import StreamWriter
-from forebay.service.worker.tasks import Arrivals
+from forebay.service.worker.tasks import DeliveryCounter
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
@@ -305,7 +305,7 @@ def ends_shards_early() -> AbstractContextManager[None]:
     def both() -> Iterator[None]:
         with (
             replaced(TaskOutput, wait_drained=lambda *_, **__: True),
-            replaced(Arrivals, wait=lambda *_: True),
+            replaced(DeliveryCounter, wait=lambda *_: True),
         ):
             yield
 

@@ -21,8 +21,9 @@ from forebay.service.worker import idle as idle_module
 from forebay.service.worker.idle import Decided, IdleTask, IdleTasks, decide
 from forebay.service.worker.memory import memory_limit
 from forebay.service.worker.observer import Observer
+from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete
-from forebay.service.worker.tasks import Pipelines, TaskRunner
+from forebay.service.worker.tasks import TaskRunner
 
 TIMEOUT_S = 30
 MOST = 100
