@@ -38,7 +38,7 @@ class CutBlock(NamedTuple):
         """Whether it is the next block of this subscription."""
         return self.key == (read.task_id, read.subscription) and self.number == read.received + 1
 
-    def said(self) -> pb.CutBlock:
+    def report(self) -> pb.CutBlock:
         """The report to the worker."""
         return pb.CutBlock(bytes=self.filled, checksum=self.checksum, codec=self.codec)
 

@@ -385,7 +385,7 @@ def test_a_client_says_that_nobody_listens_where_its_worker_was(
     listener.settimeout(TIMEOUT_S)
     with listener, listener.accept()[0] as connection:
         frames.send(connection, [WELCOME.data])
-        while getattr(consumers[1].client, "_answered", None) is None:
+        while consumers[1].client._addresses.answered is None:  # type: ignore[union-attr]
             time.sleep(0.01)
         assert told.empty()
         listener.close()

@@ -226,7 +226,7 @@ def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
     client.read(TASK, HANDS_BACK)
     client.start()
     came, go_on = threading.Event(), threading.Event()
-    payload = client._payload
+    payload = client._payloads.read
 
     def late(*arguments: Any) -> Any:
         came.set()
@@ -236,7 +236,7 @@ def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
     try:
         output.put(block(0, 2))
         assert got(consumer) == [0, 1]
-        client._payload = late  # type: ignore[method-assign, assignment]
+        client._payloads.read = late  # type: ignore[method-assign, assignment]
         output.put(block(2, 2))
         assert came.wait(TIMEOUT_S)
         with client._lock:

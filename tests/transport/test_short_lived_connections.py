@@ -258,15 +258,15 @@ def test_the_rest_is_sent_of_what_the_consumer_has_the_beginning_of(
     assert first is not None and first.payload.size == 256
     cut = cut_blocks.cut_block(frames.CutFrame(*first, size), None, "the worker")
     assert cut is not None
-    said = cut.said()
+    report = cut.report()
     match wrong:
         case "bytes":
-            said.bytes = 256 if size % 2 else 1 << 63
+            report.bytes = 256 if size % 2 else 1 << 63
         case "checksum":
-            said.checksum ^= 1
+            report.checksum ^= 1
         case "codec":
-            said.codec = "?"
-    again = greeted(server, read(received=int(wrong == "block"), cut=said)).read()
+            report.codec = "?"
+    again = greeted(server, read(received=int(wrong == "block"), cut=report)).read()
     assert again is not None
     header = pb.ToConsumer.FromString(again.header).block
     if wrong == "nothing":
@@ -386,7 +386,7 @@ def test_a_worker_is_told_of_no_block_that_was_cut_and_is_not_wanted(closing: Ex
     worker.blocks.add_task(TASK + 1, output)
     consumer.client.read(TASK + 1)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
-    assert consumer.client._cut_block is None  # type: ignore[union-attr]
+    assert consumer.client._payloads._cut is None  # type: ignore[union-attr]
 
 
 def test_pings_are_part_of_the_protocol(server: BlockServer) -> None:
