@@ -1,9 +1,9 @@
 """The state machine of a worker's tasks.
 
-Events go in, and instructions come out; `RunningTasks` and `TaskRunner` carry these out. An event has all
-facts that the decision needs. The module has no thread, clock or connection, so tests can try any
-order of events. TASK is the transition table. An event without an entry for the task's state leaves
-the state unchanged.
+Events go in, and instructions come out; `RunningTasks` and `TaskRunner` carry these out. An event
+has all facts that the decision needs. The module has no thread, clock or connection, so tests can
+try any order of events. TASK is the transition table. An event without an entry for the task's
+state leaves the state unchanged.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def takes_the_end_of_a_pass_for_the_end() -> AbstractContextManager[None]:
     """A worker that ends its endless pipeline when others had all splits of a pass."""
 
     def is_over(self: LeaseFeed, _: object) -> bool:
-        return any(p._working is None and p._opening >= 0 for p in self._leases)
+        return any(p._lease._lease is None and p._opening >= 0 for p in self._leases)
 
     return replaced(LeaseFeed, is_over=is_over)
 
@@ -175,7 +175,7 @@ def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
     drain = Worker._drain
 
     def cut(self: Worker) -> bool:
-        with replaced(self, _is_read=lambda *_: False):
+        with replaced(self._consumers, is_read=lambda *_: False):
             return drain(self)
 
     return replaced(Worker, _drain=cut)
