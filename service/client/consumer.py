@@ -29,7 +29,7 @@ from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
-from ..delivery import End, HeldByOthers, TaskFailed, TaskUnknown
+from ..delivery import End, EndPending, TaskFailed, TaskUnknown
 from ..errors import (
     FailedPrecondition,
     ForebayError,
@@ -87,7 +87,7 @@ class _Delivery(NamedTuple):
 
     client: Client
     task_id: int
-    item: Block | End | HeldByOthers
+    item: Block | End | EndPending
 
 
 class _Gone(NamedTuple):
@@ -233,7 +233,7 @@ class Consumer:
             link = self._links.get(item.uid)
             if link is not None and link.client is item.client:
                 self._forget(item.uid)
-        elif isinstance(item.item, HeldByOthers):
+        elif isinstance(item.item, EndPending):
             self._held_by_others.add(item.task_id)
             self._held_at_s = time.monotonic()
         elif isinstance(item.item, Block):
@@ -486,7 +486,7 @@ class Consumer:
         uid = task.worker_uid
         client: Client
 
-        def deliver(task_id: int, _: int, item: Block | End | HeldByOthers) -> None:
+        def deliver(task_id: int, _: int, item: Block | End | EndPending) -> None:
             if isinstance(item, Block):
                 self._arrived(client, task_id, item)
             self._inbox.put(_Delivery(client, task_id, item))

@@ -20,7 +20,7 @@ import tenacity
 from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.protocols import UNIX
-from ..delivery import ANY, End, HeldByOthers, Order
+from ..delivery import ANY, End, EndPending, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
@@ -59,7 +59,7 @@ class BlockClient(WorkerClient):
         *,
         worker_uid: int,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
+        deliver: Callable[[int, int, Block | End | EndPending], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -94,18 +94,18 @@ class BlockClient(WorkerClient):
         self._connected = False
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
-        self._said_at = 0.0
+        self._sent_at = 0.0
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         with self._lock:
-            self._say(self._receiving.read((task_id, subscription), order))
+            self._send(self._receiving.read((task_id, subscription), order))
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         with self._lock:
             if self._receiving.incoming.pop((task_id, subscription), None) is not None:
-                self._say_stop(task_id, subscription)
+                self._send_stop(task_id, subscription)
 
     def taken(self, block: Block, key: Key | None = None) -> None:
         with self._lock:
@@ -120,14 +120,14 @@ class BlockClient(WorkerClient):
             goodbye = self._receiving.goodbye(given)
             if goodbye.positions and self._goodbye is None:
                 self._goodbye = pb.ToWorker(goodbye=goodbye)
-                self._say(self._goodbye)
+                self._send(self._goodbye)
 
     def hang_up(self) -> None:
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
             if self._goodbye is None:
-                self._say(pb.ToWorker(goodbye=pb.Goodbye()))
+                self._send(pb.ToWorker(goodbye=pb.Goodbye()))
             self._closing.set()  # not before: the thread would hang up without a goodbye
             self._cut()
 
@@ -233,11 +233,11 @@ class BlockClient(WorkerClient):
                 self._heard_at = time.monotonic()
             reads = self._receiving.resume()
             for message in self._payloads.connect(reader, reads, shares=shares):
-                self._say(message)
+                self._send(message)
             if self._goodbye is None:
                 self._give_credit(at_once=True)
             else:
-                self._say(self._goodbye)
+                self._send(self._goodbye)
         return reader
 
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
@@ -285,23 +285,23 @@ class BlockClient(WorkerClient):
             self._give_credit()
             return wanted
 
-    def _end(self, key: Key, end: End | HeldByOthers) -> bool:
+    def _end(self, key: Key, end: End | EndPending) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
             # Acknowledge a numbered subscription's end: until then the worker keeps its sending.
-            if key[1] and not isinstance(end, HeldByOthers):
-                self._say_stop(*key)
+            if key[1] and not isinstance(end, EndPending):
+                self._send_stop(*key)
         if known:
             self._deliver(*key, end)
         return known
 
     def _report(self, pings: bool) -> None:
         with self._lock:
-            if self._receiving.unsaid:
+            if self._receiving.must_report:
                 self._give_credit(at_once=True)
-            if pings and time.monotonic() - self._said_at >= PING_S:
-                self._say(pb.ToWorker(ping=pb.Ping()))
+            if pings and time.monotonic() - self._sent_at >= PING_S:
+                self._send(pb.ToWorker(ping=pb.Ping()))
 
     def _give_credit(self, at_once: bool = False) -> None:
         """Send credit and acknowledgements, if they are worth a message."""
@@ -311,18 +311,18 @@ class BlockClient(WorkerClient):
         free, abandoned = self._payloads.released()
         credit.slabs.extend(free)
         credit.abandoned_slabs.extend(abandoned)
-        self._say(pb.ToWorker(credit=credit))
+        self._send(pb.ToWorker(credit=credit))
 
-    def _say_stop(self, task_id: int, subscription: int) -> None:
-        self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
+    def _send_stop(self, task_id: int, subscription: int) -> None:
+        self._send(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
 
-    def _say(self, message: pb.ToWorker) -> None:
+    def _send(self, message: pb.ToWorker) -> None:
         """Send, if connected; the client repeats what matters after it reconnects."""
         if not self._connected or self._socket is None:
             return
         try:
             frames.send(self._socket, frames.encode(message.SerializeToString()))
-            self._said_at = time.monotonic()
+            self._sent_at = time.monotonic()
         except OSError as error:
             _log.info("telling worker %d failed: %s", self.worker_uid, error)
             self._cut()  # so that the reading thread reconnects

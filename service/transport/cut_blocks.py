@@ -53,8 +53,8 @@ class CutBlock(NamedTuple):
         """
         whole = block.resumes_at + size
         expected = self.codec, self.filled, self.payload.size
-        said = block.packed.codec, block.resumes_at, whole
-        if not self.is_of(block) or said != expected:
+        announced = block.packed.codec, block.resumes_at, whole
+        if not self.is_of(block) or announced != expected:
             raise ProtocolError(
                 f"{peer} sent bytes {block.resumes_at} to {whole} of block {block.number} of task "
                 f"{block.task_id}; missing are bytes {self.filled} to {self.payload.size} of block "

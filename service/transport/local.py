@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import ANY, End, HeldByOthers, Order
+from ..delivery import ANY, End, EndPending, Order
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
@@ -52,7 +52,7 @@ class LocalClient(WorkerClient):
         worker: Sessions,
         *,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
+        deliver: Callable[[int, int, Block | End | EndPending], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         elements: Share | None = None,
@@ -62,7 +62,7 @@ class LocalClient(WorkerClient):
         self._credit_bytes = credit_bytes
         self._elements = elements
         self._link = worker.attach(consumer_id, lambda: None)
-        self._asked: set[Key] = set()  # subscriptions that have not ended
+        self._subscribed: set[Key] = set()  # subscriptions that have not ended
         self._positions: dict[Key, pb.Position] = {}
         self._moving = threading.Lock()  # of the positions: `hand_back` must see all that was taken
 
@@ -72,13 +72,13 @@ class LocalClient(WorkerClient):
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         key = task_id, subscription
-        self._asked.add(key)
+        self._subscribed.add(key)
         with self._moving:
             self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
         self._worker.read(self._link, task_id, 0, order, subscription)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        self._asked.discard((task_id, subscription))
+        self._subscribed.discard((task_id, subscription))
         self._worker.stop_reading(self._link, task_id, subscription)
 
     def taken(self, block: Block, key: Key | None = None) -> None:
@@ -114,7 +114,7 @@ class LocalClient(WorkerClient):
         return True
 
     def _reading(self) -> Collection[Key]:
-        return self._asked
+        return self._subscribed
 
     def _read_on(self) -> str:
         reason = "it does not know this consumer any more"
@@ -124,10 +124,10 @@ class LocalClient(WorkerClient):
                     case Sent():
                         self._receive(out)
                     case Ended(task_id, end, subscription):
-                        if isinstance(end, HeldByOthers):
+                        if isinstance(end, EndPending):
                             self._deliver(task_id, subscription, end)
-                        elif (task_id, subscription) in self._asked:
-                            self._asked.discard((task_id, subscription))
+                        elif (task_id, subscription) in self._subscribed:
+                            self._subscribed.discard((task_id, subscription))
                             if subscription:
                                 self._worker.stop_reading(self._link, task_id, subscription)
                             self._deliver(task_id, subscription, end)
@@ -143,7 +143,7 @@ class LocalClient(WorkerClient):
             self._worker.give_credit(self._link, 0, [position])
         if self._elements is not None:
             self._elements.received(sent.block.count)
-        if (task_id, subscription) in self._asked:
+        if (task_id, subscription) in self._subscribed:
             self._deliver(task_id, subscription, sent.block)
         else:
             self.taken(sent.block)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..blocks import Block, split
-from ..delivery import End, HeldByOthers, Subscription, TaskUnknown
+from ..delivery import End, EndPending, Subscription, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
@@ -40,7 +40,7 @@ class Sent(NamedTuple):
 
 class Ended(NamedTuple):
     task_id: int
-    end: End | HeldByOthers
+    end: End | EndPending
     subscription: int = 0
 
 
@@ -69,7 +69,7 @@ class Sending:
         self.retained: deque[Sent] = deque()  # given and not acknowledged: up to `number`
         self.held: deque[Sent] = deque()  # received and not taken, if it may be handed back
         self.retained_bytes = 0  # of both
-        self._told: HeldByOthers | None = None  # since the last block
+        self._pending: EndPending | None = None  # since the last block
         self.resend: deque[Sent] = deque()  # the retained blocks that this link must still send
 
     def received(self, count: int) -> None:
@@ -125,7 +125,7 @@ class Sending:
         others, so that the consumer never has parts of two blocks.
         """
         self.resend = deque(self.retained)
-        self._told = None
+        self._pending = None
         self.link = link
         self.subscription.set_round_trip(link.round_trip_s)
         if cut is not None and self.resend:
@@ -156,15 +156,15 @@ class Sending:
         if item is None:
             return None
         task_id, subscription_number = self.key
-        if isinstance(item, HeldByOthers):
-            if item == self._told:
+        if isinstance(item, EndPending):
+            if item == self._pending:
                 return None
-            self._told = item
+            self._pending = item
             return Ended(task_id, item, subscription_number)
         if not isinstance(item, tuple):
             self.link = None
             return Ended(task_id, item, subscription_number)
-        self._told = None
+        self._pending = None
         self.number += 1
         compression = self.subscription.output.compression
         sent = Sent(task_id, self.number, *item, compression, subscription_number)
@@ -226,7 +226,7 @@ class Link:
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
         # Subscriptions that the consumer has asked for; None once its first credit ends the list.
-        self.goes_on_with: set[Key] | None = set()
+        self.resubscribed: set[Key] | None = set()
         self.closed = False
         self.ending = False  # nothing more is added to the outbox
 
@@ -252,7 +252,7 @@ class Link:
             misses = 0
             self.outbox.append(out)
             if isinstance(out, Ended):
-                if isinstance(out.end, HeldByOthers):
+                if isinstance(out.end, EndPending):
                     self.sendings.append(sending)
                 elif isinstance(out.end, TaskUnknown):  # the consumer may subscribe again
                     self.session.close_sending(sending.key)

@@ -157,19 +157,19 @@ class Sessions:
                 if output is None:
                     opened: Subscription | End = TaskUnknown()
                 else:
-                    opened = output.open(order, tell=False)
+                    opened = output.open(order, notify=False)
                     self._wake_readers(output)  # `open` may have ended their subscriptions
                 if not isinstance(opened, Subscription):
                     self._reply(link, Ended(task_id, opened, subscription))
                     return
                 sending = link.session.sendings[key] = Sending(key, opened, received)
-            if link.goes_on_with is not None:
-                link.goes_on_with.add(key)
+            if link.resubscribed is not None:
+                link.resubscribed.add(key)
             sending.received(received)
             sending.resume(link, cut)
             self._wake(link)
         if output is not None:
-            output.tell_opened()
+            output.notify_opened()
 
     def give_credit(
         self,
@@ -186,9 +186,9 @@ class Sessions:
         with self._lock:
             if link.closed:  # another connection has taken its place
                 return
-            if link.goes_on_with is not None:
-                unwanted = link.session.sendings.keys() - link.goes_on_with
-                link.goes_on_with = None
+            if link.resubscribed is not None:
+                unwanted = link.session.sendings.keys() - link.resubscribed
+                link.resubscribed = None
                 self._close_sendings(link.session, unwanted)
             link.credit += size
             if elements is not None:
@@ -214,8 +214,8 @@ class Sessions:
             if link.closed:
                 return
             link.sendings = deque(s for s in link.sendings if s.key != key)
-            if link.goes_on_with is not None:
-                link.goes_on_with.discard(key)
+            if link.resubscribed is not None:
+                link.resubscribed.discard(key)
             self._close_sendings(link.session, [key])
             self._acknowledged.notify_all()
 

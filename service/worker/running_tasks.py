@@ -12,12 +12,12 @@ from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
 from .observer import Observer
 from .task_states import (
-    BeginAnew,
     Cancel,
     Drain,
     DrainAsked,
     Ended,
     Event,
+    ForgetAll,
     HandedOut,
     Instruction,
     NotMade,
@@ -59,7 +59,7 @@ class RunningTasks:
             return [self._runners[i] for i in self.states.unfinished() if i in self._runners]
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Carry out Start, Cancel and BeginAnew; return all instructions for the caller."""
+        """Carry out Start, Cancel and ForgetAll; return all instructions for the caller."""
         with self._lock:
             instructions = self.states.handle(event)
             cancelled = []
@@ -71,7 +71,7 @@ class RunningTasks:
                         cancelled.append((self._runners.pop(task_id), given_up))
             self._ending += [runner for runner, _ in cancelled]
         for instruction in instructions:
-            if isinstance(instruction, BeginAnew):
+            if isinstance(instruction, ForgetAll):
                 self._observer.journal_changed(*instruction)
                 self._blocks.forget_all()
         for runner, given_up in cancelled:

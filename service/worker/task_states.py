@@ -116,14 +116,14 @@ class Cancel(NamedTuple):
     given_up: bool
 
 
-class BeginAnew(NamedTuple):
+class ForgetAll(NamedTuple):
     """The dispatcher's journal changed from `before` to `now`: earlier ids are invalid."""
 
     before: str
     now: str
 
 
-Instruction = Start | Drain | Complete | Cancel | BeginAnew
+Instruction = Start | Drain | Complete | Cancel | ForgetAll
 
 
 class TaskStates:
@@ -151,7 +151,7 @@ class TaskStates:
                 before, self.journal_id = self.journal_id, journal_id
                 if before in ("", journal_id):
                     return []
-                return [BeginAnew(before, journal_id), *self._let_go(list(self._states))]
+                return [ForgetAll(before, journal_id), *self._let_go(list(self._states))]
             case Listed():
                 return self._listed(event)
             case NotMade(task_id):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..connections.dispatcher_client import DispatcherClient
-from ..delivery import BeginsAnew, OutputCancelled, Part, TaskFailed, TaskOutput, TaskUnknown
+from ..delivery import OutputCancelled, OutputReset, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..proto import forebay_pb2 as pb
 from .observer import Observer, Undelivered
@@ -115,7 +115,7 @@ class TaskRunner:
             if self.is_parked or self._park_after == opens:
                 return
             is_new = self._park_after is None
-            if is_new and self._discards and not self.output.begin_anew(opens):
+            if is_new and self._discards and not self.output.reset(opens):
                 return
             self._park_after, self._most_bytes = opens, most_bytes
             self.output.park(opens)
@@ -162,13 +162,12 @@ class TaskRunner:
             self.is_parked = True
         self.output.when_opened(self.resume, after=self._parked_after)
 
-    def is_over_elsewhere(self) -> bool | None:
+    def is_pass_over(self) -> bool | None:
         """Whether no splits remain in a parked task's pass, so that it should resume and complete.
         None if no dispatcher answers."""
         if not self.task.num_sources or not self.is_parked or self._produced:
             return False
-        is_over = self.pipeline.is_pass_over()
-        return is_over and not self.output.waiting_elements
+        return self.pipeline.is_pass_over() and not self.output.waiting_elements
 
     def cancel(self) -> None:
         """Stop running and drop unsent elements. Idempotent."""
@@ -284,7 +283,7 @@ class TaskRunner:
             try:
                 self.output.put(block)
                 self._put += block.count
-            except BeginsAnew:
+            except OutputReset:
                 continue  # drop the block; the run ends soon
             except BaseException:
                 self.pipeline.close_feed()  # closing the run waits for threads that lease splits
@@ -311,7 +310,7 @@ class TaskRunner:
             )
         try:
             self.output.finish()
-        except BeginsAnew:  # `park` was called meanwhile
+        except OutputReset:  # `park` was called meanwhile
             return False
         self._produced = True
         return True

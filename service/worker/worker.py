@@ -235,7 +235,7 @@ class Worker:
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
-        self._say_that_it_drains()
+        self._announce_drain()
         self._streams.drain()
         self._tasks.drain(give_up_s)
         runners = self._tasks.unfinished()
@@ -258,7 +258,7 @@ class Worker:
                 )  # fmt: skip
         return delivered
 
-    def _say_that_it_drains(self) -> None:
+    def _announce_drain(self) -> None:
         """Stop new assignments: tell the dispatcher now and with each later heartbeat."""
         self._registration.draining = True
         if not self._tasks.states.worker_id:

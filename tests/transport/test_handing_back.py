@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOthers, Subscription
+from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, EndPending, Subscription
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient
@@ -74,8 +74,8 @@ def test_what_was_taken_stays_and_the_rest_goes_to_others(output: AnyOutput, con
     assert got(leaving) == [2, 3]
     other = connect(2)
     assert got(leaving) == [4, 5] and got(leaving) == EndOfTask()
-    while (news := got(other)) != HeldByOthers(4):
-        assert news == HeldByOthers(6)  # until it was said that some were taken
+    while (news := got(other)) != EndPending(4):
+        assert news == EndPending(6)  # until it was said that some were taken
     leave(leaving, given=1)
     assert [got(other) for _ in range(3)] == [[3], [4, 5], EndOfTask()]
     assert not output.wait_drained(0)
@@ -91,7 +91,7 @@ def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, con
     first = [consumer.arrived.get(timeout=TIMEOUT_S)[2] for consumer in (slow, other)]
     if not isinstance(first[0], Block):
         first, slow, other = first[::-1], other, slow
-    assert got(slow) == EndOfTask() and first[1] == HeldByOthers(1)
+    assert got(slow) == EndOfTask() and first[1] == EndPending(1)
     slow.client.taken(first[0], KEY)
     assert got(other) == EndOfTask()
     assert output.wait_drained(TIMEOUT_S)
@@ -212,7 +212,7 @@ def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
     for _ in range(3):
         sessions.read(link, TASK, 0, HANDS_BACK)
         sessions.stop_reading(link, TASK)
-    assert link.goes_on_with == set() and not link.session.sendings
+    assert link.resubscribed == set() and not link.session.sendings
 
 
 def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:

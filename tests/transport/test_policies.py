@@ -300,7 +300,7 @@ def test_what_was_skipped_is_said_over_any_connection(
 class _Returning(AnyOutput):
     """What a consumer leaves behind goes to the others: at least once."""
 
-    def open(self, order: Order, *, tell: bool = True) -> Subscription:
+    def open(self, order: Order, *, notify: bool = True) -> Subscription:
         output = self
 
         class Returns(Subscription):

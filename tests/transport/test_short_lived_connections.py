@@ -29,7 +29,7 @@ from forebay.service.delivery import (
     CachedOutput,
     End,
     EndOfTask,
-    HeldByOthers,
+    EndPending,
     Order,
     Rounds,
     RoundsOutput,
@@ -125,7 +125,7 @@ def block(first: int, count: int, bundle: int | None = None) -> Block:
 def took(consumer: Consumer) -> tuple[list[int], End]:
     """Which elements the consumer is given, whole, and how it ends."""
     found = []
-    while isinstance(item := consumer.take_numbered()[2], Block | HeldByOthers):
+    while isinstance(item := consumer.take_numbered()[2], Block | EndPending):
         if isinstance(item, Block):
             values = item.components[0].values
             assert isinstance(values, np.ndarray)
