@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..connections.protocols import GRPC, TCP, UNIX
 
-Connection = TypeVar("Connection")
+Opened = TypeVar("Opened")
 
 
 class ConnectionRefused(enum.Enum):
@@ -42,7 +42,7 @@ class WorkerAddresses:
         self._report = refused
         self._reported: ConnectionRefused | None = None
 
-    def connect(self, connect_to: Callable[[str, str], Connection]) -> Connection:
+    def connect(self, connect_to: Callable[[str, str], Opened]) -> Opened:
         """What `connect_to(protocol, address)` returns for the first address that answers.
 
         Raises ConnectionError if all raise OSError.

@@ -40,7 +40,7 @@ from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
-from forebay.service.transport.sending import Sending
+from forebay.service.transport.sending import SendBuffer
 from forebay.service.worker.leases import LeaseFeed, _SourceLeases
 from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker.tasks import DeliveryCounter
@@ -84,10 +84,10 @@ def leases_returned_splits_twice() -> AbstractContextManager[None]:
 
 def resends_what_has_arrived() -> AbstractContextManager[None]:
     """A worker that sends everything again after a reconnect, to a consumer that takes it."""
-    received = Sending.received
+    received = SendBuffer.received
     accept = Receiving.accept
 
-    def keeps(self: Sending, count: int) -> None:
+    def keeps(self: SendBuffer, count: int) -> None:
         if not self.retained or count != self.retained[-1].number:
             received(self, min(count, self.number - len(self.retained)))
 
@@ -99,7 +99,7 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(Sending, received=keeps), replaced(Receiving, accept=takes):
+        with replaced(SendBuffer, received=keeps), replaced(Receiving, accept=takes):
             yield
 
     return both()
@@ -107,13 +107,13 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
 
 def forgets_what_was_sent() -> AbstractContextManager[None]:
     """A worker that takes a block for received once it was sent."""
-    following = Sending.next
+    following = SendBuffer.next
 
-    def forgets(self: Sending, credit: bool, room: bool, max_elements: int | None) -> Any:
+    def forgets(self: SendBuffer, credit: bool, room: bool, max_elements: int | None) -> Any:
         self.retained.clear()
         return following(self, credit, room, max_elements)
 
-    return replaced(Sending, next=forgets)
+    return replaced(SendBuffer, next=forgets)
 
 
 def says_once_what_was_taken() -> AbstractContextManager[None]:
@@ -131,17 +131,17 @@ def says_once_what_was_taken() -> AbstractContextManager[None]:
 
 def drops_what_is_handed_back() -> AbstractContextManager[None]:
     """A worker that forgets a consumer that leaves, and what it had not taken."""
-    return replaced(Sending, hand_back=lambda self, *_: self.close())
+    return replaced(SendBuffer, hand_back=lambda self, *_: self.close())
 
 
 def hands_out_again_what_was_taken() -> AbstractContextManager[None]:
     """A worker that gives all of a block to others, of which a trainer has taken some."""
-    hand_back = Sending.hand_back
+    hand_back = SendBuffer.hand_back
 
-    def hands_back_more(self: Sending, taken: int, elements: int) -> None:
+    def hands_back_more(self: SendBuffer, taken: int, elements: int) -> None:
         hand_back(self, taken, 0)
 
-    return replaced(Sending, hand_back=hands_back_more)
+    return replaced(SendBuffer, hand_back=hands_back_more)
 
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
