@@ -300,6 +300,9 @@ class _Handler:
                 target=self._send, args=(connection,), name="forebay-blocks-sender", daemon=True
             )
             try:
+                # The consumer must hear this after `attach`. Otherwise it could connect again
+                # first, and this older connection would then replace the newer one.
+                self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
                 try:
                     sender.start()
                 except RuntimeError as error:  # no more threads
@@ -353,7 +356,6 @@ class _Handler:
                 self._lender = Lender()
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
-            self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
             return self._sessions.attach(hello.consumer_id, self._cut)
         self._write(encode_refusal(reason))
         raise ProtocolError(f"it was refused: {reason}")
