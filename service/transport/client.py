@@ -289,7 +289,7 @@ class BlockClient(WorkerClient):
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
-            # Acknowledge a numbered subscription's end: the worker keeps its send buffer until then.
+            # Acknowledge a numbered subscription's end: until then the worker keeps its buffer.
             if key[1] and not isinstance(end, EndPending):
                 self._send_stop(*key)
         if known:
