@@ -306,15 +306,15 @@ def test_what_becomes_of_a_save_is_told_as_by_tensorflows_servers(
 def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    obey, beaten = Worker._obey, threading.Event()
+    reconcile, beaten = Worker._reconcile, threading.Event()
 
     def forgotten(self: Worker, response: pb.WorkerHeartbeatResponse) -> None:
-        obey(self, response)
+        reconcile(self, response)
         if threading.current_thread() is not threading.main_thread():
             workers.clear()  # as the garbage collector may, in the worker's own thread
             beaten.set()
 
-    monkeypatch.setattr(Worker, "_obey", forgotten)
+    monkeypatch.setattr(Worker, "_reconcile", forgotten)
     with service.DispatchServer() as dispatcher:
         config = service.WorkerConfig(dispatcher.address, heartbeat_interval_ms=10)
         workers = [service.WorkerServer(config)]

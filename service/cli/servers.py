@@ -62,7 +62,7 @@ def worker(options: WorkerOptions) -> None:
 
     pipelines.hide_gpus()
     malloc.manage_large_tensors()
-    from ..worker.tasks import Pipelines
+    from ..worker.task_pipeline import Pipelines
     from ..worker.worker import Worker
 
     _log_to_stderr()

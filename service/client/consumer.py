@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
-from ..delivery import End, HeldByOthers
+from ..delivery import End, EndPending
 from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
@@ -97,7 +97,7 @@ class _Delivery(NamedTuple):
 
     client: Client
     task_id: int
-    item: Block | End | HeldByOthers
+    item: Block | End | EndPending
 
 
 class _Gone(NamedTuple):
@@ -242,7 +242,7 @@ class Consumer:
             log.info("worker %s is gone: %s", item.uid, item.reason)
             if (link := self.links.remove(item.uid, item.client)) is not None:
                 self.mode.gone(link)
-        elif isinstance(item.item, HeldByOthers):
+        elif isinstance(item.item, EndPending):
             self.mode.held_by_others(item.task_id)
         elif isinstance(item.item, Block):
             self.mode.deliver(item.client, item.task_id, item.item)
@@ -326,7 +326,7 @@ class Consumer:
             self.mode.heard(news)
         self._inbox.put(news)
 
-    def _deliver(self, client: Client, task_id: int, item: Block | End | HeldByOthers) -> None:
+    def _deliver(self, client: Client, task_id: int, item: Block | End | EndPending) -> None:
         if isinstance(item, Block):
             self.mode.arrived(client, task_id, item)
         self._inbox.put(_Delivery(client, task_id, item))

@@ -11,7 +11,7 @@ from functools import partial
 from ..blocks import Block
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
-from ..delivery import End, HeldByOthers, Order
+from ..delivery import End, EndPending, Order
 from ..errors import FailedPrecondition, Unavailable, Unimplemented
 from ..proto import forebay_pb2 as pb
 from ..transport import (
@@ -51,7 +51,7 @@ class Links:
         reading: ReadOptions,
         credit_bytes: int,
         *,
-        deliver: Callable[[Client, int, Block | End | HeldByOthers], None],
+        deliver: Callable[[Client, int, Block | End | EndPending], None],
         lost: Callable[[int, Client, str], None],
         refused: Callable[[int, ConnectionRefused | None], None],
     ) -> None:
@@ -147,7 +147,7 @@ class Links:
         uid = task.worker_uid
         client: Client
 
-        def deliver(task_id: int, _: int, item: Block | End | HeldByOthers) -> None:
+        def deliver(task_id: int, _: int, item: Block | End | EndPending) -> None:
             self._deliver(client, task_id, item)
 
         def lost(reason: str) -> None:

@@ -91,7 +91,7 @@ class AddressedOutput(TaskOutput):
                 del self._waiting[subscription]
                 self._seat(subscription)
             self.changed.notify_all()
-        self._tell()
+        self._notify()
         return run
 
     def put(self, block: Block) -> NoReturn:
@@ -237,9 +237,9 @@ class BundleRun:
                 self._bytes += size
                 self._stop += block.count
                 if len(self.blocks) == 1:
-                    self._look()
+                    self._forget_read()
             output.changed.notify_all()
-        output._tell()
+        output._notify()
 
     def finish(self, length: int | None = None) -> None:
         """The bundle has no more elements. `length` defaults to where the last block ended; it may
@@ -263,14 +263,14 @@ class BundleRun:
             self.lose(list(self.at))
             output._sweep(self.bundle)
             output.changed.notify_all()
-        output._tell()
+        output._notify()
 
     def _conclude(self, end: End) -> None:
         with self._output.changed:
             self._check()
             self._end = end
             self._output.changed.notify_all()
-        self._output._tell()
+        self._output._notify()
 
     def _check(self) -> None:
         if not self.at or self._output.ended:
@@ -288,7 +288,7 @@ class BundleRun:
         self._open[reader] = subscription
         subscription.run = self
         self.at[reader] = subscription.order.index
-        self._look()
+        self._forget_read()
 
     def lose(self, readers: Iterable[BundleReader], end: End | None = None) -> None:
         """Remove these readers. Their subscriptions get `end`; by default, BundleForgotten."""
@@ -297,7 +297,7 @@ class BundleRun:
             subscription = self._open.pop(reader, None)
             if index is not None and subscription is not None:
                 subscription.end = end or BundleForgotten(self.bundle, index)
-        self._look()
+        self._forget_read()
 
     def next(
         self, order: Addressed, credit: bool, max_elements: int | None
@@ -321,10 +321,10 @@ class BundleRun:
         if number == 0 and after >= kept.stop:
             self._behind -= 1
             if not self._behind:
-                self._look()
+                self._forget_read()
         return block, cost(block)
 
-    def _look(self) -> None:
+    def _forget_read(self) -> None:
         """Count the readers that are behind the first block; forget it if none is."""
         while self.blocks:
             first = self.blocks[0]

@@ -16,7 +16,7 @@ from ..blocks import Block, split
 from .base import (
     End,
     EndOfTask,
-    HeldByOthers,
+    EndPending,
     Listener,
     Subscription,
     TaskOutput,
@@ -60,7 +60,7 @@ class AnyOutput(TaskOutput):
             self._bytes += size
             self._buffered += block.count
             self.changed.notify_all()
-        self._tell()
+        self._notify()
 
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, AnyBlock):
@@ -71,7 +71,7 @@ class AnyOutput(TaskOutput):
         with self.changed:
             self._awaits_takes = False
             self.changed.notify_all()
-        self._tell()
+        self._notify()
 
     @property
     def waiting_elements(self) -> int:
@@ -99,7 +99,7 @@ class _AnySubscription(Subscription):
 
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HeldByOthers | None:
+    ) -> tuple[Block, int] | End | EndPending | None:
         output = self.output
         with output.changed:
             if not output._blocks:
@@ -136,7 +136,7 @@ class _HandingBack(_AnySubscription):
 
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HeldByOthers | None:
+    ) -> tuple[Block, int] | End | EndPending | None:
         output, window = self.output, self._window
         with output.changed:
             now_s = time.monotonic()
@@ -152,7 +152,7 @@ class _HandingBack(_AnySubscription):
             item = super().next(empty)
             others = output._windows.held - window.held
             if isinstance(item, EndOfTask) and output._awaits(others):
-                return HeldByOthers(others)
+                return EndPending(others)
             return item
 
     def retry_s(self) -> float | None:

@@ -13,7 +13,7 @@ A block that it was given belongs to its consumer; no other subscription gets it
 
 **Handing back.** A subscription that `hands_back` holds its blocks until `received`. Its carrier
 calls that for elements that the trainer has *taken*, and may hand the others back. The task ends
-for a subscription only when no other one holds elements. Until then `next` answers HeldByOthers,
+for a subscription only when no other one holds elements. Until then `next` answers EndPending,
 and the consumer may leave without waiting.
 
 **Wake-ups.** `next` with credit gives a block as long as the subscription has one. The producer's
@@ -98,7 +98,7 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldByOthers:
+class EndPending:
     """The task produces no more, but other subscriptions may still hand elements back."""
 
     elements: int  # that the other subscriptions hold
@@ -111,7 +111,7 @@ class OutputCancelled(ForebayError):
     """No consumer wants further blocks: their producer should stop."""
 
 
-class BeginsAnew(ForebayError):
+class OutputReset(ForebayError):
     """All blocks so far, and this one, are dropped: the producer restarts with its first block."""
 
 
@@ -147,11 +147,11 @@ class Subscription(ABC):
     @abstractmethod
     def next(
         self, credit: bool, max_elements: int | None = None
-    ) -> tuple[Block, int] | End | HeldByOthers | None:
+    ) -> tuple[Block, int] | End | EndPending | None:
         """Return the next block with its cost, or the end, or None if neither is ready.
 
         The end is returned on every call after the last block. A subscription that hands back may
-        also get HeldByOthers. Without `credit` no block is returned. A larger block is split: the
+        also get EndPending. Without `credit` no block is returned. A larger block is split: the
         elements beyond `max_elements` stay in the buffer. Never waits.
         """
 
@@ -185,16 +185,16 @@ class Subscription(ABC):
 
         The returned block counts as received.
         """
-        found: tuple[Block, int] | End | HeldByOthers | None = None
+        found: tuple[Block, int] | End | EndPending | None = None
 
         def look() -> bool:
             nonlocal found
             found = self.next(True, max_elements)
-            return not isinstance(found, HeldByOthers | None)
+            return not isinstance(found, EndPending | None)
 
         with self.output.changed:
             self.output.changed.wait_for(look, timeout_s)
-        if isinstance(found, HeldByOthers):
+        if isinstance(found, EndPending):
             return None
         if not isinstance(found, tuple):
             return found
@@ -223,7 +223,7 @@ class TaskOutput(ABC):
         self._when_opened: list[tuple[int, Callable[[], None]]] = []
         self._memory = (budget or MemoryBudget()).share()
         self._parked_after: int | None = None  # see `park`; a number of subscriptions
-        self._begins_anew = False
+        self._is_reset = False
         self._max_bytes = max_bytes
         self._listener = listener
         self._end: End | None = None
@@ -235,12 +235,12 @@ class TaskOutput(ABC):
     def put(self, block: Block) -> None:
         """Add a block, waiting while the buffer is full.
 
-        Raises OutputCancelled; BeginsAnew; TypeError or ValueError for a block that cannot be sent,
-        or that the policy cannot place.
+        Raises OutputCancelled; OutputReset; TypeError or ValueError for a block that cannot be
+        sent, or that the policy cannot place.
         """
 
     def finish(self) -> None:
-        """End the task: consumers get EndOfTask after the last block. Raises BeginsAnew."""
+        """End the task: consumers get EndOfTask after the last block. Raises OutputReset."""
         self._finish(EndOfTask())
 
     def fail(self, code: str, message: str) -> None:
@@ -257,7 +257,7 @@ class TaskOutput(ABC):
             self._clear()
             self._memory.close()
             self.changed.notify_all()
-        self._tell()
+        self._notify()
 
     def park(self, after: int | None) -> None:
         """Let `put` exceed the buffer until more than `after` subscriptions were opened, so that
@@ -266,7 +266,7 @@ class TaskOutput(ABC):
             self._parked_after = after
             self.changed.notify_all()
 
-    def begin_anew(self, after: int) -> bool:
+    def reset(self, after: int) -> bool:
         """Drop the buffered blocks; `put` and `finish` raise until `restart`.
 
         An output that has ended keeps its blocks, since nothing is put any more. If more than
@@ -278,13 +278,13 @@ class TaskOutput(ABC):
                 return False
             if self._end is None:
                 self._clear()
-                self._begins_anew = True
+                self._is_reset = True
             self.changed.notify_all()
         return True
 
     def restart(self) -> None:
         """The producer puts its first block next. Idempotent."""
-        self._begins_anew = False
+        self._is_reset = False
 
     def shed(self, *, after: int, restart: bool = False) -> int | None:
         """Drop the buffered blocks and return their number of elements. `restart` reopens an output
@@ -298,27 +298,27 @@ class TaskOutput(ABC):
             if restart and isinstance(self._end, EndOfTask):
                 self._end = None
             self.changed.notify_all()
-        self._tell()
+        self._notify()
         return elements
 
     # -- the carrier ----------------------------------------------------------------------------
 
-    def open(self, order: Order, *, tell: bool = True) -> Subscription | End:
+    def open(self, order: Order, *, notify: bool = True) -> Subscription | End:
         """Open a subscription; return an end if it can never have a block.
 
         An order of another policy gets TaskFailed. The `when_opened` callbacks may start a thread,
         which can take half a second on a busy machine. A caller that holds a lock therefore passes
-        `tell=False`, and calls `tell_opened` after releasing it; `open` then never waits.
+        `notify=False`, and calls `notify_opened` after releasing it; `open` then never waits.
         """
         opened = self._open(order)
         if isinstance(opened, Subscription):
             with self.changed:
                 self.opens += 1
-            if tell:
-                self.tell_opened()
+            if notify:
+                self.notify_opened()
         return opened
 
-    def tell_opened(self) -> None:
+    def notify_opened(self) -> None:
         """Run the `when_opened` callbacks that are due. Idempotent."""
         with self.changed:
             due = [callback for after, callback in self._when_opened if self.opens > after]
@@ -330,7 +330,7 @@ class TaskOutput(ABC):
         """Call this once more than `after` subscriptions have been opened: now, if they have."""
         with self.changed:
             self._when_opened.append((after, callback))
-        self.tell_opened()
+        self.notify_opened()
 
     def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
         """Call this, from any thread, when a subscription may have something new."""
@@ -389,8 +389,8 @@ class TaskOutput(ABC):
         """Raise if `put` is not allowed now; called once there is room."""
         if isinstance(self._end, TaskUnknown):
             raise OutputCancelled("the task was cancelled")
-        if self._begins_anew:
-            raise BeginsAnew("nobody reads the task any more")
+        if self._is_reset:
+            raise OutputReset("nobody reads the task any more")
         if self._end is not None:
             raise RuntimeError("put() after finish() or fail()")
 
@@ -400,7 +400,7 @@ class TaskOutput(ABC):
         """For `put`, with the lock held: wait until the output has room and the worker has memory.
         Don't wait if the block `must` be put, because consumers cannot go on without it."""
         give_up_s = time.monotonic() + STARVED_S
-        while self._end is None and not self._begins_anew:
+        while self._end is None and not self._is_reset:
             forced = must() or (self._parked_after is not None and self.opens <= self._parked_after)
             if not forced and is_full():
                 self.changed.wait()  # until a consumer reads, or cancel()
@@ -414,14 +414,14 @@ class TaskOutput(ABC):
 
     def _finish(self, end: End) -> None:
         with self.changed:
-            if isinstance(end, EndOfTask) and self._begins_anew:
+            if isinstance(end, EndOfTask) and self._is_reset:
                 self._check_open()
             if self._end is None:
                 self._end = end
             self.changed.notify_all()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._on_change is not None:
             self._on_change(self)
 

@@ -115,7 +115,7 @@ class CachedOutput(TaskOutput):
             self._bytes += size
             self._new_bytes += size
             self.changed.notify_all()
-        self._tell()
+        self._notify()
 
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, Cached):

@@ -65,7 +65,7 @@ class RoundsOutput(TaskOutput):
                 self._bytes += size
                 self._stop += block.count
             self.changed.notify_all()
-        self._tell()
+        self._notify()
 
     def finish(self) -> None:
         """As for any task; drops the last round if it is incomplete."""

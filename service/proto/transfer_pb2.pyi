@@ -147,7 +147,7 @@ class Goodbye(_message.Message):
     def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "held_by_others", "farewell", "pong")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "end_pending", "farewell", "pong")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
@@ -157,7 +157,7 @@ class ToConsumer(_message.Message):
     END_OF_BUNDLE_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
-    HELD_BY_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    END_PENDING_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -169,10 +169,10 @@ class ToConsumer(_message.Message):
     end_of_bundle: EndOfBundle
     bundle_forgotten: BundleForgotten
     superseded: Superseded
-    held_by_others: HeldByOthers
+    end_pending: EndPending
     farewell: Farewell
     pong: Pong
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., held_by_others: _Optional[_Union[HeldByOthers, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., end_pending: _Optional[_Union[EndPending, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ()
@@ -252,7 +252,7 @@ class EndOfTask(_message.Message):
     subscription: int
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
-class HeldByOthers(_message.Message):
+class EndPending(_message.Message):
     __slots__ = ("task_id", "subscription", "elements")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .addresses import ConnectionRefused
 from .budget import ElementBudget
-from .client import BlockClient, ConnectionRefused
+from .client import BlockClient
 from .dial import WorkerRefused
 from .local import LocalClient, has_local_workers, local_worker
 from .server import BlockServer

@@ -7,10 +7,8 @@ unacknowledged blocks, so none is missed.
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
-import os
 import socket
 import threading
 import time
@@ -21,25 +19,17 @@ import tenacity
 
 from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
-from ..connections.protocols import GRPC, TCP, UNIX
-from ..delivery import ANY, End, HeldByOthers, Order
+from ..connections.protocols import UNIX
+from ..delivery import ANY, End, EndPending, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
-from ..shared import Borrower
 from . import frames
+from .addresses import ConnectionRefused, WorkerAddresses
 from .budget import Share
 from .codecs import CODECS
-from .cut_blocks import CutBlock, cut_block
 from .dial import OpenTunnel, WorkerRefused, dial, greet
-from .messages import (
-    VERSION,
-    Key,
-    decode_block,
-    decode_end,
-    parse,
-    payload_bytes,
-    unpack_payload,
-)
+from .messages import VERSION, Key, decode_block, decode_end, parse
+from .payloads import Payloads
 from .receiving import Receiving
 from .worker_client import WorkerClient
 
@@ -56,13 +46,6 @@ _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken
 
 
-class ConnectionRefused(enum.Enum):
-    """A worker's address refuses connections."""
-
-    ONCE_CONNECTED = enum.auto()  # so its process has ended
-    NEVER_CONNECTED = enum.auto()  # a firewall or another host may refuse
-
-
 class BlockClient(WorkerClient):
     """Reads tasks of one worker, all over one connection.
 
@@ -76,7 +59,7 @@ class BlockClient(WorkerClient):
         *,
         worker_uid: int,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
+        deliver: Callable[[int, int, Block | End | EndPending], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
@@ -88,24 +71,18 @@ class BlockClient(WorkerClient):
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
-        `addresses` are pairs of a protocol and an address, the best first. Unknown protocols are
-        skipped, and so is "grpc" without `open_tunnel`. `elements` also bounds the elements.
-        The client calls `refused` when nobody listens at the worker's address, and with None once
-        a process listens there again.
+        `addresses` and `refused` are as for WorkerAddresses; "grpc" is skipped without
+        `open_tunnel`. `elements` also bounds the elements.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
             raise ValueError(f"credit_bytes is {credit_bytes}; without credit nothing is sent")
         self.worker_uid = worker_uid
-        usable = (UNIX, TCP) if open_tunnel is None else (UNIX, TCP, GRPC)
-        self._addresses = [a for a in addresses if a[0] in usable]
+        self._addresses = WorkerAddresses(
+            addresses, with_grpc=open_tunnel is not None, refused=refused
+        )
         self._open_tunnel = open_tunnel
-        if not self._addresses:
-            raise ValueError(f"none of the worker's addresses can be used here: {addresses}")
         self._consumer_id = consumer_id
-        self._refused = refused
-        self._answered: tuple[str, str] | None = None  # the address where the worker last did
-        self._refusing: ConnectionRefused | None = None
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
@@ -113,25 +90,22 @@ class BlockClient(WorkerClient):
         self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
         self._socket: socket.socket | None = None
-        self._borrower: Borrower | None = None  # of the memory that the worker shares
-        self._may_borrow = True
+        self._payloads = Payloads(max_payload_bytes)
         self._connected = False
-        self._turned_away = False  # whether the last attempt to connect was refused
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
-        self._said_at = 0.0
-        self._cut_block: CutBlock | None = None  # in which the last connection ended
+        self._sent_at = 0.0
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         with self._lock:
-            self._say(self._receiving.read((task_id, subscription), order))
+            self._send(self._receiving.read((task_id, subscription), order))
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         with self._lock:
             if self._receiving.incoming.pop((task_id, subscription), None) is not None:
-                self._say_stop(task_id, subscription)
+                self._send_stop(task_id, subscription)
 
     def taken(self, block: Block, key: Key | None = None) -> None:
         with self._lock:
@@ -139,21 +113,21 @@ class BlockClient(WorkerClient):
             self._give_credit(at_once=urgent)
 
     def silent(self) -> tuple[bool, float]:
-        return self._turned_away, time.monotonic() - self._heard_at
+        return self._addresses.refuse, time.monotonic() - self._heard_at
 
     def hand_back(self, given: tuple[Key, int] | None) -> None:
         with self._lock:
             goodbye = self._receiving.goodbye(given)
             if goodbye.positions and self._goodbye is None:
                 self._goodbye = pb.ToWorker(goodbye=goodbye)
-                self._say(self._goodbye)
+                self._send(self._goodbye)
 
     def hang_up(self) -> None:
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
             if self._goodbye is None:
-                self._say(pb.ToWorker(goodbye=pb.Goodbye()))
+                self._send(pb.ToWorker(goodbye=pb.Goodbye()))
             self._closing.set()  # not before: the thread would hang up without a goodbye
             self._cut()
 
@@ -162,7 +136,7 @@ class BlockClient(WorkerClient):
             self._join(max(0.0, give_up_s - time.monotonic()))
         self.hang_up()
         self._join()
-        nothing_to_say = self._goodbye is None or self._answered is None
+        nothing_to_say = self._goodbye is None or self._addresses.answered is None
         return self._goodbye_heard or nothing_to_say
 
     def _reading(self) -> Collection[Key]:
@@ -195,7 +169,7 @@ class BlockClient(WorkerClient):
         useful = fell_silent = False
         reader = None
         try:
-            reader = self._connect()
+            reader = self._addresses.connect(self._connect_to)
             while (frame := reader.read()) is not None and not self._closing.is_set():
                 useful = self._handle(frame, reader) or useful
             if not self._closing.is_set():
@@ -206,7 +180,7 @@ class BlockClient(WorkerClient):
             if not isinstance(error, OSError):
                 _log.warning("closed the connection: %s", error)
             fell_silent = reader is not None and isinstance(error, TimeoutError)
-            useful = self._keep_cut_block(reader) or useful
+            useful = self._payloads.keep_cut(reader) or useful
             # A connection that was only idle for long was useful, too.
             if not useful and time.monotonic() - started_at < self._give_up_s:
                 raise
@@ -216,7 +190,7 @@ class BlockClient(WorkerClient):
                 reader.close()
             with self._lock:
                 sock, self._socket = self._socket, None
-                self._borrower = None
+                self._payloads.disconnect()
                 self._connected = False
                 if reader is not None:
                     self._fell_silent = fell_silent
@@ -224,44 +198,6 @@ class BlockClient(WorkerClient):
                         self._heard_at = time.monotonic()
             if sock is not None:
                 sock.close()  # without the lock: closing a tunnel takes time
-
-    def _keep_cut_block(self, reader: frames.FrameReader | None) -> bool:
-        """Keep the part of the block in which the connection ended; whether that is progress."""
-        if reader is None or reader.cut is None or not reader.cut.filled:
-            return False
-        before, now = self._cut_block, cut_block(reader.cut, self._cut_block, reader.peer)
-        self._cut_block = now
-        if now is None or before is None or now[:2] != before[:2]:
-            return now is not None
-        return now.filled > before.filled
-
-    def _connect(self) -> frames.FrameReader:
-        errors, turned_away = [], []
-        for protocol, address in self._addresses:
-            try:
-                reader = self._connect_to(protocol, address)
-            except OSError as error:
-                errors.append(f"{protocol} {address}: {error}")
-                refused = isinstance(error, ConnectionRefusedError)
-                if refused and (protocol, address) == self._answered:
-                    # Report it now: the other addresses may take long to fail.
-                    self._report_refusal(ConnectionRefused.ONCE_CONNECTED)
-                if protocol != UNIX or len(self._addresses) == 1:  # Unix names are local to a host
-                    turned_away.append(refused)
-            else:
-                self._answered = protocol, address
-                self._turned_away = False
-                self._report_refusal(None)
-                return reader
-        self._turned_away = turned_away[:1] == [True]
-        if self._turned_away and self._answered is None:
-            self._report_refusal(ConnectionRefused.NEVER_CONNECTED)
-        raise ConnectionError("; ".join(errors))
-
-    def _report_refusal(self, refusing: ConnectionRefused | None) -> None:
-        if refusing != self._refusing:
-            self._refusing = refusing
-            self._refused(refusing)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
@@ -274,7 +210,7 @@ class BlockClient(WorkerClient):
         frames.tune(sock)
         frames.set_timeout(sock, socket.SO_SNDTIMEO, _SEND_S)
         frames.set_timeout(sock, socket.SO_RCVTIMEO, self._connect_timeout_s)
-        shares = protocol == UNIX and self._may_borrow  # a tunnel's socket is a Unix one, too
+        shares = protocol == UNIX and self._payloads.may_share  # a tunnel has a Unix socket, too
         reader = frames.FrameReader(
             sock,
             f"worker at {address}",
@@ -292,21 +228,16 @@ class BlockClient(WorkerClient):
         max_silence_s = math.inf if protocol == UNIX else SILENCE_S
         reader.watch(_REPORT_S, partial(self._report, pings=protocol != UNIX), max_silence_s)
         with self._lock:
-            self._borrower = Borrower(reader.peer) if shares else None
             self._connected = True
             if not self._fell_silent:
                 self._heard_at = time.monotonic()
-            cut, self._cut_block = self._cut_block, None
-            for message in self._receiving.resume():
-                if cut is not None and cut.is_next(message.read):
-                    message.read.cut.CopyFrom(cut.said())
-                    self._cut_block = cut
-                    reader.place = partial(self._place, cut, reader.peer)
-                self._say(message)
+            reads = self._receiving.resume()
+            for message in self._payloads.connect(reader, reads, shares=shares):
+                self._send(message)
             if self._goodbye is None:
                 self._give_credit(at_once=True)
             else:
-                self._say(self._goodbye)
+                self._send(self._goodbye)
         return reader
 
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
@@ -330,8 +261,7 @@ class BlockClient(WorkerClient):
                 return False  # the answer to hang_up's goodbye
             case "block":
                 header = message.block
-                frame = self._whole(header, frame, reader)
-                block = decode_block(header, self._payload(header, frame, reader), peer)
+                block = decode_block(header, self._payloads.read(header, frame, reader), peer)
                 key = header.task_id, header.subscription
                 wanted = self._accept(key, header.number, block, peer)
                 if wanted:
@@ -355,101 +285,44 @@ class BlockClient(WorkerClient):
             self._give_credit()
             return wanted
 
-    def _place(self, cut: CutBlock, peer: str, header: bytes, size: int) -> frames.Bytes | None:
-        """The memory for the payload of a frame with that header; None for any."""
-        block = parse(frames.Frame(header, frames.NO_PAYLOAD), peer).block
-        return cut.rest(block, size, peer) if block.resumes_at else None
-
-    def _whole(
-        self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
-    ) -> frames.Frame:
-        """The block's frame, completed by the part that came on the last connection."""
-        cut = self._cut_block
-        if cut is None or not cut.is_of(header):
-            if header.resumes_at:
-                raise ProtocolError(f"{reader.peer} sent the rest of a block that was not cut")
-            return frame
-        self._cut_block = reader.place = None
-        return frame._replace(payload=cut.payload) if header.resumes_at else frame
-
-    def _payload(
-        self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
-    ) -> frames.Bytes:
-        """The block's payload: behind its header, perhaps compressed, or in a slab."""
-        if header.HasField("packed"):
-            return self._unpacked(header, frame, reader)
-        if not header.HasField("slab"):
-            return frame.payload
-        if self._borrower is None:
-            raise ProtocolError(f"{reader.peer} lends memory over a connection that cannot")
-        size = payload_bytes(header)
-        if size > self._max_payload_bytes or len(frame.payload):
-            raise ProtocolError(
-                f"{reader.peer} lends {size} bytes, at most {self._max_payload_bytes} are "
-                f"allowed here, and sends {len(frame.payload)}"
-            )
-        if header.slab.fresh:
-            self._may_borrow = False  # if this fails: we may be out of descriptors
-            descriptor = reader.descriptor()
-            try:
-                self._borrower.learn(header.slab.number, descriptor)
-            finally:
-                os.close(descriptor)
-            self._may_borrow = True
-        return self._borrower.borrow(header.slab.number, size)
-
-    def _unpacked(
-        self, header: pb.Block, frame: frames.Frame, reader: frames.FrameReader
-    ) -> frames.Bytes:
-        size = payload_bytes(header)
-        if size > self._max_payload_bytes:
-            raise ProtocolError(
-                f"{reader.peer} sent a block of {size} bytes, compressed; at most "
-                f"{self._max_payload_bytes} are allowed here"
-            )
-        payload = reader.memory(size)
-        unpack_payload(header, frame.payload, payload, reader.peer)
-        return payload
-
-    def _end(self, key: Key, end: End | HeldByOthers) -> bool:
+    def _end(self, key: Key, end: End | EndPending) -> bool:
         with self._lock:
             self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
-            # Acknowledge a numbered subscription's end: until then the worker keeps its sending.
-            if key[1] and not isinstance(end, HeldByOthers):
-                self._say_stop(*key)
+            # Acknowledge a numbered subscription's end: until then the worker keeps its buffer.
+            if key[1] and not isinstance(end, EndPending):
+                self._send_stop(*key)
         if known:
             self._deliver(*key, end)
         return known
 
     def _report(self, pings: bool) -> None:
         with self._lock:
-            if self._receiving.unsaid:
+            if self._receiving.must_report:
                 self._give_credit(at_once=True)
-            if pings and time.monotonic() - self._said_at >= PING_S:
-                self._say(pb.ToWorker(ping=pb.Ping()))
+            if pings and time.monotonic() - self._sent_at >= PING_S:
+                self._send(pb.ToWorker(ping=pb.Ping()))
 
     def _give_credit(self, at_once: bool = False) -> None:
         """Send credit and acknowledgements, if they are worth a message."""
         credit = self._receiving.credit(at_once, self._connected)
         if credit is None:
             return
-        if self._borrower is not None:
-            free, abandoned = self._borrower.released()
-            credit.slabs.extend(free)
-            credit.abandoned_slabs.extend(abandoned)
-        self._say(pb.ToWorker(credit=credit))
+        free, abandoned = self._payloads.released()
+        credit.slabs.extend(free)
+        credit.abandoned_slabs.extend(abandoned)
+        self._send(pb.ToWorker(credit=credit))
 
-    def _say_stop(self, task_id: int, subscription: int) -> None:
-        self._say(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
+    def _send_stop(self, task_id: int, subscription: int) -> None:
+        self._send(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
 
-    def _say(self, message: pb.ToWorker) -> None:
+    def _send(self, message: pb.ToWorker) -> None:
         """Send, if connected; the client repeats what matters after it reconnects."""
         if not self._connected or self._socket is None:
             return
         try:
             frames.send(self._socket, frames.encode(message.SerializeToString()))
-            self._said_at = time.monotonic()
+            self._sent_at = time.monotonic()
         except OSError as error:
             _log.info("telling worker %d failed: %s", self.worker_uid, error)
             self._cut()  # so that the reading thread reconnects

@@ -38,7 +38,7 @@ class CutBlock(NamedTuple):
         """Whether it is the next block of this subscription."""
         return self.key == (read.task_id, read.subscription) and self.number == read.received + 1
 
-    def said(self) -> pb.CutBlock:
+    def report(self) -> pb.CutBlock:
         """The report to the worker."""
         return pb.CutBlock(bytes=self.filled, checksum=self.checksum, codec=self.codec)
 
@@ -53,8 +53,8 @@ class CutBlock(NamedTuple):
         """
         whole = block.resumes_at + size
         expected = self.codec, self.filled, self.payload.size
-        said = block.packed.codec, block.resumes_at, whole
-        if not self.is_of(block) or said != expected:
+        announced = block.packed.codec, block.resumes_at, whole
+        if not self.is_of(block) or announced != expected:
             raise ProtocolError(
                 f"{peer} sent bytes {block.resumes_at} to {whole} of block {block.number} of task "
                 f"{block.task_id}; missing are bytes {self.filled} to {self.payload.size} of block "

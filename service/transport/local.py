@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import ANY, End, HeldByOthers, Order
+from ..delivery import ANY, End, EndPending, Order
 from ..proto import transfer_pb2 as pb
 from .budget import Share
 from .messages import Key
@@ -52,7 +52,7 @@ class LocalClient(WorkerClient):
         worker: Sessions,
         *,
         consumer_id: int,
-        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
+        deliver: Callable[[int, int, Block | End | EndPending], None],
         lost: Callable[[str], None],
         credit_bytes: int = 64 << 20,
         elements: Share | None = None,
@@ -61,8 +61,8 @@ class LocalClient(WorkerClient):
         self._worker = worker
         self._credit_bytes = credit_bytes
         self._elements = elements
-        self._link = worker.attach(consumer_id, lambda: None)
-        self._asked: set[Key] = set()  # subscriptions that have not ended
+        self._connection = worker.attach(consumer_id, lambda: None)
+        self._subscribed: set[Key] = set()  # subscriptions that have not ended
         self._positions: dict[Key, pb.Position] = {}
         self._moving = threading.Lock()  # of the positions: `hand_back` must see all that was taken
 
@@ -72,14 +72,14 @@ class LocalClient(WorkerClient):
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         key = task_id, subscription
-        self._asked.add(key)
+        self._subscribed.add(key)
         with self._moving:
             self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
-        self._worker.read(self._link, task_id, 0, order, subscription)
+        self._worker.read(self._connection, task_id, 0, order, subscription)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        self._asked.discard((task_id, subscription))
-        self._worker.stop_reading(self._link, task_id, subscription)
+        self._subscribed.discard((task_id, subscription))
+        self._worker.stop_reading(self._connection, task_id, subscription)
 
     def taken(self, block: Block, key: Key | None = None) -> None:
         if self._elements is not None:
@@ -100,13 +100,13 @@ class LocalClient(WorkerClient):
             self._closing.set()
             if given is not None and given[0] in self._positions:
                 self._positions[given[0]].elements = given[1]
-            self._worker.goodbye(self._link, [*self._positions.values()])
+            self._worker.goodbye(self._connection, [*self._positions.values()])
 
     def hang_up(self) -> None:
         self._closing.set()
         if self._elements is not None:
             self._elements.leave()
-        self._worker.forget(self._link)
+        self._worker.forget(self._connection)
 
     def close(self, give_up_s: float = 0.0) -> bool:
         self.hang_up()
@@ -114,22 +114,22 @@ class LocalClient(WorkerClient):
         return True
 
     def _reading(self) -> Collection[Key]:
-        return self._asked
+        return self._subscribed
 
     def _read_on(self) -> str:
         reason = "it does not know this consumer any more"
-        while (batch := self._worker.next_batch(self._link)) is not None:
+        while (batch := self._worker.next_batch(self._connection)) is not None:
             for out in batch:
                 match out:
                     case Sent():
                         self._receive(out)
                     case Ended(task_id, end, subscription):
-                        if isinstance(end, HeldByOthers):
+                        if isinstance(end, EndPending):
                             self._deliver(task_id, subscription, end)
-                        elif (task_id, subscription) in self._asked:
-                            self._asked.discard((task_id, subscription))
+                        elif (task_id, subscription) in self._subscribed:
+                            self._subscribed.discard((task_id, subscription))
                             if subscription:
-                                self._worker.stop_reading(self._link, task_id, subscription)
+                                self._worker.stop_reading(self._connection, task_id, subscription)
                             self._deliver(task_id, subscription, end)
                     case Refusal(text, _):
                         reason = text
@@ -140,10 +140,10 @@ class LocalClient(WorkerClient):
         with self._moving:
             position = self._positions[task_id, subscription]
             position.received = sent.number
-            self._worker.give_credit(self._link, 0, [position])
+            self._worker.give_credit(self._connection, 0, [position])
         if self._elements is not None:
             self._elements.received(sent.block.count)
-        if (task_id, subscription) in self._asked:
+        if (task_id, subscription) in self._subscribed:
             self._deliver(task_id, subscription, sent.block)
         else:
             self.taken(sent.block)
@@ -152,4 +152,4 @@ class LocalClient(WorkerClient):
         elements = None
         if self._elements is not None:
             elements = self._elements.grant() if self._elements.is_due() else 0
-        self._worker.give_credit(self._link, size, positions, elements)
+        self._worker.give_credit(self._connection, size, positions, elements)

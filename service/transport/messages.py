@@ -19,7 +19,7 @@ from ..delivery import (
     End,
     EndOfBundle,
     EndOfTask,
-    HeldByOthers,
+    EndPending,
     Superseded,
     TaskFailed,
     TaskUnknown,
@@ -55,14 +55,14 @@ def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
         raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None
 
 
-def encode_end(task_id: int, end: End | HeldByOthers, subscription: int = 0) -> bytes:
-    """The header of a subscription's end, or of HeldByOthers."""
+def encode_end(task_id: int, end: End | EndPending, subscription: int = 0) -> bytes:
+    """The header of a subscription's end, or of EndPending."""
     message = pb.ToConsumer()
     match end:
         case EndOfTask():
             message.end_of_task.SetInParent()
-        case HeldByOthers(elements):
-            message.held_by_others.elements = elements
+        case EndPending(elements):
+            message.end_pending.elements = elements
         case TaskFailed(code, text):
             message.task_failed.code, message.task_failed.message = code, text[:MAX_TEXT]
         case TaskUnknown():
@@ -78,13 +78,13 @@ def encode_end(task_id: int, end: End | HeldByOthers, subscription: int = 0) -> 
     return message.SerializeToString()
 
 
-def decode_end(message: pb.ToConsumer) -> tuple[Key, End | HeldByOthers] | None:
-    """The subscription and its end, or HeldByOthers; None for other messages."""
+def decode_end(message: pb.ToConsumer) -> tuple[Key, End | EndPending] | None:
+    """The subscription and its end, or EndPending; None for other messages."""
     match message.WhichOneof("message"):
         case "end_of_task":
             return _key(message.end_of_task), EndOfTask()
-        case "held_by_others":
-            return _key(message.held_by_others), HeldByOthers(message.held_by_others.elements)
+        case "end_pending":
+            return _key(message.end_pending), EndPending(message.end_pending.elements)
         case "task_failed":
             failed = message.task_failed
             return _key(failed), TaskFailed(failed.code, failed.message)

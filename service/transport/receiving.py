@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..block_limits import cost
 from ..blocks import Block
-from ..delivery import AnyBlock, End, HeldByOthers, Order, TaskUnknown, orders
+from ..delivery import AnyBlock, End, EndPending, Order, TaskUnknown, orders
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .budget import Share
@@ -28,8 +28,7 @@ class Incoming:
         self.received = 0  # blocks
         self.taken = 0  # of these
         self.held = 0  # elements received and not taken
-        self.unsaid = 0  # elements taken since the last report to the worker
-        self.is_over = False  # the end has come, or HeldByOthers and no block since
+        self.unreported = 0  # elements taken since the last report to the worker
         self.ended = False
 
     @property
@@ -46,7 +45,7 @@ class Receiving:
 
     def __init__(self, credit_bytes: int, elements: Share | None) -> None:
         self.incoming: dict[Key, Incoming] = {}
-        self.unsaid = False  # whether blocks came or were taken since the last report
+        self.must_report = False  # whether blocks came or were taken since the last report
         self._credit_bytes = credit_bytes
         self._elements = elements
         self._to_report: set[Key] = set()  # whose positions the worker does not know
@@ -99,18 +98,17 @@ class Receiving:
             raise ProtocolError(f"{peer} sent block {number} of task {task_id}: {error}") from None
         incoming.received = number
         incoming.held += block.count
-        incoming.is_over = False
         self._held += size
         self._to_report.add(key)
-        self.unsaid = True
+        self.must_report = True
         return True
 
-    def over(self, key: Key, end: End | HeldByOthers) -> bool:
-        """Record a subscription's end, or HeldByOthers; return False if it is unknown or ended."""
+    def over(self, key: Key, end: End | EndPending) -> bool:
+        """Record a subscription's end, or EndPending; return False if it is unknown or ended."""
         incoming = self.incoming.get(key)
         if incoming is None or incoming.ended:
             return False
-        incoming.is_over, incoming.ended = True, not isinstance(end, HeldByOthers)
+        incoming.ended = not isinstance(end, EndPending)
         if incoming.ended and (isinstance(end, TaskUnknown) or not incoming.hands_back):
             del self.incoming[key]
         return True
@@ -137,13 +135,13 @@ class Receiving:
         if key is not None and (incoming := self.incoming.get(key)) is not None:
             incoming.taken = min(incoming.taken + 1, incoming.received)  # `read` may have reset it
             incoming.held = max(0, incoming.held - block.count)
-            incoming.unsaid += block.count
+            incoming.unreported += block.count
             self._to_report.add(key)
-            urgent = incoming.hands_back and 3 * incoming.unsaid >= incoming.held
+            urgent = incoming.hands_back and 3 * incoming.unreported >= incoming.held
         self._held -= cost(block)
         if self._elements is not None:
             self._elements.taken(block.count)
-        self.unsaid = True  # a slab may be free
+        self.must_report = True  # a slab may be free
         return urgent
 
     def credit(self, at_once: bool, connected: bool) -> pb.Credit | None:
@@ -158,11 +156,11 @@ class Receiving:
         for key in self._to_report:
             if (incoming := self.incoming.get(key)) is not None:
                 credit.positions.append(_position(key, incoming))
-                incoming.unsaid = 0
+                incoming.unreported = 0
         if self._elements is not None and connected:
             credit.elements = self._elements.grant()
         self._to_report.clear()
-        self.unsaid = False
+        self.must_report = False
         self._granted += room
         self._unreported = 0
         return credit

@@ -1,10 +1,10 @@
-"""One consumer's session, sendings and link: blocks on their way, retained blocks, and credit.
+"""One consumer's session, send buffers and connection: retained blocks, and credit.
 
 A *session* is the worker's state of one consumer, and outlives its connections for a while. It has
-a *sending* for each subscription of the consumer. A sending retains the blocks that the consumer
-has not acknowledged, so that a cut connection loses nothing. If the subscription hands back, it
-also holds the blocks that the trainer has not taken, so that others can get them. A *link* is one
-connection: its outbox, and the credit that is left.
+a *send buffer* for each subscription of the consumer. A send buffer retains the blocks that the
+consumer has not acknowledged, so that a cut connection loses nothing. If the subscription hands
+back, it also holds the blocks that the trainer has not taken, so that others can get them. A
+*connection* has an outbox, and the credit that is left.
 
 Nothing here is thread-safe: sessions.py has the lock, and knows all consumers.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..blocks import Block, split
-from ..delivery import End, HeldByOthers, Subscription, TaskUnknown
+from ..delivery import End, EndPending, Subscription, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
@@ -40,37 +40,37 @@ class Sent(NamedTuple):
 
 class Ended(NamedTuple):
     task_id: int
-    end: End | HeldByOthers
+    end: End | EndPending
     subscription: int = 0
 
 
 class Refusal(NamedTuple):
-    """The last message of a link."""
+    """The last message of a connection."""
 
     reason: str
     broken: bool  # the consumer broke a rule on this connection; it may connect again
 
 
 class Farewell(NamedTuple):
-    """The last message of a link whose consumer said goodbye."""
+    """The last message of a connection whose consumer said goodbye."""
 
 
 Outgoing = Sent | Ended | Refusal | Farewell
 
 
-class Sending:
+class SendBuffer:
     """One subscription of a consumer, and its blocks that are on their way."""
 
     def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
         self.key = key
         self.subscription = subscription
-        self.link: Link | None = None  # that it is read on, until its end is sent there
+        self.connection: Connection | None = None  # that it is read on, until its end is sent there
         self.number = received  # of the last block given to this consumer
         self.retained: deque[Sent] = deque()  # given and not acknowledged: up to `number`
         self.held: deque[Sent] = deque()  # received and not taken, if it may be handed back
         self.retained_bytes = 0  # of both
-        self._told: HeldByOthers | None = None  # since the last block
-        self.resend: deque[Sent] = deque()  # the retained blocks that this link must still send
+        self._pending: EndPending | None = None  # since the last block
+        self.resend: deque[Sent] = deque()  # retained blocks to send again on this connection
 
     def received(self, count: int) -> None:
         """The consumer acknowledges the blocks up to `count`."""
@@ -118,21 +118,21 @@ class Sending:
         self.subscription.hand_back(left)
         self.close()
 
-    def resume(self, link: Link, cut: pb.CutBlock | None = None) -> None:
+    def resume(self, connection: Connection, cut: pb.CutBlock | None = None) -> None:
         """Continue on another connection: resend all retained blocks.
 
         `cut` describes the part of the first of them that has arrived. That block goes before all
         others, so that the consumer never has parts of two blocks.
         """
         self.resend = deque(self.retained)
-        self._told = None
-        self.link = link
-        self.subscription.set_round_trip(link.round_trip_s)
+        self._pending = None
+        self.connection = connection
+        self.subscription.set_round_trip(connection.round_trip_s)
         if cut is not None and self.resend:
             self.resend[0] = self.resend[0]._replace(cut=cut)
-            link.sendings.appendleft(self)
+            connection.buffers.appendleft(self)
         else:
-            link.sendings.append(self)
+            connection.buffers.append(self)
 
     def _until(self, count: int, sent: deque[Sent]) -> list[Sent]:
         found = []
@@ -156,15 +156,15 @@ class Sending:
         if item is None:
             return None
         task_id, subscription_number = self.key
-        if isinstance(item, HeldByOthers):
-            if item == self._told:
+        if isinstance(item, EndPending):
+            if item == self._pending:
                 return None
-            self._told = item
+            self._pending = item
             return Ended(task_id, item, subscription_number)
         if not isinstance(item, tuple):
-            self.link = None
+            self.connection = None
             return Ended(task_id, item, subscription_number)
-        self._told = None
+        self._pending = None
         self.number += 1
         compression = self.subscription.output.compression
         sent = Sent(task_id, self.number, *item, compression, subscription_number)
@@ -190,74 +190,74 @@ class Session:
 
     def __init__(self, consumer_id: int) -> None:
         self.consumer_id = consumer_id
-        self.sendings: dict[Key, Sending] = {}
-        self.link: Link | None = None
+        self.buffers: dict[Key, SendBuffer] = {}
+        self.connection: Connection | None = None
         self.left_at = 0.0
 
     @property
     def retained_bytes(self) -> int:
-        return sum(sending.retained_bytes for sending in self.sendings.values())
+        return sum(buffer.retained_bytes for buffer in self.buffers.values())
 
     def lacking(self) -> Counter[int]:
         """How many elements of each task the consumer was given and has not acknowledged."""
         found: Counter[int] = Counter()
-        for (task_id, _), sending in self.sendings.items():
-            found[task_id] += sum(sent.block.count for sent in sending.retained)
+        for (task_id, _), buffer in self.buffers.items():
+            found[task_id] += sum(sent.block.count for sent in buffer.retained)
         return +found
 
-    def close_sending(self, key: Key) -> Sending | None:
-        """Close and return the sending, if it exists."""
-        sending = self.sendings.pop(key, None)
-        if sending is not None:
-            sending.close()
-        return sending
+    def close_buffer(self, key: Key) -> SendBuffer | None:
+        """Close and return the buffer, if it exists."""
+        buffer = self.buffers.pop(key, None)
+        if buffer is not None:
+            buffer.close()
+        return buffer
 
 
-class Link:
+class Connection:
     """One connection of a consumer. `cut` closes its socket, and may be called at any time."""
 
     def __init__(self, session: Session, lock: threading.Lock, cut: Callable[[], None]) -> None:
         self.session = session
         self.round_trip_s = 0.0  # set before anything is read on it
         self.cut = cut
-        self.ready = threading.Condition(lock)  # the outbox has something, or the link is closed
+        self.ready = threading.Condition(lock)  # the outbox has something, or it is closed
         self.outbox: deque[Outgoing] = deque()
-        self.sendings: deque[Sending] = deque()  # that have not ended, served in turn
+        self.buffers: deque[SendBuffer] = deque()  # that have not ended, served in turn
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
         # Subscriptions that the consumer has asked for; None once its first credit ends the list.
-        self.goes_on_with: set[Key] | None = set()
+        self.resubscribed: set[Key] | None = set()
         self.closed = False
         self.ending = False  # nothing more is added to the outbox
 
     def retry_s(self) -> float | None:
         """After how many seconds `fill` may find something although nothing changes, if ever."""
-        times = [sending.retry_s() for sending in self.sendings]
+        times = [buffer.retry_s() for buffer in self.buffers]
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def fill(self) -> None:
-        """Fill the outbox from its sendings, as far as there is credit."""
+        """Fill the outbox from its buffers, as far as there is credit."""
         if self.ending or self.closed:
             return
         room = MAX_RETAINED_BYTES - self.session.retained_bytes
         batch = sum(out.cost for out in self.outbox if isinstance(out, Sent))
         misses = 0
-        while batch < BATCH_BYTES and misses < len(self.sendings):
-            sending = self.sendings.popleft()
-            out = sending.next(self.credit > 0 and self.elements != 0, room > 0, self.elements)
+        while batch < BATCH_BYTES and misses < len(self.buffers):
+            buffer = self.buffers.popleft()
+            out = buffer.next(self.credit > 0 and self.elements != 0, room > 0, self.elements)
             if out is None:
-                self.sendings.append(sending)
+                self.buffers.append(buffer)
                 misses += 1
                 continue
             misses = 0
             self.outbox.append(out)
             if isinstance(out, Ended):
-                if isinstance(out.end, HeldByOthers):
-                    self.sendings.append(sending)
+                if isinstance(out.end, EndPending):
+                    self.buffers.append(buffer)
                 elif isinstance(out.end, TaskUnknown):  # the consumer may subscribe again
-                    self.session.close_sending(sending.key)
+                    self.session.close_buffer(buffer.key)
             else:
-                self.sendings.append(sending)
+                self.buffers.append(buffer)
                 self.credit -= out.cost
                 if self.elements is not None:
                     self.elements = max(0, self.elements - out.block.count)

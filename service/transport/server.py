@@ -35,7 +35,7 @@ from .messages import (
     encode_pong,
     encode_refusal,
 )
-from .sending import Ended, Farewell, Link, Outgoing, Refusal, Sent
+from .sending import Connection, Ended, Farewell, Outgoing, Refusal, Sent
 from .sessions import MAX_AWAY_BYTES, Sessions
 
 _log = logging.getLogger(__name__)
@@ -91,8 +91,8 @@ class BlockServer:
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
         self._sessions = Sessions(linger_s, max_away_bytes)
-        self._connections: set[_Connection] = set()
-        self._lock = threading.Lock()  # of _connections
+        self._handlers: set[_Handler] = set()
+        self._lock = threading.Lock()  # of _handlers
         self._stopping = threading.Event()
         self._waker, self._wakened = socket.socketpair()
         # An abstract address: no file to leave behind. Consumers check the uid, not the name.
@@ -170,12 +170,12 @@ class BlockServer:
         for closing in (self._tcp, self._unix, self._wakened):
             closing.close()
         with self._lock:
-            connections = list(self._connections)
+            handlers = list(self._handlers)
         local.withdraw(self._worker_uid)
         self._sessions.refuse_all("the worker stops")
         deadline = time.monotonic() + _FAREWELL_S
-        for connection in connections:
-            connection.close(deadline)
+        for handler in handlers:
+            handler.close(deadline)
 
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -209,14 +209,14 @@ class BlockServer:
         far = address is not None and not self._is_this_host(address[0])
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
-            if len(self._connections) >= MAX_CONNECTIONS or self._stopping.is_set():
+            if len(self._handlers) >= MAX_CONNECTIONS or self._stopping.is_set():
                 _log.warning(
                     "closed a connection of the %s: the worker stops, or has %d already",
                     peer, MAX_CONNECTIONS,
                 )  # fmt: skip
                 sock.close()
                 return
-            connection = _Connection(
+            handler = _Handler(
                 sock,
                 peer,
                 self._worker_uid,
@@ -226,20 +226,20 @@ class BlockServer:
                 is_direct=address is None,
             )
             try:
-                connection.start()  # before stop() looks for it
+                handler.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
                 _log.warning("closed a connection of the %s: %s", peer, error)
                 sock.close()
                 return
-            self._connections.add(connection)
+            self._handlers.add(handler)
 
-    def _remove(self, connection: _Connection) -> None:
+    def _remove(self, handler: _Handler) -> None:
         with self._lock:
-            self._connections.discard(connection)
+            self._handlers.discard(handler)
 
 
-class _Connection:
-    """One connection of one consumer."""
+class _Handler:
+    """Handles one connection of one consumer."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class _Connection:
         peer: str,
         worker_uid: int,
         sessions: Sessions,
-        on_end: Callable[[_Connection], None],
+        on_end: Callable[[_Handler], None],
         *,
         far: bool,
         is_direct: bool,
@@ -266,7 +266,8 @@ class _Connection:
         self._receiver = threading.Thread(
             target=self._receive, name="forebay-blocks-receiver", daemon=True
         )
-        self._attended: tuple[Link, threading.Thread] | None = None  # once greeted: its sender
+        # Set once greeted: the session's connection, and its sender.
+        self._attended: tuple[Connection, threading.Thread] | None = None
         self._lender: Lender | None = None  # if the consumer shares memory with us
         self._far = far
         self._is_direct = is_direct
@@ -294,28 +295,31 @@ class _Connection:
         try:
             frames.tune(self._socket)
             self._process = watch_process(self._socket)
-            link = self._greet()
+            connection = self._greet()
             sender = threading.Thread(
-                target=self._send, args=(link,), name="forebay-blocks-sender", daemon=True
+                target=self._send, args=(connection,), name="forebay-blocks-sender", daemon=True
             )
             try:
+                # The consumer must hear this after `attach`. Otherwise it could connect again
+                # first, and this older connection would then replace the newer one.
+                self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
                 try:
                     sender.start()
                 except RuntimeError as error:  # no more threads
                     raise OSError(str(error)) from error
-                self._attended = link, sender
-                if self._listen(link):
+                self._attended = connection, sender
+                if self._listen(connection):
                     sender.join(_FAREWELL_S)
             except ProtocolError as error:
-                self._sessions.refuse(link, str(error))
+                self._sessions.refuse(connection, str(error))
                 sender.join(_FAREWELL_S)
                 raise
             finally:
                 # A process that has ended cannot reconnect for its blocks.
                 if self._process is not None and has_ended(self._process):
-                    self._sessions.forget(link)
+                    self._sessions.forget(connection)
                 else:
-                    self._sessions.detach(link, time.monotonic())
+                    self._sessions.detach(connection, time.monotonic())
                 self._cut()
                 if self._attended is not None:
                     sender.join()
@@ -331,7 +335,7 @@ class _Connection:
             self._socket.close()
             self._on_end(self)
 
-    def _greet(self) -> Link:
+    def _greet(self) -> Connection:
         frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
         message = self._next()
         if message is None:
@@ -352,38 +356,37 @@ class _Connection:
                 self._lender = Lender()
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
-            self._write(pb.ToConsumer(welcome=pb.Welcome(version=VERSION)).SerializeToString())
             return self._sessions.attach(hello.consumer_id, self._cut)
         self._write(encode_refusal(reason))
         raise ProtocolError(f"it was refused: {reason}")
 
-    def _listen(self, link: Link) -> bool:
+    def _listen(self, connection: Connection) -> bool:
         """Handle messages until the connection ends; return whether it ended with a goodbye."""
         welcomed_s = time.monotonic()
         while (message := self._next()) is not None:
-            if not link.round_trip_s:  # the first message answers the welcome
-                link.round_trip_s = time.monotonic() - welcomed_s
+            if not connection.round_trip_s:  # the first message answers the welcome
+                connection.round_trip_s = time.monotonic() - welcomed_s
             match message.WhichOneof("message"):
                 case "read":
                     read = message.read
                     order = orders.decode(read)
                     cut = read.cut if read.HasField("cut") else None
                     self._sessions.read(
-                        link, read.task_id, read.received, order, read.subscription, cut
+                        connection, read.task_id, read.received, order, read.subscription, cut
                     )
                 case "credit":
                     credit = message.credit
                     if self._lender is not None:
                         self._lender.take_back(credit.slabs, credit.abandoned_slabs)
                     elements = credit.elements if credit.HasField("elements") else None
-                    self._sessions.give_credit(link, credit.bytes, credit.positions, elements)
+                    self._sessions.give_credit(connection, credit.bytes, credit.positions, elements)
                 case "stop":
                     stop = message.stop
-                    self._sessions.stop_reading(link, stop.task_id, stop.subscription)
+                    self._sessions.stop_reading(connection, stop.task_id, stop.subscription)
                 case "ping":
                     self._answer_ping()
                 case "goodbye":
-                    self._sessions.goodbye(link, message.goodbye.positions)
+                    self._sessions.goodbye(connection, message.goodbye.positions)
                     return True
                 case other:
                     raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
@@ -412,9 +415,9 @@ class _Connection:
         except DecodeError as error:
             raise ProtocolError(f"{self._peer} sent what cannot be parsed: {error}") from None
 
-    def _send(self, link: Link) -> None:
+    def _send(self, connection: Connection) -> None:
         try:
-            while (batch := self._sessions.next_batch(link)) is not None:
+            while (batch := self._sessions.next_batch(connection)) is not None:
                 self._send_batch(batch)
         except OSError as error:  # the receiver reports the connection's end
             _log.debug("sending to %s failed: %s", self._peer, error)

@@ -2,9 +2,10 @@
 
 sending.py has the state of one consumer. The delivery policies (service/delivery) decide which
 block a subscription gets. One lock guards all state, held for microseconds and never during I/O.
-One invariant keeps consumers from starving one another: as long as a task has a block for some
-sending, no link of such a sending that has credit is idle. So a new block goes to the link that was
-idle longest. A link that finishes sending may take the next block without starving others.
+One invariant keeps consumers from starving one another: as long as a task has a block for some send
+buffer, no connection of such a buffer that has credit is idle. So a new block goes to the
+connection that was idle longest. A connection that finishes sending may take the next block without
+starving others.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .sending import Ended, Farewell, Link, Outgoing, Refusal, Sending, Session
+from .sending import Connection, Ended, Farewell, Outgoing, Refusal, SendBuffer, Session
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
 MAX_AWAY_BYTES = 1 << 30  # for all consumers without a connection, which may never return
 MAX_WAITING_REPLIES = 1000
 MAX_BLOCKS = 1 << 62
-MAX_SENDINGS = 10_000  # of one consumer
+MAX_BUFFERS = 10_000  # of one consumer
 
 
 class Sessions:
@@ -37,7 +38,7 @@ class Sessions:
         self._acknowledged = threading.Condition(self._lock)
         self._outputs: dict[int, TaskOutput] = {}
         self._sessions: dict[int, Session] = {}
-        self._idle: dict[Link, None] = {}  # whose sender waits, the longest first
+        self._idle: dict[Connection, None] = {}  # whose sender waits, the longest first
         self._refusal: Refusal | None = None  # the answer to every new connection
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
@@ -53,59 +54,59 @@ class Sessions:
         if output is not None and not output.ended:
             output.cancel()
 
-    def attach(self, consumer_id: int, cut: Callable[[], None]) -> Link:
+    def attach(self, consumer_id: int, cut: Callable[[], None]) -> Connection:
         """Add a consumer's connection, and cut an earlier one of the same consumer."""
         with self._lock:
             session = self._sessions.setdefault(consumer_id, Session(consumer_id))
-            if session.link is not None:
-                self._close(session.link)
-                session.link.cut()
-            session.link = Link(session, self._lock, cut)
+            if session.connection is not None:
+                self._close(session.connection)
+                session.connection.cut()
+            session.connection = Connection(session, self._lock, cut)
             if self._refusal is not None:
-                self._refuse(session.link, self._refusal)
-            return session.link
+                self._refuse(session.connection, self._refusal)
+            return session.connection
 
-    def detach(self, link: Link, now: float) -> None:
+    def detach(self, connection: Connection, now: float) -> None:
         """The connection has ended; its consumer may reconnect within `linger_s`."""
         with self._lock:
-            self._close(link)
-            if link.session.link is link:
-                link.session.link = None
-                link.session.left_at = now
-                if not link.session.sendings:
-                    self._drop(link.session)
+            self._close(connection)
+            if connection.session.connection is connection:
+                connection.session.connection = None
+                connection.session.left_at = now
+                if not connection.session.buffers:
+                    self._drop(connection.session)
                 self._bound_what_is_kept()
 
-    def goodbye(self, link: Link, positions: Iterable[pb.Position]) -> None:
+    def goodbye(self, connection: Connection, positions: Iterable[pb.Position]) -> None:
         """The consumer said goodbye: take back what it hands back, and answer with a farewell."""
         with self._lock:
-            if link.closed or link.session.link is not link:
+            if connection.closed or connection.session.connection is not connection:
                 return  # another connection has taken its place
-            link.ending = True  # so that it gets nothing more, such as what it hands back
+            connection.ending = True  # so that it gets nothing more, such as what it hands back
             for position in positions:
                 key = position.task_id, position.subscription
-                sending = link.session.sendings.get(key)
-                if sending is not None and sending.subscription.hands_back:
-                    sending.received(position.received)
-                    sending.hand_back(position.taken, position.elements)
-                    del link.session.sendings[key]
-                    self._wake_readers(sending.subscription.output)
-            self._drop(link.session)
-            link.outbox.clear()
-            link.outbox.append(Farewell())
-            link.ready.notify()
+                buffer = connection.session.buffers.get(key)
+                if buffer is not None and buffer.subscription.hands_back:
+                    buffer.received(position.received)
+                    buffer.hand_back(position.taken, position.elements)
+                    del connection.session.buffers[key]
+                    self._wake_readers(buffer.subscription.output)
+            self._drop(connection.session)
+            connection.outbox.clear()
+            connection.outbox.append(Farewell())
+            connection.ready.notify()
 
-    def forget(self, link: Link) -> None:
+    def forget(self, connection: Connection) -> None:
         """The consumer's process has ended without a goodbye: drop its session."""
         with self._lock:
-            self._close(link)
-            if link.session.link is link:
-                self._drop(link.session)
+            self._close(connection)
+            if connection.session.connection is connection:
+                self._drop(connection.session)
 
     def away(self) -> list[int]:
         """The consumers that have no connection, and may reconnect."""
         with self._lock:
-            return [i for i, session in self._sessions.items() if session.link is None]
+            return [i for i, session in self._sessions.items() if session.connection is None]
 
     def forget_gone(self, consumer_ids: Iterable[int]) -> int:
         """Drop these consumers' sessions, unless connected; return how many elements they lack."""
@@ -113,7 +114,7 @@ class Sessions:
         with self._lock:
             for consumer_id in consumer_ids:
                 session = self._sessions.get(consumer_id)
-                if session is not None and session.link is None:
+                if session is not None and session.connection is None:
                     lacking += sum(session.lacking().values())
                     self._drop(session)
         return lacking
@@ -122,12 +123,12 @@ class Sessions:
         """Drop the sessions of consumers that did not reconnect within `linger_s`."""
         with self._lock:
             for session in list(self._sessions.values()):
-                if session.link is None and now - session.left_at > self._linger_s:
+                if session.connection is None and now - session.left_at > self._linger_s:
                     self._drop(session)
 
     def read(
         self,
-        link: Link,
+        connection: Connection,
         task_id: int,
         received: int,
         order: Order = ANY,
@@ -138,125 +139,124 @@ class Sessions:
 
         The consumer has received `received` blocks, and the part of the next one that `cut`
         describes. `order` describes the blocks that follow; it is ignored if the session still has
-        the sending. `subscription` distinguishes several subscriptions of one task.
+        the buffer. `subscription` distinguishes several subscriptions of one task.
         """
         key = task_id, subscription
         output = None
         with self._lock:
-            if link.closed:
+            if connection.closed:
                 return
-            sending = link.session.sendings.get(key)
-            if sending is not None and sending.link is link:
+            buffer = connection.session.buffers.get(key)
+            if buffer is not None and buffer.connection is connection:
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
             if received > MAX_BLOCKS:
                 raise ProtocolError(f"nobody can have received {received} blocks of task {task_id}")
-            if sending is None:
-                if len(link.session.sendings) >= MAX_SENDINGS:
-                    raise ProtocolError(f"{MAX_SENDINGS} tasks and bundles are read already")
+            if buffer is None:
+                if len(connection.session.buffers) >= MAX_BUFFERS:
+                    raise ProtocolError(f"{MAX_BUFFERS} tasks and bundles are read already")
                 output = self._outputs.get(task_id)
                 if output is None:
                     opened: Subscription | End = TaskUnknown()
                 else:
-                    opened = output.open(order, tell=False)
+                    opened = output.open(order, notify=False)
                     self._wake_readers(output)  # `open` may have ended their subscriptions
                 if not isinstance(opened, Subscription):
-                    self._reply(link, Ended(task_id, opened, subscription))
+                    self._reply(connection, Ended(task_id, opened, subscription))
                     return
-                sending = link.session.sendings[key] = Sending(key, opened, received)
-            if link.goes_on_with is not None:
-                link.goes_on_with.add(key)
-            sending.received(received)
-            sending.resume(link, cut)
-            self._wake(link)
+                buffer = connection.session.buffers[key] = SendBuffer(key, opened, received)
+            if connection.resubscribed is not None:
+                connection.resubscribed.add(key)
+            buffer.received(received)
+            buffer.resume(connection, cut)
+            self._wake(connection)
         if output is not None:
-            output.tell_opened()
+            output.notify_opened()
 
     def give_credit(
         self,
-        link: Link,
+        connection: Connection,
         size: int,
         positions: Iterable[pb.Position],
         elements: int | None = None,
     ) -> None:
-        """Grant the link `size` more bytes of credit, and acknowledge blocks up to `positions`.
+        """Grant `size` more bytes of credit, and acknowledge blocks up to `positions`.
 
         Once a message has `elements`, elements need credit, too. Before its first credit the
-        consumer must ask again for all that it reads: other sendings of its session are closed.
+        consumer must ask again for all that it reads: other buffers of its session are closed.
         """
         with self._lock:
-            if link.closed:  # another connection has taken its place
+            if connection.closed:  # another connection has taken its place
                 return
-            if link.goes_on_with is not None:
-                unwanted = link.session.sendings.keys() - link.goes_on_with
-                link.goes_on_with = None
-                self._close_sendings(link.session, unwanted)
-            link.credit += size
+            if connection.resubscribed is not None:
+                unwanted = connection.session.buffers.keys() - connection.resubscribed
+                connection.resubscribed = None
+                self._close_buffers(connection.session, unwanted)
+            connection.credit += size
             if elements is not None:
-                link.elements = (link.elements or 0) + elements
-            if link.credit > MAX_CREDIT_BYTES or (link.elements or 0) > MAX_CREDIT_ELEMENTS:
-                raise ProtocolError(
-                    f"a credit of {link.credit} bytes and {link.elements} elements is absurd"
-                )
+                connection.elements = (connection.elements or 0) + elements
+            size, elements = connection.credit, connection.elements
+            if size > MAX_CREDIT_BYTES or (elements or 0) > MAX_CREDIT_ELEMENTS:
+                raise ProtocolError(f"a credit of {size} bytes and {elements} elements is absurd")
             for position in positions:
                 key = position.task_id, position.subscription
-                sending = link.session.sendings.get(key)
-                if sending is not None:
-                    sending.received(position.received)
-                    if position.taken and sending.taken(position.taken):
-                        self._wake_readers(sending.subscription.output)
+                buffer = connection.session.buffers.get(key)
+                if buffer is not None:
+                    buffer.received(position.received)
+                    if position.taken and buffer.taken(position.taken):
+                        self._wake_readers(buffer.subscription.output)
             self._acknowledged.notify_all()
-            self._wake(link)
+            self._wake(connection)
 
-    def stop_reading(self, link: Link, task_id: int, subscription: int = 0) -> None:
+    def stop_reading(self, connection: Connection, task_id: int, subscription: int = 0) -> None:
         """Close the subscription: the consumer wants no more of it, or has received its end."""
         key = task_id, subscription
         with self._lock:
-            if link.closed:
+            if connection.closed:
                 return
-            link.sendings = deque(s for s in link.sendings if s.key != key)
-            if link.goes_on_with is not None:
-                link.goes_on_with.discard(key)
-            self._close_sendings(link.session, [key])
+            connection.buffers = deque(s for s in connection.buffers if s.key != key)
+            if connection.resubscribed is not None:
+                connection.resubscribed.discard(key)
+            self._close_buffers(connection.session, [key])
             self._acknowledged.notify_all()
 
-    def refuse(self, link: Link, reason: str) -> None:
+    def refuse(self, connection: Connection, reason: str) -> None:
         """The consumer broke a rule: send this after the outbox, and then nothing more."""
         with self._lock:
-            self._refuse(link, Refusal(reason, broken=True))
+            self._refuse(connection, Refusal(reason, broken=True))
 
     def refuse_all(self, reason: str) -> None:
         """Send this refusal to all consumers, also to those that connect later."""
         with self._lock:
             self._refusal = Refusal(reason, broken=False)
             for session in self._sessions.values():
-                if session.link is not None:
-                    self._refuse(session.link, self._refusal)
+                if session.connection is not None:
+                    self._refuse(session.connection, self._refusal)
 
-    def next_batch(self, link: Link) -> list[Outgoing] | None:
-        """Wait for something to send on the link, and return it. None when the link is closed."""
+    def next_batch(self, connection: Connection) -> list[Outgoing] | None:
+        """Wait for something to send on the connection; return it, or None once that is closed."""
         with self._lock:
-            while not link.closed:
-                link.fill()
-                if link.outbox:
-                    batch = list(link.outbox)
-                    link.outbox.clear()
-                    link.closed = link.ending
+            while not connection.closed:
+                connection.fill()
+                if connection.outbox:
+                    batch = list(connection.outbox)
+                    connection.outbox.clear()
+                    connection.closed = connection.ending
                     return batch
-                self._idle[link] = None
-                link.ready.wait(link.retry_s())  # for _wake, _reply, refuse or _close
-                self._idle.pop(link, None)
+                self._idle[connection] = None
+                connection.ready.wait(connection.retry_s())  # for _wake, _reply, refuse or _close
+                self._idle.pop(connection, None)
             return None
 
     def is_read(self, task_id: int) -> bool:
         """Whether a consumer reads the task now, or may reconnect to do so."""
         with self._lock:
             sessions = self._sessions.values()
-            return any(task_id == key[0] for session in sessions for key in session.sendings)
+            return any(task_id == key[0] for session in sessions for key in session.buffers)
 
     def read_tasks(self) -> set[int]:
         """The tasks of which `is_read` is true."""
         with self._lock:
-            return {key[0] for session in self._sessions.values() for key in session.sendings}
+            return {key[0] for session in self._sessions.values() for key in session.buffers}
 
     def forget_all(self) -> None:
         """Cut every connection, cancel every task, and forget all tasks and consumers."""
@@ -264,9 +264,9 @@ class Sessions:
             outputs = list(self._outputs.values())
             self._outputs.clear()
             for session in list(self._sessions.values()):
-                if session.link is not None:
-                    self._close(session.link)
-                    session.link.cut()
+                if session.connection is not None:
+                    self._close(session.connection)
+                    session.connection.cut()
                 self._drop(session)
         for output in outputs:
             output.cancel()
@@ -283,50 +283,50 @@ class Sessions:
             self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
             return lacking()
 
-    def _close_sendings(self, session: Session, keys: Iterable[Key]) -> None:
+    def _close_buffers(self, session: Session, keys: Iterable[Key]) -> None:
         for key in keys:
-            if (sending := session.close_sending(key)) is not None:
-                self._wake_readers(sending.subscription.output)  # they may get what it left
+            if (buffer := session.close_buffer(key)) is not None:
+                self._wake_readers(buffer.subscription.output)  # they may get what it left
 
     def _output_changed(self, output: TaskOutput) -> None:
         with self._lock:
             self._wake_readers(output)
 
     def _wake_readers(self, output: TaskOutput) -> None:
-        for link in list(self._idle):
-            if any(sending.subscription.output is output for sending in link.sendings):
-                self._wake(link)
+        for connection in list(self._idle):
+            if any(buffer.subscription.output is output for buffer in connection.buffers):
+                self._wake(connection)
 
-    def _wake(self, link: Link) -> None:
-        """Fill an idle link's outbox, and notify its sender if it has something to do."""
-        if link in self._idle:
-            link.fill()
-            if link.outbox or link.retry_s() is not None:
-                del self._idle[link]
-                link.ready.notify()
+    def _wake(self, connection: Connection) -> None:
+        """Fill an idle connection's outbox, and notify its sender if it has something to do."""
+        if connection in self._idle:
+            connection.fill()
+            if connection.outbox or connection.retry_s() is not None:
+                del self._idle[connection]
+                connection.ready.notify()
 
-    def _refuse(self, link: Link, refusal: Refusal) -> None:
-        link.ending = True
-        link.outbox.append(refusal)
-        link.ready.notify()
+    def _refuse(self, connection: Connection, refusal: Refusal) -> None:
+        connection.ending = True
+        connection.outbox.append(refusal)
+        connection.ready.notify()
 
-    def _reply(self, link: Link, reply: Ended) -> None:
-        if len(link.outbox) >= MAX_WAITING_REPLIES:
-            raise ProtocolError(f"{len(link.outbox)} replies wait, and it reads none of them")
-        link.outbox.append(reply)
-        self._idle.pop(link, None)
-        link.ready.notify()
+    def _reply(self, connection: Connection, reply: Ended) -> None:
+        if len(connection.outbox) >= MAX_WAITING_REPLIES:
+            raise ProtocolError(f"{len(connection.outbox)} replies wait, and it reads none of them")
+        connection.outbox.append(reply)
+        self._idle.pop(connection, None)
+        connection.ready.notify()
 
-    def _close(self, link: Link) -> None:
-        link.closed = True
-        link.outbox.clear()
-        self._idle.pop(link, None)
-        link.ready.notify()
+    def _close(self, connection: Connection) -> None:
+        connection.closed = True
+        connection.outbox.clear()
+        self._idle.pop(connection, None)
+        connection.ready.notify()
 
     def _bound_what_is_kept(self) -> None:
         """Drop the sessions that have been away longest: a trainer may crash again and again."""
         away = sorted(
-            (session for session in self._sessions.values() if session.link is None),
+            (session for session in self._sessions.values() if session.connection is None),
             key=lambda session: session.left_at,
         )
         kept = sum(session.retained_bytes for session in away)
@@ -339,5 +339,5 @@ class Sessions:
     def _drop(self, session: Session) -> None:
         if self._sessions.get(session.consumer_id) is session:
             del self._sessions[session.consumer_id]
-        self._close_sendings(session, list(session.sendings))
+        self._close_buffers(session, list(session.buffers))
         self._acknowledged.notify_all()

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from ..blocks import Block
-from ..delivery import ANY, End, HeldByOthers, Order, TaskFailed
+from ..delivery import ANY, End, EndPending, Order, TaskFailed
 from .messages import Key
 
 
@@ -17,7 +17,7 @@ class WorkerClient(ABC):
     def __init__(
         self,
         name: str,
-        deliver: Callable[[int, int, Block | End | HeldByOthers], None],
+        deliver: Callable[[int, int, Block | End | EndPending], None],
         lost: Callable[[str], None],
     ) -> None:
         """The client's thread calls `deliver(task_id, subscription, block or end)`, in the order of

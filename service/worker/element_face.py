@@ -130,7 +130,7 @@ class _Elements(ABC):
     def _response(self, item: Block | End | None) -> pb.GetElementResponse:
         if isinstance(item, Block):
             if self._respond is None:
-                self._respond = response_maker(self.runner.definition)
+                self._respond = response_maker(self.runner.pipeline.definition)
             return self._respond(item)
         if isinstance(item, TaskFailed):
             raise PipelineError(item.code, item.message)
@@ -180,7 +180,7 @@ class _RoundElements(_Elements):
         super().__init__(runner)
         assert isinstance(runner.output, RoundsOutput)
         self._consumers = runner.output.num_consumers
-        self._asked: dict[int, int] = {}  # consumer: the last round that it asked for
+        self._requested: dict[int, int] = {}  # consumer: the last round that it asked for
         self._opened = [
             runner.output.open(Rounds(consumer, self._consumers))
             for consumer in range(self._consumers)
@@ -221,7 +221,7 @@ class _RoundElements(_Elements):
                     f"has already reached {reached}. This may indicate that the consumer was "
                     "restarted with the same iteration name.",
                 )
-            self._asked[consumer] = number
+            self._requested[consumer] = number
             self._changed.notify_all()
             # Wait here: a client told to retry asks the dispatcher first, which waits for all.
             while not self._changed.wait_for(partial(self._all_ask_for, number), LOOK_AGAIN_S):
@@ -241,7 +241,7 @@ class _RoundElements(_Elements):
         return not isinstance(opened, Subscription) or opened.next(credit=False) == TaskUnknown()
 
     def _all_ask_for(self, number: int) -> bool:
-        return len(self._asked) == self._consumers and min(self._asked.values()) >= number
+        return len(self._requested) == self._consumers and min(self._requested.values()) >= number
 
 
 def _require(is_awaited: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ from .tasks import TaskRunner
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 FINISH_S = 10.0
 """A pipeline being parked has this long to finish begun splits, which are lost afterwards."""
 
@@ -35,14 +35,14 @@ MIN_FINISHED_BYTES = 8 << 20
 """A pipeline being parked may always finish this much; longer idle tasks make room for it."""
 
 GONE_CHECK_S = 5.0
-ASK_S, MOST_ASK_S = 0.5, 30.0
+POLL_S, MAX_POLL_S = 0.5, 30.0
 """A parked task polls this often whether any splits remain; the interval grows with its age."""
 
 COMPLETE_S = 10.0
 """How long a task that resumed in order to complete is not parked again."""
 
-MOST_ASKED = 20
-"""How many parked tasks ask the dispatcher in one `_look`."""
+MAX_POLLS = 20
+"""How many parked tasks ask the dispatcher in one `_check`."""
 
 
 class IdleTask(NamedTuple):
@@ -105,7 +105,7 @@ class IdleTasks:
         self._kept = kept_pipelines
         self._idle: dict[int, tuple[TaskRunner, float]] = {}  # since when; longest idle first
         self._parking: dict[int, float] = {}  # since when
-        self._asked: dict[int, float] = {}  # when
+        self._polled: dict[int, float] = {}  # when
         self._not_before: dict[int, float] = {}  # tasks that resumed to complete: park not before
         self._checked_s = 0.0
         self._needed = threading.Event()  # memory is needed, or the worker stops
@@ -127,18 +127,18 @@ class IdleTasks:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            is_needed = self._needed.wait(LOOK_S)
+            is_needed = self._needed.wait(CHECK_S)
             if self._stopping.is_set():
                 return
             self._needed.clear()
             try:
-                self._look(is_needed)
+                self._check(is_needed)
             except Exception:  # a bug; memory must stay bounded all the same
                 log.exception("tasks that nobody reads are looked at again")
             if is_needed:
-                self._stopping.wait(LOOK_S / 10)  # limit the rate while memory stays short
+                self._stopping.wait(CHECK_S / 10)  # limit the rate while memory stays short
 
-    def _look(self, is_needed: bool) -> None:
+    def _check(self, is_needed: bool) -> None:
         now = time.monotonic()
         # Count `opens` before reading the consumers: `park` then notices a later subscription.
         runners = {r.task.task_id: (r, r.output.opens) for r in self._runners()}
@@ -170,13 +170,13 @@ class IdleTasks:
             runner = runners[task_id][0]
             if elements := runner.shed():
                 self._observer.shed(runner.task, elements)
-        self._cut(now)
-        self._ask(now)
+        self._cut_slow(now)
+        self._poll(now)
         if now - self._checked_s >= GONE_CHECK_S:
             self._checked_s = now
             self._forget_gone()
 
-    def _cut(self, now: float) -> None:
+    def _cut_slow(self, now: float) -> None:
         """Cut pipelines that take too long to finish for parking, or are too many."""
         being_parked = {i: r for i, (r, _) in self._idle.items() if r.is_being_parked()}
         self._parking = {i: self._parking.get(i, now) for i in being_parked}
@@ -185,24 +185,24 @@ class IdleTasks:
             if number >= MOST_FINISHING or now - self._parking[task_id] >= FINISH_S:
                 being_parked[task_id].cut()
 
-    def _ask(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         """Resume parked tasks whose pass has no splits left, so that they complete."""
         parked = {i: since_s for i, (r, since_s) in self._idle.items() if r.is_parked}
-        self._asked = {i: self._asked.get(i, now) for i in parked}
+        self._polled = {i: self._polled.get(i, now) for i in parked}
         self._not_before = {i: s for i, s in self._not_before.items() if i in self._idle}
         due = [
             task_id
-            for task_id, asked_s in self._asked.items()
-            if now - asked_s >= min(max(ASK_S, (now - parked[task_id]) / 8), MOST_ASK_S)
+            for task_id, polled_s in self._polled.items()
+            if now - polled_s >= min(max(POLL_S, (now - parked[task_id]) / 8), MAX_POLL_S)
         ]
-        for task_id in sorted(due, key=lambda i: self._asked[i])[:MOST_ASKED]:
+        for task_id in sorted(due, key=lambda i: self._polled[i])[:MAX_POLLS]:
             if self._stopping.is_set():
                 return
-            self._asked[task_id] = time.monotonic()
+            self._polled[task_id] = time.monotonic()
             runner = self._idle[task_id][0]
-            is_over = runner.is_over_elsewhere()
-            if is_over is None:
+            is_exhausted = runner.is_pass_over()
+            if is_exhausted is None:
                 return  # each call would wait for its timeout while tasks need memory
-            if is_over:
+            if is_exhausted:
                 self._not_before[task_id] = time.monotonic() + COMPLETE_S
                 runner.resume()

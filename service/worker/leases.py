@@ -176,6 +176,55 @@ class LeaseFeed:
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
+class _PipelineLease:
+    """The lease that the pipeline has, in parts, and how large the next one should be."""
+
+    def __init__(self, processes: int) -> None:
+        self.left = 0  # splits not yet given to the pipeline
+        self.next_size = 1
+        self._lease: pb.LeaseSplitsResponse | None = None
+        self._processes = max(1, processes)
+        self._parts = max(1, PARTS * processes)
+        self._given: deque[tuple[float, int]] = deque(maxlen=self._parts)  # when, how many splits
+
+    def begin(self, lease: pb.LeaseSplitsResponse, left: int) -> None:
+        self._lease, self.left = lease, left
+
+    def next_part(self) -> SplitRange:
+        lease = self._lease
+        assert lease is not None
+        count = min(self.left, -(-lease.count // self._parts))
+        begins = lease.count - self.left
+        self.left -= count
+        self._given.append((time.monotonic(), count))
+        names = tuple(lease.names[begins : begins + count])
+        return SplitRange(lease.first + begins, count, lease.pass_number, names)
+
+    def finish(self) -> list[int]:
+        """End a lease whose splits were all given; its id, or nothing."""
+        if self._lease is None or self.left:
+            return []
+        finished, self._lease = [self._lease.lease_id], None
+        self._adapt()
+        return finished
+
+    def take_unstarted(self) -> list[pb.ReturnedLease]:
+        """End a lease that has unstarted splits; these."""
+        if self._lease is None or not self.left:
+            return []
+        unstarted = [pb.ReturnedLease(lease_id=self._lease.lease_id, count=self.left)]
+        self._lease, self.left = None, 0
+        return unstarted
+
+    def _adapt(self) -> None:
+        """Aim at LEASE_S of work; grow by at most MAX_GROWTH a lease."""
+        if len(self._given) < self._processes:
+            return
+        seconds = time.monotonic() - self._given[0][0]  # for as many parts as `_given` has
+        ideal = sum(count for _, count in self._given) * LEASE_S / max(seconds, 1e-6)
+        self.next_size = int(max(1, min(ideal, self.next_size * MAX_GROWTH, MAX_WANT)))
+
+
 class _SourceLeases:
     def __init__(
         self, task: _Task, number: int, source: ev.SplitSource, pool: ThreadPoolExecutor
@@ -189,29 +238,21 @@ class _SourceLeases:
         self._opening = -1
         self._endless = False
         self._pass = -1  # the pass of this opening
-        self._present = 0  # the current pass; earlier ones are over
+        self._current_pass = 0  # earlier ones are over
         self.is_empty = False  # no pass will have a split
         self.requests = 0
-        self._want = 1
-        self._working: pb.LeaseSplitsResponse | None = None  # the pipeline's lease
-        self._left = 0  # splits of it not yet given to the pipeline
-        self._parts = max(1, PARTS * task.processes)
-        self._processes = max(1, task.processes)
-        self._given: deque[tuple[float, int]] = deque(maxlen=self._parts)  # when, how many splits
+        self._lease = _PipelineLease(task.processes)
         self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as begun
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
     def next_range(self, opening: int, endless: bool) -> SplitRange | None:
         with self._lock:
-            if self._left and not self._task.draining.is_set():
+            if self._lease.left and not self._task.draining.is_set():
                 return self._next_part()
-            if self._working is not None and not self._left:
-                self._begun.append(self._working.lease_id)
-                self._adapt()
-                self._working = None
+            self._begun += self._lease.finish()
             self._enter(opening, endless)
-            if self._pass < self._present and not self._task.draining.is_set():
+            if self._pass < self._current_pass and not self._task.draining.is_set():
                 return None  # the pass was over before this task read it
         over = self._wait_until_read()
         with self._lock:
@@ -244,11 +285,11 @@ class _SourceLeases:
             if self._endless:
                 self._pass = max(self._pass, lease.pass_number)
             else:
-                self._present = lease.pass_number
+                self._current_pass = lease.pass_number
             return None
         if lease is None or self._task.draining.is_set():
             self._task.cut_short.set()
-            self._ahead = self._ahead if lease is None else _known(lease)
+            self._ahead = self._ahead if lease is None else _completed(lease)
             self._return_unbegun()
             return None
         if self._endless:
@@ -259,22 +300,16 @@ class _SourceLeases:
                 f"{self._task.task_id}, from {lease.first} on, with {len(lease.names)} names, and "
                 "without theirs they cannot be read: run a dispatcher of this version"
             )
-        self._working, self._left = lease, lease.count
+        self._lease.begin(lease, lease.count)
         if not self._singly:
             self._ahead = self._ask()
         return self._next_part()
 
     def _next_part(self) -> SplitRange:
-        lease = self._working
-        assert lease is not None
-        count = min(self._left, -(-lease.count // self._parts))
-        begins = lease.count - self._left
-        self._left -= count
-        self._given.append((time.monotonic(), count))
-        first = lease.first + begins
-        self.begun_last = f"{first}–{first + count - 1} of source {self._number}"
-        names = tuple(lease.names[begins : begins + count])
-        return SplitRange(first, count, lease.pass_number, names)
+        part = self._lease.next_part()
+        last = part.first + part.count - 1
+        self.begun_last = f"{part.first}–{last} of source {self._number}"
+        return part
 
     def hand_back(self, within_s: float) -> None:
         """Return unstarted splits. They are lost if no dispatcher answers within `within_s`."""
@@ -290,11 +325,9 @@ class _SourceLeases:
         reported as begun, or with `keep` leased again until they are."""
         give_up_s = time.monotonic() + within_s
         request = pb.LeaseSplitsRequest()
-        if self._working is not None and self._left:
-            request.returned.add(lease_id=self._working.lease_id, count=self._left)
-            self._working, self._left = None, 0
-        else:
-            keep = False
+        unstarted = self._lease.take_unstarted()
+        request.returned.extend(unstarted)
+        keep = keep and bool(unstarted)
         try:
             ahead = None if self._ahead is None else self._ahead.result(within_s)
             self._ahead = None
@@ -321,7 +354,7 @@ class _SourceLeases:
             self._task.observer.not_handed_back(self._task.task_id, self._number, error)
         else:
             if kept.lease_id:
-                self._working = kept
+                self._lease.begin(kept, 0)
 
     def _wait_until_read(self) -> pb.LeaseSplitsResponse | None:
         """Wait until the task has a consumer or drains. Returns the answer that ends the pass, if
@@ -356,7 +389,7 @@ class _SourceLeases:
             source=self._number,
             pass_number=self._pass,
             or_later=self._endless,
-            want=self._want,
+            want=1 if self._singly else self._lease.next_size,
             begun=begun,
         )
         return self._pool.submit(self._call, request)
@@ -365,16 +398,8 @@ class _SourceLeases:
         closed = self._task.closed
         return self._task.dispatcher.call(request, pb.LeaseSplitsResponse, closed=closed)
 
-    def _adapt(self) -> None:
-        """Aim at LEASE_S of work; grow by at most MAX_GROWTH a lease."""
-        if self._singly or len(self._given) < self._processes:
-            return
-        seconds = time.monotonic() - self._given[0][0]  # for as many parts as `_given` has
-        ideal = sum(count for _, count in self._given) * LEASE_S / max(seconds, 1e-6)
-        self._want = int(max(1, min(ideal, self._want * MAX_GROWTH, MAX_WANT)))
 
-
-def _known(lease: pb.LeaseSplitsResponse) -> Future[pb.LeaseSplitsResponse]:
+def _completed(lease: pb.LeaseSplitsResponse) -> Future[pb.LeaseSplitsResponse]:
     found: Future[pb.LeaseSplitsResponse] = Future()
     found.set_result(lease)
     return found

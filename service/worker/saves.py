@@ -65,7 +65,7 @@ class StreamWriters:
         self._writers: dict[Key, StreamWriter] = {}
         self._ending: list[StreamWriter] = []
 
-    def obey(self, streams: Iterable[pb.Stream]) -> None:
+    def reconcile(self, streams: Iterable[pb.Stream]) -> None:
         """Make the running writers match `streams`."""
         listed = {_key(stream): stream for stream in streams}
         with self._lock:
@@ -99,7 +99,7 @@ class StreamWriters:
         """End all writers soon, and start no further ones."""
         with self._lock:
             self._cancelled = True
-        self.obey([])
+        self.reconcile([])
 
     def join(self, give_up_s: float) -> None:
         """After `drain` or `cancel`: wait for the writers until `give_up_s` (monotonic clock)."""

@@ -1,9 +1,9 @@
 """The state machine of a worker's tasks.
 
-Events go in, and instructions come out; `Worker` and `TaskRunner` carry these out. An event has all
-facts that the decision needs. The module has no thread, clock or connection, so tests can try any
-order of events. TASK is the transition table. An event without an entry for the task's state leaves
-the state unchanged.
+Events go in, and instructions come out; `RunningTasks` and `TaskRunner` carry these out. An event
+has all facts that the decision needs. The module has no thread, clock or connection, so tests can
+try any order of events. TASK is the transition table. An event without an entry for the task's
+state leaves the state unchanged.
 """
 
 from __future__ import annotations
@@ -116,14 +116,14 @@ class Cancel(NamedTuple):
     given_up: bool
 
 
-class BeginAnew(NamedTuple):
+class ForgetAll(NamedTuple):
     """The dispatcher's journal changed from `before` to `now`: earlier ids are invalid."""
 
     before: str
     now: str
 
 
-Instruction = Start | Drain | Complete | Cancel | BeginAnew
+Instruction = Start | Drain | Complete | Cancel | ForgetAll
 
 
 class TaskStates:
@@ -151,7 +151,7 @@ class TaskStates:
                 before, self.journal_id = self.journal_id, journal_id
                 if before in ("", journal_id):
                     return []
-                return [BeginAnew(before, journal_id), *self._let_go(list(self._states))]
+                return [ForgetAll(before, journal_id), *self._let_go(list(self._states))]
             case Listed():
                 return self._listed(event)
             case NotMade(task_id):

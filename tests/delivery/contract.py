@@ -21,7 +21,7 @@ from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     End,
-    HeldByOthers,
+    EndPending,
     Listener,
     Order,
     OutputCancelled,
@@ -77,7 +77,7 @@ class Subscribed:
 
     def next(
         self, credit: bool = True, max_elements: int | None = None
-    ) -> Block | End | HeldByOthers | None:
+    ) -> Block | End | EndPending | None:
         item = self.subscription.next(credit, max_elements)
         if not isinstance(item, tuple):
             return item

@@ -19,7 +19,7 @@ from forebay.service.delivery import (
     AnyBlock,
     AnyOutput,
     EndOfTask,
-    HeldByOthers,
+    EndPending,
     RoundsOutput,
     Subscription,
     TaskFailed,
@@ -114,7 +114,7 @@ def test_whoever_leaves_whenever(data: st.DataObject) -> None:
         last.take_until(lambda: not output.waiting_elements)
         held = sum(b.count for t in trainers for b in t.lacking)
         mine = last.subscription.next(credit=True)
-        assert mine == (HeldByOthers(held) if held else EndOfTask())
+        assert mine == (EndPending(held) if held else EndOfTask())
         assert output.wait_drained(0) == (not held and not last.lacking)
         trainer = trainers.pop()
         gone.append(trainer)
@@ -152,7 +152,7 @@ def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
         pass
     other = Trainer(output)
     output.finish()
-    assert other.next() == HeldByOthers(3)
+    assert other.next() == EndPending(3)
     killed.close()
     assert other.next() == EndOfTask() and output.wait_drained(0)
     assert sum(part.count for part in ledger.dropped_parts) == 3

@@ -68,7 +68,7 @@ class Workers:
         return running
 
     def runners(self) -> list[TaskRunner]:
-        return [runner for worker in self.all for runner in worker._unfinished()]
+        return [runner for worker in self.all for runner in worker._tasks.unfinished()]
 
     def wait_until_parked(self) -> None:
         wait_until(lambda: all(runner.is_parked for runner in self.runners()))
@@ -277,7 +277,7 @@ def test_a_cache_that_nobody_reads_gives_its_window_only_if_others_need_it(
 
     with trainer("one") as elements:
         assert len([*itertools.islice(elements, 800)]) == 800  # 32 MB
-    (cached,) = worker._unfinished()
+    (cached,) = worker._tasks.unfinished()
     assert cached.output.held_bytes > 30 << 20
     with read(dispatcher.target, dataset_id, OFF) as elements:
         for _ in itertools.islice(elements, 100):
@@ -337,7 +337,7 @@ def test_what_killed_readers_leave_is_bounded() -> None:
                 assert reader.line() == "read"
                 reader.kill()
                 reader.finish()
-            wait_until(lambda: not worker._read_tasks())
+            wait_until(lambda: not worker._consumers.read_tasks())
             workers.wait_until_parked()
             wait_until(lambda: not task_threads())
             kept = [runner.output.waiting_elements * 40_000 for runner in workers.runners()]

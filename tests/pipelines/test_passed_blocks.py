@@ -80,8 +80,8 @@ def test_who_reads_keeps_writes_and_is_cut_off_has_its_own_elements_once() -> No
                 assert (array == value).all()
             if dice.random() < 0.2:
                 session = server._sessions._sessions.get(dice.choice([1, 2]))
-                if session is not None and session.link is not None:
-                    session.link.cut()
+                if session is not None and session.connection is not None:
+                    session.connection.cut()
         producer.join()
         for value, array in kept:
             assert (array == value).all()

@@ -40,10 +40,10 @@ from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
-from forebay.service.transport.sending import Sending
+from forebay.service.transport.sending import SendBuffer
 from forebay.service.worker.leases import LeaseFeed, _SourceLeases
 from forebay.service.worker.saves import StreamWriter
-from forebay.service.worker.tasks import Arrivals
+from forebay.service.worker.tasks import DeliveryCounter
 from forebay.service.worker.worker import Worker
 
 from .disk import Disk
@@ -84,10 +84,10 @@ def leases_returned_splits_twice() -> AbstractContextManager[None]:
 
 def resends_what_has_arrived() -> AbstractContextManager[None]:
     """A worker that sends everything again after a reconnect, to a consumer that takes it."""
-    received = Sending.received
+    received = SendBuffer.received
     accept = Receiving.accept
 
-    def keeps(self: Sending, count: int) -> None:
+    def keeps(self: SendBuffer, count: int) -> None:
         if not self.retained or count != self.retained[-1].number:
             received(self, min(count, self.number - len(self.retained)))
 
@@ -99,7 +99,7 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with replaced(Sending, received=keeps), replaced(Receiving, accept=takes):
+        with replaced(SendBuffer, received=keeps), replaced(Receiving, accept=takes):
             yield
 
     return both()
@@ -107,13 +107,13 @@ def resends_what_has_arrived() -> AbstractContextManager[None]:
 
 def forgets_what_was_sent() -> AbstractContextManager[None]:
     """A worker that takes a block for received once it was sent."""
-    following = Sending.next
+    following = SendBuffer.next
 
-    def forgets(self: Sending, credit: bool, room: bool, max_elements: int | None) -> Any:
+    def forgets(self: SendBuffer, credit: bool, room: bool, max_elements: int | None) -> Any:
         self.retained.clear()
         return following(self, credit, room, max_elements)
 
-    return replaced(Sending, next=forgets)
+    return replaced(SendBuffer, next=forgets)
 
 
 def says_once_what_was_taken() -> AbstractContextManager[None]:
@@ -131,17 +131,17 @@ def says_once_what_was_taken() -> AbstractContextManager[None]:
 
 def drops_what_is_handed_back() -> AbstractContextManager[None]:
     """A worker that forgets a consumer that leaves, and what it had not taken."""
-    return replaced(Sending, hand_back=lambda self, *_: self.close())
+    return replaced(SendBuffer, hand_back=lambda self, *_: self.close())
 
 
 def hands_out_again_what_was_taken() -> AbstractContextManager[None]:
     """A worker that gives all of a block to others, of which a trainer has taken some."""
-    hand_back = Sending.hand_back
+    hand_back = SendBuffer.hand_back
 
-    def hands_back_more(self: Sending, taken: int, elements: int) -> None:
+    def hands_back_more(self: SendBuffer, taken: int, elements: int) -> None:
         hand_back(self, taken, 0)
 
-    return replaced(Sending, hand_back=hands_back_more)
+    return replaced(SendBuffer, hand_back=hands_back_more)
 
 
 def keeps_splits_at_drain() -> AbstractContextManager[None]:
@@ -165,7 +165,7 @@ def takes_the_end_of_a_pass_for_the_end() -> AbstractContextManager[None]:
     """A worker that ends its endless pipeline when others had all splits of a pass."""
 
     def is_over(self: LeaseFeed, _: object) -> bool:
-        return any(p._working is None and p._opening >= 0 for p in self._leases)
+        return any(p._lease._lease is None and p._opening >= 0 for p in self._leases)
 
     return replaced(LeaseFeed, is_over=is_over)
 
@@ -175,7 +175,7 @@ def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
     drain = Worker._drain
 
     def cut(self: Worker) -> bool:
-        with replaced(self, _is_read=lambda *_: False):
+        with replaced(self._consumers, is_read=lambda *_: False):
             return drain(self)
 
     return replaced(Worker, _drain=cut)
@@ -305,7 +305,7 @@ def ends_shards_early() -> AbstractContextManager[None]:
     def both() -> Iterator[None]:
         with (
             replaced(TaskOutput, wait_drained=lambda *_, **__: True),
-            replaced(Arrivals, wait=lambda *_: True),
+            replaced(DeliveryCounter, wait=lambda *_: True),
         ):
             yield
 

@@ -21,7 +21,7 @@ from forebay.service.pipelines import MaySkip, SkipReport, SplitFeed, SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
 from forebay.service.proto.python_pb2 import PythonDataset
-from forebay.service.worker.tasks import Pipelines
+from forebay.service.worker.task_pipeline import Pipelines
 
 from .kernel import kernel
 from .oracle import SKIPPED_MOST, Element

@@ -156,14 +156,14 @@ class Wire:
 )
 def test_the_codec_that_makes_blocks_arrive_soonest(mb_per_s: int, codec: str | None) -> None:
     """After a try, if need be: at 400 MB/s LZ4 might pay, and does not."""
-    link = Wire(1e-6 / mb_per_s, GOOD)
-    link.windows(2)
-    assert link.choice.codec == codec
+    connection = Wire(1e-6 / mb_per_s, GOOD)
+    connection.windows(2)
+    assert connection.choice.codec == codec
 
 
 def test_what_was_tried_in_vain_is_tried_less_and_less_often() -> None:
-    link = Wire(1e-6 / 400, GOOD)
-    used = link.windows(1000)
+    connection = Wire(1e-6 / 400, GOOD)
+    used = connection.windows(1000)
     assert 5 < used.count("lz4") < 1000 / MAX_PATIENCE + 8
 
 
@@ -179,39 +179,39 @@ def test_nothing_is_decided_before_a_window_has_passed() -> None:
 
 
 def test_a_network_faster_than_any_codec_is_not_even_sampled() -> None:
-    link = Wire(0.1e-9, GOOD)
-    assert set(link.windows(1000)) == {None}
-    assert link.looks == 0
+    connection = Wire(0.1e-9, GOOD)
+    assert set(connection.windows(1000)) == {None}
+    assert connection.looks == 0
 
 
 def test_incompressible_data_is_left_alone_for_longer_each_time() -> None:
-    link = Wire(20e-9, NOISY)
-    assert set(link.windows(1000)) == {None}
-    assert 5 < link.looks < 1000 / MAX_PATIENCE + 8
+    connection = Wire(20e-9, NOISY)
+    assert set(connection.windows(1000)) == {None}
+    assert 5 < connection.looks < 1000 / MAX_PATIENCE + 8
 
 
 def test_data_that_becomes_compressible_is_noticed() -> None:
-    link = Wire(20e-9, NOISY)
-    link.windows(500)
-    link.samples = GOOD
-    link.windows(MAX_PATIENCE + 1)
-    assert link.choice.codec is not None
+    connection = Wire(20e-9, NOISY)
+    connection.windows(500)
+    connection.samples = GOOD
+    connection.windows(MAX_PATIENCE + 1)
+    assert connection.choice.codec is not None
 
 
 def test_it_looks_again_and_goes_on() -> None:
-    link = Wire(20e-9, GOOD)
-    used = link.windows(1000)
+    connection = Wire(20e-9, GOOD)
+    used = connection.windows(1000)
     assert 1 < used.count(None) < 30
     assert used.count("zstd") > 900 or used.count("lz4") > 900
 
 
 def test_a_network_that_becomes_fast_is_noticed() -> None:
-    link = Wire(20e-9, GOOD)
-    link.windows(500)
-    link.s_per_byte = 0.3e-9
-    link.windows(MAX_PATIENCE + 1)
-    assert link.choice.codec is None
-    assert set(link.windows(100)) == {None}
+    connection = Wire(20e-9, GOOD)
+    connection.windows(500)
+    connection.s_per_byte = 0.3e-9
+    connection.windows(MAX_PATIENCE + 1)
+    assert connection.choice.codec is None
+    assert set(connection.windows(100)) == {None}
 
 
 def test_a_codec_that_is_slower_than_its_sample_is_given_up() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import random
+import select
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +39,11 @@ from forebay.service.transport import (
     ConnectionRefused,
     ElementBudget,
     frames,
+    messages,
 )
+from forebay.service.transport.sessions import Sessions
 
-from .peers import TIMEOUT_S, UID, WELCOME, Consumer, only, raw, say, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, hear, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -64,6 +68,28 @@ def test_blocks_arrive_whole_and_in_order(
         assert_same(got, block)
     assert consumer.take() == (5, TaskFailed("INVALID_ARGUMENT", "that was all"))
     assert output.wait_drained(TIMEOUT_S)
+
+
+def test_a_consumer_is_welcomed_once_its_earlier_connections_are_replaced(
+    server: BlockServer, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it might connect again first. Its older connection would then replace the newer
+    one, and close what it began to read there."""
+    attach, welcomed = Sessions.attach, []
+    ((_, address),) = only(server, "unix")
+    sock = closing.enter_context(socket.socket(socket.AF_UNIX))
+    sock.settimeout(TIMEOUT_S)
+    sock.connect(address.replace("@", "\0", 1))
+
+    def watched(sessions: Sessions, *arguments: Any) -> Any:
+        welcomed.append(bool(select.select([sock], [], [], 0)[0]))
+        return attach(sessions, *arguments)
+
+    monkeypatch.setattr(Sessions, "attach", watched)
+    hello = pb.Hello(version=messages.VERSION, consumer_id=1, worker_uid=UID)
+    say(sock, pb.ToWorker(hello=hello))
+    assert hear(sock).HasField("welcome")
+    assert welcomed == [False]
 
 
 def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
@@ -385,7 +411,7 @@ def test_a_client_says_that_nobody_listens_where_its_worker_was(
     listener.settimeout(TIMEOUT_S)
     with listener, listener.accept()[0] as connection:
         frames.send(connection, [WELCOME.data])
-        while getattr(consumers[1].client, "_answered", None) is None:
+        while consumers[1].client._addresses.answered is None:  # type: ignore[union-attr]
             time.sleep(0.01)
         assert told.empty()
         listener.close()

@@ -148,9 +148,9 @@ def dense(count: int, first: int = 0) -> Block:
     return Block(count, (Component(np.arange(first, first + count)),))
 
 
-def counts(world: World, link: Any) -> list[int]:
-    world.sessions.read(link, -1, 0)  # answered at once, so that next_batch never waits
-    batch = world.sessions.next_batch(link)
+def counts(world: World, connection: Any) -> list[int]:
+    world.sessions.read(connection, -1, 0)  # answered at once, so that next_batch never waits
+    batch = world.sessions.next_batch(connection)
     return [out.block.count for out in batch or () if isinstance(out, Sent)]
 
 
@@ -158,35 +158,35 @@ def test_blocks_are_cut_to_what_is_allowed() -> None:
     world = World()
     world.output.put(dense(10))
     world.output.put(dense(2))
-    link = world.connect(1, credit=0)
-    world.sessions.give_credit(link, 1 << 20, (), 4)
-    assert counts(world, link) == [4]
-    assert counts(world, link) == []
-    world.sessions.give_credit(link, 0, (), 7)
-    assert counts(world, link) == [6, 1]
-    world.sessions.give_credit(link, 0, (), 7)
-    assert counts(world, link) == [1]
+    connection = world.connect(1, credit=0)
+    world.sessions.give_credit(connection, 1 << 20, (), 4)
+    assert counts(world, connection) == [4]
+    assert counts(world, connection) == []
+    world.sessions.give_credit(connection, 0, (), 7)
+    assert counts(world, connection) == [6, 1]
+    world.sessions.give_credit(connection, 0, (), 7)
+    assert counts(world, connection) == [1]
 
 
 def test_what_was_sent_is_sent_again_as_it_was() -> None:
     world = World()
     world.output.put(dense(10))
-    link = world.connect(1, credit=0)
-    world.sessions.give_credit(link, 1 << 20, (), 8)
-    assert counts(world, link) == [8]
-    world.sessions.detach(link, 0.0)
-    link = world.connect(1, credit=0)
-    world.sessions.give_credit(link, 1 << 20, (), 3)
-    assert counts(world, link) == [8]
-    world.sessions.give_credit(link, 0, (), 3)
-    assert counts(world, link) == [2]
+    connection = world.connect(1, credit=0)
+    world.sessions.give_credit(connection, 1 << 20, (), 8)
+    assert counts(world, connection) == [8]
+    world.sessions.detach(connection, 0.0)
+    connection = world.connect(1, credit=0)
+    world.sessions.give_credit(connection, 1 << 20, (), 3)
+    assert counts(world, connection) == [8]
+    world.sessions.give_credit(connection, 0, (), 3)
+    assert counts(world, connection) == [2]
 
 
 def test_an_absurd_number_of_elements_is_refused() -> None:
     world = World()
-    link = world.connect(1)
+    connection = world.connect(1)
     with pytest.raises(ProtocolError, match="absurd"):
-        world.sessions.give_credit(link, 0, (), MAX_CREDIT_ELEMENTS + 1)
+        world.sessions.give_credit(connection, 0, (), MAX_CREDIT_ELEMENTS + 1)
 
 
 # -- real connections --------------------------------------------------------------------------

@@ -113,23 +113,26 @@ def test_every_byte_of_a_conversation(
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)
     samples = [SAMPLES[name] for name in ("varying strings", "scalars")]
-    for at in itertools.count():
+    at = 0
+    for task_id in itertools.count(1):
         caplog.clear()
         output = AnyOutput()
         for number, block in enumerate(samples):
             output.put(Block(block.count, block.components, index=number))
         output.finish()
-        server.add_task(at, output)
+        server.add_task(task_id, output)
         damages.append(Damage(to_worker, at, cut))
-        consumer = Consumer(proxy.addresses, consumer_id=at, reads=at)
+        before = proxy.damaged
+        consumer = Consumer(proxy.addresses, consumer_id=task_id, reads=task_id)
         try:
             assert consumer.numbers() == [0, 1], f"damaged at {at}"
         finally:
             consumer.client.close()
-        server.remove_task(at)
-        if proxy.damaged == at:
+        server.remove_task(task_id)
+        if proxy.damaged > before:
+            at += 1
+        elif at > 80:  # else the connection ended earlier: on a busy machine its greeting times out
             break
-    assert at > 80
 
 
 # -- strategies --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, HeldByOthers, Subscription
+from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, EndPending, Subscription
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient
@@ -74,8 +74,8 @@ def test_what_was_taken_stays_and_the_rest_goes_to_others(output: AnyOutput, con
     assert got(leaving) == [2, 3]
     other = connect(2)
     assert got(leaving) == [4, 5] and got(leaving) == EndOfTask()
-    while (news := got(other)) != HeldByOthers(4):
-        assert news == HeldByOthers(6)  # until it was said that some were taken
+    while (news := got(other)) != EndPending(4):
+        assert news == EndPending(6)  # until it was said that some were taken
     leave(leaving, given=1)
     assert [got(other) for _ in range(3)] == [[3], [4, 5], EndOfTask()]
     assert not output.wait_drained(0)
@@ -91,25 +91,27 @@ def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, con
     first = [consumer.arrived.get(timeout=TIMEOUT_S)[2] for consumer in (slow, other)]
     if not isinstance(first[0], Block):
         first, slow, other = first[::-1], other, slow
-    assert got(slow) == EndOfTask() and first[1] == HeldByOthers(1)
+    assert got(slow) == EndOfTask() and first[1] == EndPending(1)
     slow.client.taken(first[0], KEY)
     assert got(other) == EndOfTask()
     assert output.wait_drained(TIMEOUT_S)
 
 
 def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None:
-    """It was the first to be asked, as the link that had waited longest."""
+    """It was the first to be asked, as the connection that had waited longest."""
     sessions, output = Sessions(linger_s=10), AnyOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
-    link = sessions.attach(1, lambda: None)
-    sessions.read(link, TASK, 0, HANDS_BACK)
-    sessions.give_credit(link, 1 << 20, [])
-    assert sessions.next_batch(link)
-    sessions._idle[link] = None  # as its sender does that waits
-    sessions.goodbye(link, [pb.Position(task_id=TASK, received=1, elements=1)])
+    connection = sessions.attach(1, lambda: None)
+    sessions.read(connection, TASK, 0, HANDS_BACK)
+    sessions.give_credit(connection, 1 << 20, [])
+    assert sessions.next_batch(connection)
+    sessions._idle[connection] = None  # as its sender does that waits
+    sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1, elements=1)])
     assert output.waiting_elements == 1
-    assert sessions.next_batch(link) == [Farewell()] and sessions.next_batch(link) is None
+    assert (
+        sessions.next_batch(connection) == [Farewell()] and sessions.next_batch(connection) is None
+    )
 
 
 def test_a_sender_whose_blocks_wait_for_credit_does_not_ask_again_and_again() -> None:
@@ -119,22 +121,22 @@ def test_a_sender_whose_blocks_wait_for_credit_does_not_ask_again_and_again() ->
     output.put(block(0, 100_000))
     behind = output.open(HANDS_BACK)
     assert isinstance(behind, Subscription) and behind.next(True)
-    link, taken = sessions.attach(1, lambda: None), -1
-    sessions.read(link, TASK, 0, HANDS_BACK)
-    sessions.give_credit(link, 1 << 20, [])
-    link.fill()
-    while link.outbox:
-        batch = sessions.next_batch(link)
+    connection, taken = sessions.attach(1, lambda: None), -1
+    sessions.read(connection, TASK, 0, HANDS_BACK)
+    sessions.give_credit(connection, 1 << 20, [])
+    connection.fill()
+    while connection.outbox:
+        batch = sessions.next_batch(connection)
         assert batch is not None
         taken += len(batch)  # all but the last one, which is sent again
         position = pb.Position(task_id=TASK, received=taken, taken=taken)
-        sessions.give_credit(link, 0, [position])
-        link.fill()
-    assert link.retry_s() is not None
-    sessions.detach(link, 0)
-    link = sessions.attach(1, lambda: None)
-    sessions.read(link, TASK, taken, HANDS_BACK)
-    assert link.sendings[0].resend and link.retry_s() is None
+        sessions.give_credit(connection, 0, [position])
+        connection.fill()
+    assert connection.retry_s() is not None
+    sessions.detach(connection, 0)
+    connection = sessions.attach(1, lambda: None)
+    sessions.read(connection, TASK, taken, HANDS_BACK)
+    assert connection.buffers[0].resend and connection.retry_s() is None
 
 
 def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:
@@ -144,17 +146,17 @@ def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:
     output.put(block(0, 2))
     output.finish()
     for received in (0, 1):
-        link = sessions.attach(1, lambda: None)
-        sessions._idle[link] = None  # as its sender does that waits
-        sessions.read(link, TASK, received, HANDS_BACK)
-        sessions.give_credit(link, 1 << 20, [])
-        assert sessions.next_batch(link)
-        sessions.detach(link, 0)
-    link = sessions.attach(1, lambda: None)
-    sessions._idle[link] = None
-    sessions.read(link, TASK, 1, HANDS_BACK)
-    sessions.give_credit(link, 1 << 20, [])
-    sessions.goodbye(link, [pb.Position(task_id=TASK, received=1)])
+        connection = sessions.attach(1, lambda: None)
+        sessions._idle[connection] = None  # as its sender does that waits
+        sessions.read(connection, TASK, received, HANDS_BACK)
+        sessions.give_credit(connection, 1 << 20, [])
+        assert sessions.next_batch(connection)
+        sessions.detach(connection, 0)
+    connection = sessions.attach(1, lambda: None)
+    sessions._idle[connection] = None
+    sessions.read(connection, TASK, 1, HANDS_BACK)
+    sessions.give_credit(connection, 1 << 20, [])
+    sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1)])
     assert output.waiting_elements == 2
 
 
@@ -170,12 +172,12 @@ def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> No
     sessions, output = Sessions(linger_s=10), AnyOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
-    link = sessions.attach(1, lambda: None)
-    sessions.read(link, TASK, 0, HANDS_BACK)
-    sessions.give_credit(link, 1 << 20, [])
-    assert sessions.next_batch(link)
+    connection = sessions.attach(1, lambda: None)
+    sessions.read(connection, TASK, 0, HANDS_BACK)
+    sessions.give_credit(connection, 1 << 20, [])
+    assert sessions.next_batch(connection)
     with pytest.raises(ProtocolError, match=wrong):
-        sessions.goodbye(link, [pb.Position(task_id=TASK, **position)])
+        sessions.goodbye(connection, [pb.Position(task_id=TASK, **position)])
 
 
 def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
@@ -208,11 +210,11 @@ def test_who_never_reached_its_worker_has_nothing_to_hand_back() -> None:
 def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
     sessions, output = Sessions(linger_s=10), AnyOutput()
     sessions.add_task(TASK, output)
-    link = sessions.attach(1, lambda: None)
+    connection = sessions.attach(1, lambda: None)
     for _ in range(3):
-        sessions.read(link, TASK, 0, HANDS_BACK)
-        sessions.stop_reading(link, TASK)
-    assert link.goes_on_with == set() and not link.session.sendings
+        sessions.read(connection, TASK, 0, HANDS_BACK)
+        sessions.stop_reading(connection, TASK)
+    assert connection.resubscribed == set() and not connection.session.buffers
 
 
 def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
@@ -226,7 +228,7 @@ def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
     client.read(TASK, HANDS_BACK)
     client.start()
     came, go_on = threading.Event(), threading.Event()
-    payload = client._payload
+    payload = client._payloads.read
 
     def late(*arguments: Any) -> Any:
         came.set()
@@ -236,7 +238,7 @@ def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
     try:
         output.put(block(0, 2))
         assert got(consumer) == [0, 1]
-        client._payload = late  # type: ignore[method-assign, assignment]
+        client._payloads.read = late  # type: ignore[method-assign, assignment]
         output.put(block(2, 2))
         assert came.wait(TIMEOUT_S)
         with client._lock:

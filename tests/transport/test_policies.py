@@ -35,8 +35,8 @@ from forebay.service.delivery import (
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, local_worker, messages
-from forebay.service.transport.sending import Ended, Link, Sent
-from forebay.service.transport.sessions import MAX_SENDINGS, Sessions
+from forebay.service.transport.sending import Connection, Ended, Sent
+from forebay.service.transport.sessions import MAX_BUFFERS, Sessions
 
 from ..delivery.contract import Ledger, block, numbers
 from .peers import (
@@ -62,21 +62,21 @@ class World:
         self.sessions = Sessions(linger_s=10)
         self.sessions.add_task(TASK, output)
 
-    def connect(self, consumer_id: int, *orders: Order, credit: int = 1 << 34) -> Link:
-        link = self.sessions.attach(consumer_id, lambda: None)
+    def connect(self, consumer_id: int, *orders: Order, credit: int = 1 << 34) -> Connection:
+        connection = self.sessions.attach(consumer_id, lambda: None)
         for number, order in enumerate(orders, 1):
-            self.sessions.read(link, TASK, 0, order, number)
-        self.sessions.give_credit(link, credit, ())
-        return link
+            self.sessions.read(connection, TASK, 0, order, number)
+        self.sessions.give_credit(connection, credit, ())
+        return connection
 
-    def sent(self, link: Link) -> list[Sent | Ended]:
-        self.sessions.read(link, -1, 0)  # answered at once, so that next_batch never waits
-        batch = self.sessions.next_batch(link) or ()
+    def sent(self, connection: Connection) -> list[Sent | Ended]:
+        self.sessions.read(connection, -1, 0)  # answered at once, so that next_batch never waits
+        batch = self.sessions.next_batch(connection) or ()
         return [out for out in batch if isinstance(out, Sent | Ended) and out.task_id == TASK]
 
-    def received(self, link: Link, subscription: int, blocks: int) -> None:
+    def received(self, connection: Connection, subscription: int, blocks: int) -> None:
         position = pb.Position(task_id=TASK, received=blocks, subscription=subscription)
-        self.sessions.give_credit(link, 0, [position])
+        self.sessions.give_credit(connection, 0, [position])
 
 
 def story(sent: list[Sent | Ended]) -> list[tuple[int, object]]:
@@ -109,19 +109,19 @@ def bundles(*orders: Addressed, ledger: Ledger | None = None) -> AddressedOutput
 
 def test_several_bundles_at_a_time() -> None:
     world = World(bundles(Addressed(1, 0, 20), Addressed(2, 35)))
-    link = world.connect(1, Addressed(1, 0, 20), Addressed(2, 35), Addressed(3))
-    assert story(world.sent(link)) == [
+    connection = world.connect(1, Addressed(1, 0, 20), Addressed(2, 35), Addressed(3))
+    assert story(world.sent(connection)) == [
         (1, [0]), (2, [35, 36, 37, 38, 39]),
         (1, [20]), (2, EndOfBundle(2, LENGTH)),
         (1, EndOfBundle(1, LENGTH)),
     ]  # fmt: skip
     assert world.sessions.wait_until_received(0) == {TASK: 7}
-    world.received(link, 1, 2)
-    world.received(link, 2, 1)
+    world.received(connection, 1, 2)
+    world.received(connection, 2, 1)
     assert not world.sessions.wait_until_received(0)
     for number in (1, 2, 3):
         assert world.sessions.is_read(TASK)
-        world.sessions.stop_reading(link, TASK, number)
+        world.sessions.stop_reading(connection, TASK, number)
     assert not world.sessions.is_read(TASK)
 
 
@@ -129,14 +129,14 @@ def test_an_end_is_told_until_it_is_heard() -> None:
     """Who lacks nothing but the end does not need the bundle to be run again for that."""
     output = bundles(Addressed(1))
     world = World(output)
-    link = world.connect(1, Addressed(1))
-    assert story(world.sent(link))[-1] == (1, EndOfBundle(1, LENGTH))
-    world.received(link, 1, 4)
-    world.sessions.detach(link, now=0)
-    link = world.sessions.attach(1, lambda: None)
-    world.sessions.read(link, TASK, 4, Addressed(1, LENGTH), 1)
-    assert story(world.sent(link)) == [(1, EndOfBundle(1, LENGTH))]
-    world.sessions.detach(link, now=0)
+    connection = world.connect(1, Addressed(1))
+    assert story(world.sent(connection))[-1] == (1, EndOfBundle(1, LENGTH))
+    world.received(connection, 1, 4)
+    world.sessions.detach(connection, now=0)
+    connection = world.sessions.attach(1, lambda: None)
+    world.sessions.read(connection, TASK, 4, Addressed(1, LENGTH), 1)
+    assert story(world.sent(connection)) == [(1, EndOfBundle(1, LENGTH))]
+    world.sessions.detach(connection, now=0)
     world.connect(1)
     assert not output._runs, "it has been heard"
 
@@ -170,19 +170,19 @@ def test_who_was_forgotten_goes_on_by_the_address() -> None:
     output = bundles(Addressed(1, 0, 3))
     world = World(output)
     order = Addressed(1, 0, 3)
-    link = world.connect(1, order, credit=1)
-    (sent,) = world.sent(link)
+    connection = world.connect(1, order, credit=1)
+    (sent,) = world.sent(connection)
     assert isinstance(sent, Sent)
     order = order.after(sent.block)
-    world.sessions.detach(link, now=0)
+    world.sessions.detach(connection, now=0)
     world.sessions.expire(now=11)
-    link = world.sessions.attach(1, lambda: None)
-    world.sessions.read(link, TASK, 1, order, 1)
-    assert story(world.sent(link)) == [(1, BundleForgotten(1, 12))]
+    connection = world.sessions.attach(1, lambda: None)
+    world.sessions.read(connection, TASK, 1, order, 1)
+    assert story(world.sent(connection)) == [(1, BundleForgotten(1, 12))]
     produce(output.begin([order]))
-    world.sessions.read(link, TASK, 1, order, 2)
-    world.sessions.give_credit(link, 1 << 30, ())
-    batch = [out for out in world.sent(link) if isinstance(out, Sent)]
+    world.sessions.read(connection, TASK, 1, order, 2)
+    world.sessions.give_credit(connection, 1 << 30, ())
+    batch = [out for out in world.sent(connection) if isinstance(out, Sent)]
     assert [out.number for out in batch] == [2, 3, 4]
     assert [n for out in batch for n in numbers(out.block)] == [*range(12, LENGTH, 3)]
 
@@ -191,8 +191,8 @@ def test_what_is_forgotten_or_of_another_policy_is_said() -> None:
     output = bundles(Addressed(1, generation=1))
     world = World(output)
     assert world.sent(world.connect(1, Addressed(1, generation=1)))
-    link = world.connect(2, Addressed(1, 3, generation=1), Addressed(1), ANY)
-    gone, superseded, refused = world.sent(link)
+    connection = world.connect(2, Addressed(1, 3, generation=1), Addressed(1), ANY)
+    gone, superseded, refused = world.sent(connection)
     assert gone == Ended(TASK, BundleForgotten(1, 3), 1)
     assert superseded == Ended(TASK, Superseded(1), 2)
     assert isinstance(refused, Ended) and isinstance(refused.end, TaskFailed)
@@ -210,12 +210,12 @@ def test_the_ledger_hears_of_all() -> None:
                 output.put(block(first, 10))
         output.finish()
         world = World(output)
-        link = world.connect(1, order)
-        assert world.sent(link)
+        connection = world.connect(1, order)
+        assert world.sent(connection)
         assert ledger.total == 0
-        world.received(link, 1, 3)
+        world.received(connection, 1, 3)
         assert [part.count for part in ledger.acknowledged_parts] == [30]
-        world.sessions.detach(link, now=0)
+        world.sessions.detach(connection, now=0)
         assert not ledger.dropped_parts, "it may come again"
         world.sessions.expire(now=11)
         assert [part.count for part in ledger.dropped_parts] == [10]
@@ -223,20 +223,20 @@ def test_the_ledger_hears_of_all() -> None:
 
 def test_a_consumer_has_a_bounded_number_of_subscriptions() -> None:
     world = World(bundles())
-    link = world.connect(1)
+    connection = world.connect(1)
     with pytest.raises(ProtocolError, match="10000 tasks and bundles are read already"):
-        for number in range(1, MAX_SENDINGS + 2):
-            world.sessions.read(link, TASK, 0, Addressed(number), number)
-    link = world.connect(1, *map(Addressed, range(MAX_SENDINGS)))
-    assert len(link.session.sendings) == MAX_SENDINGS, "all are resumed"
+        for number in range(1, MAX_BUFFERS + 2):
+            world.sessions.read(connection, TASK, 0, Addressed(number), number)
+    connection = world.connect(1, *map(Addressed, range(MAX_BUFFERS)))
+    assert len(connection.session.buffers) == MAX_BUFFERS, "all are resumed"
 
 
 def test_what_is_refused_is_not_waited_for() -> None:
     output = bundles(Addressed(1))
     world = World(output)
-    link = world.connect(1)
+    connection = world.connect(1)
     with pytest.raises(ProtocolError, match="nobody can have received"):
-        world.sessions.read(link, TASK, 1 << 63, Addressed(1, 1, 2), 1)
+        world.sessions.read(connection, TASK, 1 << 63, Addressed(1, 1, 2), 1)
     reader = world.connect(2, Addressed(1))
     assert world.sent(reader)
     output.finish()
@@ -247,11 +247,11 @@ def test_a_block_of_the_cache_is_one_object_for_all_sessions() -> None:
     """Blocks are made once, and kept once, however many consumers they are on the way to."""
     cached = CachedOutput(1 << 30)
     world = World(cached)
-    links = [world.connect(i, Cached(f"trainer {i}")) for i in range(3)]
+    connections = [world.connect(i, Cached(f"trainer {i}")) for i in range(3)]
     cached.put(block(0, 2))
     blocks = []
-    for link in links:
-        (sent,) = world.sent(link)
+    for connection in connections:
+        (sent,) = world.sent(connection)
         assert isinstance(sent, Sent)
         blocks.append(sent.block)
     assert blocks[1] is blocks[2] is blocks[0]
@@ -261,10 +261,10 @@ def test_a_trainer_that_comes_again_goes_on_behind_what_was_sent() -> None:
     """As another consumer: after a cut connection it is the same one, and gets that again."""
     cached = CachedOutput(1 << 30)
     world = World(cached)
-    link = world.connect(1, Cached("trainer"))
+    connection = world.connect(1, Cached("trainer"))
     cached.put(block(0, 2))
-    assert story(world.sent(link)) == [(1, [0, 1])]
-    world.sessions.detach(link, now=0)
+    assert story(world.sent(connection)) == [(1, [0, 1])]
+    world.sessions.detach(connection, now=0)
     assert story(world.sent(world.connect(1, Cached("trainer")))) == [(1, [0, 1])]
     cached.put(block(2, 2))
     cached.finish()
@@ -300,7 +300,7 @@ def test_what_was_skipped_is_said_over_any_connection(
 class _Returning(AnyOutput):
     """What a consumer leaves behind goes to the others: at least once."""
 
-    def open(self, order: Order, *, tell: bool = True) -> Subscription:
+    def open(self, order: Order, *, notify: bool = True) -> Subscription:
         output = self
 
         class Returns(Subscription):

@@ -29,7 +29,7 @@ from forebay.service.delivery import (
     CachedOutput,
     End,
     EndOfTask,
-    HeldByOthers,
+    EndPending,
     Order,
     Rounds,
     RoundsOutput,
@@ -128,7 +128,7 @@ def block(first: int, count: int, bundle: int | None = None) -> Block:
 def took(consumer: Consumer) -> tuple[list[int], End]:
     """Which elements the consumer is given, whole, and how it ends."""
     found = []
-    while isinstance(item := consumer.take_numbered()[2], Block | HeldByOthers):
+    while isinstance(item := consumer.take_numbered()[2], Block | EndPending):
         if isinstance(item, Block):
             values = item.components[0].values
             assert isinstance(values, np.ndarray)
@@ -261,15 +261,15 @@ def test_the_rest_is_sent_of_what_the_consumer_has_the_beginning_of(
     assert first is not None and first.payload.size == 256
     cut = cut_blocks.cut_block(frames.CutFrame(*first, size), None, "the worker")
     assert cut is not None
-    said = cut.said()
+    report = cut.report()
     match wrong:
         case "bytes":
-            said.bytes = 256 if size % 2 else 1 << 63
+            report.bytes = 256 if size % 2 else 1 << 63
         case "checksum":
-            said.checksum ^= 1
+            report.checksum ^= 1
         case "codec":
-            said.codec = "?"
-    again = greeted(server, read(received=int(wrong == "block"), cut=said)).read()
+            report.codec = "?"
+    again = greeted(server, read(received=int(wrong == "block"), cut=report)).read()
     assert again is not None
     header = pb.ToConsumer.FromString(again.header).block
     if wrong == "nothing":
@@ -400,7 +400,7 @@ def test_a_worker_is_told_of_no_block_that_was_cut_and_is_not_wanted(closing: Ex
     worker.blocks.add_task(TASK + 1, output)
     consumer.client.read(TASK + 1)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
-    assert consumer.client._cut_block is None  # type: ignore[union-attr]
+    assert consumer.client._payloads._cut is None  # type: ignore[union-attr]
 
 
 def test_pings_are_part_of_the_protocol(server: BlockServer) -> None:
@@ -421,9 +421,9 @@ def test_only_over_a_unix_socket_is_a_silent_worker_waited_for(
     consumer = Consumer(only(server, "unix"), reads=TASK)
     closing.callback(consumer.client.close)
     wait_until(lambda: server.is_read(TASK))
-    link = server._sessions._sessions[1].link
+    connection = server._sessions._sessions[1].connection
     threading.Event().wait(2 * client.SILENCE_S)
-    assert server._sessions._sessions[1].link is link
+    assert server._sessions._sessions[1].connection is connection
     filled(output)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
 

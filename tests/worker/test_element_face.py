@@ -58,8 +58,8 @@ def test_of_trainers_that_come_and_go_not_all_are_kept(monkeypatch: pytest.Monke
     opened = []
 
     class Output(CachedOutput):
-        def open(self, order: Order, *, tell: bool = True) -> Subscription | End:
-            found = super().open(order, tell=tell)
+        def open(self, order: Order, *, notify: bool = True) -> Subscription | End:
+            found = super().open(order, notify=notify)
             opened.append(weakref.ref(found))
             return found
 

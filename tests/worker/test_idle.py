@@ -21,8 +21,9 @@ from forebay.service.worker import idle as idle_module
 from forebay.service.worker.idle import Decided, IdleTask, IdleTasks, decide
 from forebay.service.worker.memory import memory_limit
 from forebay.service.worker.observer import Observer
+from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete
-from forebay.service.worker.tasks import Pipelines, TaskRunner
+from forebay.service.worker.tasks import TaskRunner
 
 TIMEOUT_S = 30
 MOST = 100
@@ -244,12 +245,12 @@ def test_a_silent_dispatcher_is_asked_once_in_a_look(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     """Each time takes seconds, in which nobody makes room, and the worker cannot stop."""
-    monkeypatch.setattr(idle_module, "ASK_S", -1)
-    monkeypatch.setattr(idle_module, "MOST_ASK_S", -1)
+    monkeypatch.setattr(idle_module, "POLL_S", -1)
+    monkeypatch.setattr(idle_module, "MAX_POLL_S", -1)
     asked: list[int] = []
 
     def parked(task_id: int) -> Any:
-        def is_over_elsewhere() -> bool | None:
+        def is_pass_over() -> bool | None:
             asked.append(task_id)
             if stops:
                 tasks.stop()
@@ -257,16 +258,16 @@ def test_a_silent_dispatcher_is_asked_once_in_a_look(
 
         return SimpleNamespace(
             task=pb.Task(task_id=task_id), output=SimpleNamespace(opens=1, held_bytes=0),
-            is_parked=True, is_being_parked=lambda: False, is_over_elsewhere=is_over_elsewhere,
+            is_parked=True, is_being_parked=lambda: False, is_pass_over=is_pass_over,
         )  # fmt: skip
 
     runners = [parked(task_id) for task_id in range(3)]
     tasks = IdleTasks(lambda: runners, set, lambda: None, Observer(), 1 << 30, 0, 0)
-    tasks._look(False)
+    tasks._check(False)
     assert len(asked) == 1
     if not stops:
-        tasks._look(False)
-        tasks._look(False)
+        tasks._check(False)
+        tasks._check(False)
         assert sorted(asked) == [0, 1, 2], "in turn"
 
 

@@ -40,7 +40,7 @@ def face(output: RoundsOutput, monkeypatch: pytest.MonkeyPatch) -> ElementFace:
     monkeypatch.setattr(element_face, "EXPECTED_S", 0.0)
     monkeypatch.setattr(element_face, "WAIT_S", 0.1)
     monkeypatch.setattr(element_face, "LOOK_AGAIN_S", 0.1)
-    runner: Any = SimpleNamespace(output=output, definition=None)
+    runner: Any = SimpleNamespace(output=output, pipeline=SimpleNamespace(definition=None))
     return ElementFace({TASK: runner}.get)
 
 

@@ -225,7 +225,7 @@ def test_a_stream_that_comes_back_is_begun_anew(monkeypatch: pytest.MonkeyPatch)
     dispatcher: Any = None
     writers = saves.StreamWriters(1, dispatcher, OPTIONS)
     for assignment, chunks in (1, 0), (1, 0), (3, 4):
-        writers.obey([pb.Stream(save_id=1, assignment=assignment, chunks=chunks)])
+        writers.reconcile([pb.Stream(save_id=1, assignment=assignment, chunks=chunks)])
     writers.join(time.monotonic() + 20)
     assert wrote == [0, 4]
 
@@ -261,9 +261,9 @@ def test_who_drains_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saves.StreamWriter, "_write", lambda self: wrote.append(self.key[1]))
     dispatcher: Any = None
     writers = saves.StreamWriters(1, dispatcher, OPTIONS)
-    writers.obey([pb.Stream(save_id=1, stream=0)])
+    writers.reconcile([pb.Stream(save_id=1, stream=0)])
     writers.drain()
-    writers.obey([pb.Stream(save_id=1, stream=0), pb.Stream(save_id=1, stream=1)])
+    writers.reconcile([pb.Stream(save_id=1, stream=0), pb.Stream(save_id=1, stream=1)])
     writers.join(time.monotonic() + 20)
     assert wrote == [0]
 

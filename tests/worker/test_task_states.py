@@ -28,13 +28,13 @@ from forebay.service.worker.task_states import (
     KEPT_COMPLETED,
     RUNNING,
     TASK,
-    BeginAnew,
     Cancel,
     Complete,
     Drain,
     DrainAsked,
     Ended,
     Event,
+    ForgetAll,
     HandedOut,
     JournalSeen,
     Listed,
@@ -149,7 +149,7 @@ def test_who_stops_begins_nothing() -> None:
 def test_another_journal_counts_anew() -> None:
     states = after(JournalSeen("a"), listed(1))
     assert states.handle(JournalSeen("a")) == []
-    assert states.handle(JournalSeen("b")) == [BeginAnew("a", "b"), Cancel(1, given_up=False)]
+    assert states.handle(JournalSeen("b")) == [ForgetAll("a", "b"), Cancel(1, given_up=False)]
     assert states.handle(listed(1)) == [Start(task(1))]
 
 
@@ -199,7 +199,7 @@ class Model:
                 case Drain(task_id):
                     assert event == DrainAsked()
                     assert task_id in self.here
-                case BeginAnew(before, now):
+                case ForgetAll(before, now):
                     assert before == self.journal != now
         self._look(event)
 

@@ -28,8 +28,9 @@ from forebay.service.errors import ForebayError, NotFound, PipelineError, Unavai
 from forebay.service.pipelines import SkipReport, SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.observer import Observer
+from forebay.service.worker.task_pipeline import Datasets, Pipelines
 from forebay.service.worker.task_states import Complete, Ended, HandedOut
-from forebay.service.worker.tasks import Arrivals, Datasets, Pipelines, TaskRunner
+from forebay.service.worker.tasks import DeliveryCounter, TaskRunner
 
 TIMEOUT_S = 30
 
@@ -105,11 +106,11 @@ class Numbers(Pipelines):
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> None:
     """Not when it was handed out: its worker may die with what is on its way."""
-    dispatcher, arrivals = Heard(), Arrivals()
-    output = AnyOutput(listener=arrivals)
+    dispatcher, counter = Heard(), DeliveryCounter()
+    output = AnyOutput(listener=counter)
     runner = TaskRunner(
         pb.Task(task_id=1), dispatcher, output,  # type: ignore[arg-type]
-        threading.Semaphore(), Numbers(), Observer(), lambda *_: [Complete(1)], arrivals,
+        threading.Semaphore(), Numbers(), Observer(), lambda *_: [Complete(1)], counter,
     )  # fmt: skip
     runner.start()
     opened = output.open(ANY)

@@ -37,10 +37,10 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
 
     monkeypatch.setattr(TaskRunner, "start", start_others)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._handle(Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0))
-    assert [worker._states.state(i) for i in (1, 2)] == [ENDED, RUNNING]
-    runner = worker.runner_of(1)
-    assert runner is not None and worker.runner_of(2) is not None
+    worker._tasks.handle(Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0))
+    assert [worker._tasks.states.state(i) for i in (1, 2)] == [ENDED, RUNNING]
+    runner = worker._tasks.runner_of(1)
+    assert runner is not None and worker._tasks.runner_of(2) is not None
     opened = runner.output.open(ANY)
     assert isinstance(opened, Subscription)
     told = opened.wait(0)
@@ -61,13 +61,13 @@ def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
     monkeypatch.setattr(module, "_output", output)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
     both = Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0)
-    worker._handle(both)
+    worker._tasks.handle(both)
     assert "task 1 cannot be made" in caplog.text and "no room" in caplog.text
-    assert [worker._states.state(i) for i in (1, 2)] == [ABSENT, RUNNING]
-    worker._handle(Listed(1, {2: pb.Task(task_id=2)}, set(), 0))
+    assert [worker._tasks.states.state(i) for i in (1, 2)] == [ABSENT, RUNNING]
+    worker._tasks.handle(Listed(1, {2: pb.Task(task_id=2)}, set(), 0))
     failing.clear()
-    worker._handle(both)
-    assert [worker._states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
+    worker._tasks.handle(both)
+    assert [worker._tasks.states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
     worker.stop()
 
 
@@ -83,7 +83,7 @@ def test_a_worker_that_drains_lets_saves_commit_before_it_cancels_them(
 
     monkeypatch.setattr(StreamWriter, "_write", write)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._streams.obey([pb.Stream(save_id=1)])
+    worker._streams.reconcile([pb.Stream(save_id=1)])
     worker.stop(drain=True)
     assert ended == [False]
 
@@ -99,7 +99,7 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
 
     monkeypatch.setattr(DispatcherClient, "_attempt", watched)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._handle(Listed(1, {}, set(), 0))
+    worker._tasks.handle(Listed(1, {}, set(), 0))
     worker.stop()
     assert said == ["LeaveService"]
 
@@ -151,7 +151,7 @@ def test_a_worker_that_drains_says_so_before_anything_else(
 
     monkeypatch.setattr(DispatcherClient, "call", call)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._handle(Listed(1, {}, set(), 0))
+    worker._tasks.handle(Listed(1, {}, set(), 0))
     worker.stop(drain=True)
     drains, leaves = said
     assert drains.draining and not drains.wait_ms

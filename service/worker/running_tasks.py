@@ -1,0 +1,128 @@
+"""RunningTasks: carries out what task_states.py decides about a worker's tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ..proto import forebay_pb2 as pb
+from ..transport import BlockServer
+from .observer import Observer
+from .task_states import (
+    Cancel,
+    Drain,
+    DrainAsked,
+    Ended,
+    Event,
+    ForgetAll,
+    HandedOut,
+    Instruction,
+    NotMade,
+    Start,
+    TaskStates,
+)
+from .tasks import TaskRunner
+
+log = logging.getLogger(__name__)
+
+
+class RunningTasks:
+    """The runners of a worker's tasks. Thread-safe."""
+
+    def __init__(
+        self, make: Callable[[pb.Task], TaskRunner], blocks: BlockServer, observer: Observer
+    ) -> None:
+        """`make` makes a task's runner, whose output `blocks` then serves."""
+        self.states = TaskStates()  # to read; `handle` and `report` change it
+        self._make = make
+        self._blocks = blocks
+        self._observer = observer
+        self._runners: dict[int, TaskRunner] = {}  # of each task that is not ABSENT in `states`
+        self._ending: list[TaskRunner] = []  # cancelled, threads still running
+        self._lock = threading.Lock()  # guards the two fields above, and `states`
+
+    def runner_of(self, task_id: int) -> TaskRunner | None:
+        """The runner of a current or recently completed task; None if unknown."""
+        with self._lock:
+            return self._runners.get(task_id)
+
+    def runners(self) -> list[TaskRunner]:
+        """Those of all tasks, KEPT ones included."""
+        with self._lock:
+            return [*self._runners.values()]
+
+    def unfinished(self) -> list[TaskRunner]:
+        with self._lock:
+            return [self._runners[i] for i in self.states.unfinished() if i in self._runners]
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Carry out Start, Cancel and ForgetAll; return all instructions for the caller."""
+        with self._lock:
+            instructions = self.states.handle(event)
+            cancelled = []
+            for instruction in instructions:
+                match instruction:
+                    case Start(task):
+                        self._start(task)
+                    case Cancel(task_id, given_up):
+                        cancelled.append((self._runners.pop(task_id), given_up))
+            self._ending += [runner for runner, _ in cancelled]
+        for instruction in instructions:
+            if isinstance(instruction, ForgetAll):
+                self._observer.journal_changed(*instruction)
+                self._blocks.forget_all()
+        for runner, given_up in cancelled:
+            if given_up and (what := runner.undelivered()) is not None:
+                self._observer.given_up(runner.task, what)
+            runner.cancel()
+            self._blocks.remove_task(runner.task.task_id)
+        return instructions
+
+    def _start(self, task: pb.Task) -> None:
+        # A task that fails to start must not stop the other instructions.
+        try:
+            runner = self._make(task)
+            self._blocks.add_task(task.task_id, runner.output)
+        except Exception:
+            log.exception("task %d cannot be made, and is tried again", task.task_id)
+            self.states.handle(NotMade(task.task_id))
+            return
+        self._runners[task.task_id] = runner
+        try:
+            runner.start()
+        except (RuntimeError, MemoryError) as error:  # no thread available
+            log.error("task %d cannot be started: %s", task.task_id, error)
+            runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
+            self.states.handle(Ended(task.task_id))
+
+    def report(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
+        """Handle a runner's event. Events of cancelled runners are ignored: after a journal
+        change the same task id may belong to another runner."""
+        with self._lock:
+            if self._runners.get(event.task_id) is not runner:
+                return []
+            return self.states.handle(event)
+
+    def drain(self, give_up_s: float) -> None:
+        """Begin no further split, and return unstarted ones until `give_up_s` (monotonic clock)."""
+        instructions = self.handle(DrainAsked())
+        with self._lock:
+            shall = {i.task_id for i in instructions if isinstance(i, Drain)}
+            draining = [runner for i, runner in self._runners.items() if i in shall]
+        if draining:
+            with ThreadPoolExecutor(len(draining), thread_name_prefix="forebay-drain") as pool:
+                list(pool.map(lambda runner: runner.drain(give_up_s), draining))
+
+    def forget_ended(self) -> None:
+        """Forget the cancelled runners whose threads have ended."""
+        with self._lock:
+            self._ending = [runner for runner in self._ending if not runner.join(0)]
+
+    def join(self, give_up_s: float) -> None:
+        """Wait for the cancelled runners until `give_up_s` (monotonic clock)."""
+        for runner in self._ending:
+            if not runner.join(max(0.0, give_up_s - time.monotonic())):
+                log.warning("task %d is still in an element, and is left", runner.task.task_id)

@@ -1,0 +1,289 @@
+"""A task's pipeline: from the registered dataset and leased splits to blocks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from ...journal.datasets import stored
+from ...journal.proto import events_pb2 as ev
+from .. import malloc, pipelines
+from ..connections.dispatcher_client import DispatcherClient
+from ..errors import ForebayError, NotFound, Unavailable
+from ..metrics import Totals
+from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
+from ..proto import forebay_pb2 as pb
+from ..proto.metrics_pb2 import TaskMetrics
+from .leases import HAND_BACK_S, LeaseFeed
+from .observer import Observer, Undelivered
+
+_numbers = itertools.count(1)
+
+KEPT_BYTES = 32 << 20
+"""Size limit of the cache of fetched datasets and their graphs."""
+
+
+class Pipelines:
+    """Opens the pipelines of a worker's tasks from the registered datasets."""
+
+    _warm = False
+    _fork_servers = PythonRules().fork_servers  # replaced by `load`
+    python = PythonRules()
+
+    def __init__(self, *, warm: bool = False) -> None:
+        """`warm`: `load` also runs one pipeline; for a process that only runs a worker."""
+        self._warm = warm
+
+    def load(self, op_libraries: Sequence[str]) -> None:
+        """Import the pipelines' libraries, so that the first task doesn't wait for it.
+
+        Raises InvalidArgument.
+        """
+        pipelines.load(op_libraries)
+        if self._warm:
+            pipelines.warm_up()
+        self._fork_servers = pipelines.fork_servers()
+
+    def open(
+        self,
+        task: pb.Task,
+        definition: ev.DatasetDefinition,
+        graph: bytes,
+        may_skip: MaySkip,
+        totals: Totals,
+    ) -> Pipeline:
+        """Open the task's dataset or its shard. The dataset's own metrics are added to `totals`.
+        Raises like `pipelines.open_pipeline`."""
+        is_shard = task.num_shards > 0
+        shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
+        python = self.python._replace(
+            may_skip=may_skip, totals=totals, fork_servers=self._fork_servers
+        )
+        return pipelines.open_pipeline(definition, graph, shard, python)
+
+    def close(self) -> None:
+        """End the processes of Python datasets; open no pipeline afterwards. Idempotent."""
+        if self._fork_servers is not None:
+            pipelines.forget_idle()
+            self._fork_servers.close()
+
+
+class Datasets:
+    """An LRU cache of the dispatcher's dataset definitions and graphs. Thread-safe.
+
+    A journal never reuses a graph's name, so name and dataset id identify the definition.
+    """
+
+    def __init__(self, dispatcher: DispatcherClient, most_bytes: int = KEPT_BYTES) -> None:
+        self._dispatcher = dispatcher
+        self._most_bytes = self._left_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str, str], pb.GetDatasetResponse] = OrderedDict()
+
+    def of(self, task: pb.Task) -> pb.GetDatasetResponse:
+        """The task's dataset with its graph. Raises like DispatcherClient.get_dataset."""
+        if not task.graph:
+            return self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        name = (self._dispatcher.known.journal_id, task.dataset_id, task.graph)
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+        dataset = self._dispatcher.get_dataset(task.dataset_id, with_graph=True)
+        replaced = stored(dataset.definition).blob != task.graph  # meanwhile
+        if not replaced and dataset.ByteSize() <= self._most_bytes:
+            with self._lock:
+                if name not in self._kept:
+                    self._kept[name] = dataset
+                    self._left_bytes -= dataset.ByteSize()
+                while self._left_bytes < 0:
+                    self._left_bytes += self._kept.popitem(last=False)[1].ByteSize()
+        return dataset
+
+
+class TaskPipeline:
+    """The pipeline of one task: its dataset, its leases and its run.
+
+    A task that parks closes its pipeline, and opens it again when it resumes. The task's thread
+    opens and closes it; any thread may stop it.
+    """
+
+    def __init__(
+        self,
+        task: pb.Task,
+        dispatcher: DispatcherClient,
+        pipelines: Pipelines,
+        observer: Observer,
+        datasets: Datasets | None = None,
+    ) -> None:
+        self.definition = ev.DatasetDefinition()  # set by `open`
+        self.cancelled = threading.Event()
+        self._task = task
+        self._dispatcher = dispatcher
+        self._pipelines = pipelines
+        self._observer = observer
+        self._datasets = datasets or Datasets(dispatcher)
+        self._pipeline: Pipeline | None = None
+        self._run: Run | None = None
+        self._feed: LeaseFeed | None = None
+        self._given_up = False
+        self._was_cut = False
+        self._skips = 0  # SkipSplit requests sent
+        self._requests: list[int] = []  # last request number, by source
+        self._pass_query = pb.LeaseSplitsRequest(task_id=task.task_id)  # for a parked task
+        self._number = next(_numbers)
+        self._totals = Totals()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the dispatcher answered a request for splits with NotFound."""
+        return self._given_up or (self._feed is not None and self._feed.given_up)
+
+    @property
+    def feed_failed(self) -> ForebayError | None:
+        """The error of the task's leases, if any."""
+        return None if self._feed is None else self._feed.failed
+
+    def undelivered(self, elements: int, ended: bool) -> Undelivered | None:
+        """What is lost if it stops now: `elements`, and more unless its output has `ended`."""
+        unfinished = self._run is not None and not ended
+        begun = feed.begun_last() if (feed := self._feed) is not None else []
+        if not elements and not (unfinished and begun):
+            return None
+        return Undelivered(elements, unfinished, tuple(begun))
+
+    def metrics(self) -> TaskMetrics | None:
+        """The metrics of the dataset's code; None if it recorded nothing."""
+        totals = self._totals.told()
+        if not totals.splits:
+            return None
+        iteration_id, task_id = self._task.iteration_id, self._task.task_id
+        return TaskMetrics(
+            iteration_id=iteration_id, task_id=task_id, run=self._number, totals=totals
+        )
+
+    def open(self, when_read: Callable[[Callable[[], None]], None]) -> Run:
+        """A new run. `when_read` registers a callback for the first consumer (leases.py)."""
+        task = self._task
+        dataset = self._datasets.of(task)
+        if task.num_sources:
+            sources = dataset.definition.sources
+            rules = self._pipelines.python
+            processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
+            self._feed = LeaseFeed(
+                self._dispatcher, task.task_id, sources, self._observer,
+                processes, when_read, self._requests,
+            )  # fmt: skip
+        self.definition = dataset.definition
+        self._pipeline = self._pipelines.open(
+            task, dataset.definition, dataset.graph, self._may_skip, self._totals
+        )
+        self._run = self._pipeline.run(self._feed)
+        return self._run
+
+    def _may_skip(self, report: SkipReport) -> bool:
+        self._skips += 1
+        request = pb.SkipSplitRequest(
+            request=ev.Request(number=self._skips),
+            task_id=self._task.task_id,
+            split=report.split,
+            element=report.element,
+            reason=report.reason,
+            limit=report.limit,
+        )
+        try:
+            answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self.cancelled)
+        except NotFound:  # the dispatcher gave the task up; elements may still be read
+            if self._feed is not None:
+                self._feed.given_up = True
+            return True
+        return answer.skipped
+
+    def cancel(self) -> None:
+        """Stop soon. Never waits. Idempotent."""
+        self.cancelled.set()
+        if (feed := self._feed) is not None:
+            feed.close(wait=False)  # the task's thread waits, so this doesn't delay others
+        self._cancel_run()
+
+    def drain(self, give_up_s: float) -> None:
+        """Begin no further split, and return unstarted ones until `give_up_s` (monotonic clock).
+        A pipeline without leases is cancelled."""
+        if (feed := self._feed) is not None:
+            feed.drain(give_up_s)
+        else:
+            self._cancel_run()
+
+    def pause(self) -> None:
+        """Begin no further split; a pipeline whose elements are made again later is cancelled.
+        Never waits."""
+        if (feed := self._feed) is not None and not self._task.cross_trainer_cache:
+            feed.pause()
+        else:
+            self._cancel_run()
+
+    def cut(self) -> None:
+        """Cancel a pipeline that is slow to pause; elements of its begun splits are lost."""
+        self._was_cut |= self._run is not None
+        self._cancel_run()
+
+    def _cancel_run(self) -> None:
+        if (run := self._run) is not None:
+            run.cancel()
+
+    def hand_back(self, elements: int) -> bool:
+        """Return the unstarted splits of a paused pipeline that has ended; False if it ended with
+        its data. `elements` is how many the output has, for the observer."""
+        if self._feed is None:
+            return True
+        lost = self._was_cut or self._task.cross_trainer_cache
+        if not (lost or self._feed.cut_short):
+            return False
+        self._feed.drain(time.monotonic() + HAND_BACK_S)
+        begun = tuple(self._feed.begun_last())
+        self._observer.parked(self._task, Undelivered(elements, lost, begun))
+        return True
+
+    def close_feed(self) -> None:
+        """Stop leasing; wakes threads that wait for a lease. Idempotent."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def free(self) -> None:
+        """Free the graph and processes of a run that has ended. Idempotent."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._pipeline = self._run = None
+        malloc.give_back()
+
+    def close(self) -> None:
+        """Close the feed, and free the rest. Idempotent."""
+        self.close_feed()
+        self.free()
+
+    def park(self) -> None:
+        """Keep of a closed pipeline what the next `open` needs."""
+        if self._feed is not None:
+            self._given_up = self.given_up
+            self._requests, self._pass_query = self._feed.requests, self._feed.where()
+        self._feed = None
+        self._was_cut = False
+
+    def is_pass_over(self) -> bool | None:
+        """Whether no splits remain in a parked pipeline's pass. None if no dispatcher answers."""
+        try:
+            answer = self._dispatcher.call(
+                self._pass_query,
+                pb.LeaseSplitsResponse,
+                timeout_s=2,
+                patience_s=0,
+                closed=self.cancelled,
+            )
+        except Unavailable:
+            return None
+        except ForebayError:  # the next heartbeat lists the task no more
+            return False
+        return answer.end_of_splits
