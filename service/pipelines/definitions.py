@@ -84,8 +84,8 @@ _MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
 def check_op_libraries(paths: Iterable[str]) -> None:
-    """Raises InvalidArgument, naming the path, for what cannot be a library of custom ops. That
-    TensorFlow loads it turns out when a graph is evaluated."""
+    """Raises InvalidArgument, naming the path, for a file that cannot be a library of custom ops.
+    Whether TensorFlow can load it shows when a graph is evaluated."""
     for path in paths:
         try:
             with open(path, "rb") as file:
@@ -100,7 +100,7 @@ def check_op_libraries(paths: Iterable[str]) -> None:
             )
 
 
-INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2  # as tf.data has them
+INFINITE_CARDINALITY, UNKNOWN_CARDINALITY = -1, -2  # tf.data's values
 
 
 def metadata_of(data: bytes) -> tf.DataServiceMetadata:
@@ -132,9 +132,9 @@ def without_compression(definition: ev.DatasetDefinition) -> ev.DatasetDefinitio
 def require_bundles(
     graph: bytes, sources: Iterable[ev.SplitSource], *, as_parts: bool = False
 ) -> None:
-    """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run by
-    itself; `as_parts`, or if the ranges' elements together are not the dataset's. `sources` are
-    those that were registered. Raises InvalidGraph.
+    """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot run by
+    itself, or, with `as_parts`, if the ranges' elements together are not the dataset's. `sources`
+    are the registered ones. Raises InvalidGraph.
     """
     require_splittable(sources)
     parsed = Graph(graph)
@@ -150,11 +150,10 @@ def evaluate_in_subprocess(
     op_libraries: Sequence[str] = (),
     timeout_s: float = 120,
 ) -> list[TensorFacts]:
-    """An `Evaluate` that runs TensorFlow in a process of its own, and waits for it.
+    """An `Evaluate` that runs TensorFlow in a separate process, and waits for it.
 
-    The process loads these libraries of custom ops.
-
-    Raises InvalidGraph if the tensors cannot be computed there.
+    The process loads these libraries of custom ops. Raises InvalidGraph if it cannot compute the
+    tensors.
     """
     libraries = json.dumps(list(op_libraries))
     command = tied(forebay("pipelines.tf_data.evaluate", libraries, *names))

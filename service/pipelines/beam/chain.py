@@ -1,8 +1,8 @@
-"""A chain of DoFns, run bundle by bundle in this process, with Beam's life cycle.
+"""A chain of DoFns that runs bundle by bundle in this process, with Beam's life cycle.
 
-Each step is one of Beam's own `DoFnRunner`s, which knows start and finish of a bundle, side inputs,
-tagged outputs and splittable DoFns. An element goes from one to the next by a call, so nothing but
-the element is in memory, however much a source has to give.
+Each step is one of Beam's own `DoFnRunner`s, which handles start and finish of a bundle, side
+inputs, tagged outputs and splittable DoFns. A step calls the next one with each element, so only
+one element is in memory, however much a source yields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FEW = 10
 
 
 class SideInput(NamedTuple):
-    """A side input: how the DoFn sees it, and its elements."""
+    """A side input: its elements, and the view that the DoFn has of them."""
 
     view: type[Any]  # AsList, AsDict, …: a class of apache_beam.pvalue
     options: Mapping[str, Any]
@@ -46,14 +46,14 @@ class SideInput(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A ParDo: a DoFn with what it is called with, and which of its outputs goes on."""
+    """A ParDo: a DoFn with its arguments, and the output that the next step reads."""
 
     label: str
     fn: core.DoFn
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     sides: Sequence[SideInput] = ()
-    output: str | None = None  # None: the main one; nobody wants the others
+    output: str | None = None  # None: the main one; the others are dropped
 
     @property
     def is_splittable(self) -> bool:
@@ -61,7 +61,7 @@ class Step:
 
     @property
     def reads_source(self) -> bool:
-        """Whether it is what Beam reads bounded sources with."""
+        """Whether it is the DoFn with which Beam reads bounded sources."""
         if not self.is_splittable:
             return False
         provider = common.DoFnSignature(self.fn).get_restriction_provider()
@@ -69,41 +69,42 @@ class Step:
 
     @property
     def reads_ranges(self) -> bool:
-        """Whether it is what Beam reads ranges of files with, each given with its file."""
+        """Whether it is the DoFn with which Beam reads ranges of files, each given with its
+        file."""
         return isinstance(self.fn, internals.ReadRange)
 
     @property
     def reads(self) -> bool:
-        """Whether its inputs are what to read, each a split."""
+        """Whether its inputs say what to read; each is a split then."""
         return self.is_splittable or self.reads_ranges
 
     @property
     def sees_bundles(self) -> bool:
-        """Whether the DoFn does something where they begin or end."""
+        """Whether the DoFn does something at the start or finish of a bundle."""
         return any(
             getattr(type(self.fn), name, None) is not getattr(core.DoFn, name)
             for name in ("start_bundle", "finish_bundle")
         )
 
     def restrictions(self, element: Any) -> Iterator[Any]:
-        """What a splittable DoFn makes of an element, split up front as its provider likes."""
+        """The restrictions of an element of a splittable DoFn, split as its provider does."""
         provider = common.DoFnSignature(self.fn).get_restriction_provider()
         yield from provider.split(element, provider.initial_restriction(element))
 
 
 class Chain:
-    """Steps, one behind the other, or none. It can be pickled; it is not thread-safe.
+    """A sequence of steps, perhaps empty. It can be pickled; it is not thread-safe.
 
     A split is the pickled inputs of the first step: elements, or, for a splittable DoFn, pairs of
-    an element and a restriction; as Beam's windowed values, if they have times. Pickled, as reading
-    changes a restriction.
+    an element and a restriction. They are Beam's windowed values if they have times. They are
+    pickled because reading changes a restriction.
 
-    So are the steps, as running changes a DoFn: one that has raised is not used again, as in Beam,
-    and who pickles a chain that was run pickles none that was used.
+    The steps are kept pickled too, because running changes a DoFn. Pickling a chain that has run
+    gives unused DoFns. As in Beam, a DoFn that has raised is not used again.
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        """Raises InvalidArgument for what cannot be pickled."""
+        """Raises InvalidArgument for a step that cannot be pickled."""
         self._begin(_pickled(steps))
         self._unused: Sequence[Step] | None = None
 
@@ -112,12 +113,12 @@ class Chain:
 
     def __setstate__(self, pickled: bytes) -> None:
         self._begin(pickled)
-        self._unused = self._load()  # at once: a module may not be there
+        self._unused = self._load()  # fail early if a module is missing
 
     def _begin(self, pickled: bytes) -> None:
         self._pickled = pickled
         self._generators = generators.Generators([])
-        self._seeds: tuple[str | None] | None = None  # None: DoFns draw as they were pickled
+        self._seeds: tuple[str | None] | None = None  # None: DoFns draw as when they were pickled
         self._running: _Running | None = None
 
     def _load(self) -> Sequence[Step]:
@@ -125,21 +126,21 @@ class Chain:
         return steps  # type: ignore[no-any-return] # what was pickled
 
     def seed_generators(self, seed: str | None) -> None:
-        """As `Generators.seed`: from now on, those of DoFns that are set up, or will be."""
+        """Like `Generators.seed`, for DoFns that are set up now or later."""
         self._seeds = (seed,)
         if self._running is not None:
             self._generators.seed(seed)
 
     def run_bundle(self, split: bytes, emit: Emit) -> pb.Metrics | None:
-        """As `run_windowed`, but `emit` is called with the elements alone."""
+        """Like `run_windowed`, but `emit` gets only the element."""
         return self.run_windowed(split, lambda windowed: emit(windowed.value))
 
     def run_windowed(self, split: bytes, emit: Emit) -> pb.Metrics | None:
-        """Run a bundle, and call `emit` with each windowed value that the last step gives; what
-        its steps have counted, if they have.
+        """Run a bundle. Calls `emit` with each windowed value of the last step. Returns what the
+        bundle's metrics have counted, if anything.
 
-        The first bundle sets the DoFns up. After an exception they are torn down, as Beam does it,
-        and set up anew by the next bundle.
+        The first bundle sets up the DoFns. As in Beam, an exception tears them down, and the next
+        bundle sets up new ones.
         """
         if self._running is None:
             unused, self._unused = self._unused, None
@@ -156,7 +157,7 @@ class Chain:
             raise
 
     def __call__(self, split: bytes) -> Iterator[Any]:
-        """The elements of a bundle, of which only the first few are wanted: it is left then."""
+        """The first elements of a bundle; the rest is not run."""
         elements: list[Any] = []
 
         def emit(element: Any) -> None:
@@ -169,15 +170,15 @@ class Chain:
         return iter(elements)
 
     def teardown(self) -> None:
-        """Behind the last bundle. Idempotent."""
+        """Call it after the last bundle. Idempotent."""
         running, self._running = self._running, None
         if running is not None:
             running.teardown()
 
 
 class Branches(Chain):
-    """Chains whose elements are together a PCollection's: a split says which one it is for. Of one
-    at a time the DoFns are set up."""
+    """Chains whose elements together are a PCollection's. A split names its chain. Only one
+    chain's DoFns are set up at a time."""
 
     def __init__(self, chains: Sequence[Chain]) -> None:
         self._chains = chains
@@ -209,7 +210,7 @@ def _pickled(steps: Sequence[Step]) -> bytes:
     except Exception as error:
         if len(steps) > 1:
             for step in steps:
-                _pickled([step])  # so that the message names it
+                _pickled([step])  # so that the message names the step
         label = steps[-1].label
         raise InvalidArgument(
             f"{label!r} cannot be pickled, and so not be sent to workers ({error}): make what it "
@@ -218,7 +219,7 @@ def _pickled(steps: Sequence[Step]) -> bytes:
 
 
 def _file(read: WindowedValue | None) -> str | None:
-    """Which file an input is of, by what is Beam's own: elements of the user's are not asked."""
+    """The file that an input is about, if Beam's own types tell; never calls user's elements."""
     value = None if read is None else read.value
     for part in value if type(value) is tuple else (value,):
         match part:
@@ -236,29 +237,29 @@ class _Enough(internals.PassedOn):
 
 
 class TooMany(internals.PassedOn):
-    """Of what a chain gives."""
+    """A chain has given more than fits."""
 
 
 class _Next(common.Receiver):  # type: ignore[misc]
-    """Where a step's elements go."""
+    """Passes a step's elements on."""
 
     def __init__(self, take: Callable[[WindowedValue], object]) -> None:
-        self.receive = take  # itself, as a method around it would take as long as a step
+        self.receive = take  # no method around it, which would take as long as a step
 
 
 _DROPPED = _Next(lambda _: None)
 
 
 class _Receivers(dict[str | None, common.Receiver]):
-    """By output. What nobody wants is dropped, declared or not."""
+    """Receivers by output. Elements for other outputs are dropped, declared or not."""
 
     def __missing__(self, _: str | None) -> common.Receiver:
         return _DROPPED
 
 
 class _Read(core.DoFn):  # type: ignore[misc]
-    """What Beam's splittable DoFn around a bounded source does, without the watermark that it keeps
-    with each record: no bundle here is put off."""
+    """Reads like Beam's splittable DoFn around a bounded source, without the watermark that Beam
+    keeps with each record: bundles here are never deferred."""
 
     def process(self, read: tuple[Any, Any]) -> Any:
         _, restriction = read
@@ -269,16 +270,16 @@ class _Read(core.DoFn):  # type: ignore[misc]
 
 
 class _Metrics:
-    """Where user code's metrics go: to one container for all steps, as they have names.
+    """The metrics of user code. All steps share one container, as metrics have names.
 
-    It stands where Beam has the sampler of its worker's states.
+    This object replaces the state sampler of Beam's worker.
     """
 
     def __init__(self) -> None:
         self.metrics_container = MetricsContainer("chain")
 
     def take(self) -> pb.Metrics | None:
-        """What was counted since it was taken last: in a bundle, which has ended."""
+        """Counts since the last call, which are those of the bundle that has ended."""
         if not self.metrics_container.metrics:
             return None
         found = self.metrics_container.get_cumulative()
@@ -309,7 +310,7 @@ class _Running:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.metrics = _Metrics()
-        self.input: WindowedValue | None = None  # that is being read, or nobody knows which
+        self.input: WindowedValue | None = None  # the current one; None if unknown
         self._steps = steps
         self._runners: list[common.DoFnRunner] = []  # the last step's first
         self._end = _Next(_nobody)
@@ -328,7 +329,7 @@ class _Running:
             raise
 
     def bundle(self, split: Sequence[Any], emit: Emit) -> pb.Metrics | None:
-        statesampler.set_current_tracker(self.metrics)  # of this thread
+        statesampler.set_current_tracker(self.metrics)  # for this thread
         self._end.receive = emit
         self.input = None
         for runner in self._runners:
@@ -338,7 +339,7 @@ class _Running:
             self.input = value if timed else GlobalWindows.windowed_value(value)
             self._begin(self.input)
         if len(split) > 1:
-            self.input = None  # what was kept for the end of the bundle may be of any
+            self.input = None  # elements of finish_bundle may come from any input
         for runner in reversed(self._runners):
             runner.finish()
         for runner in self._runners:
@@ -346,7 +347,7 @@ class _Running:
         return self.metrics.take()
 
     def teardown(self) -> None:
-        """All of them. What one raises is logged: it would hide why there is an end."""
+        """Tear down all steps. Logs their exceptions, which would hide why the run ends."""
         statesampler.set_current_tracker(self.metrics)
         for step, runner in [*zip(reversed(self._steps), self._runners, strict=False)][::-1]:
             try:
@@ -355,7 +356,7 @@ class _Running:
                 log.exception("the teardown of %r raised", step.label)
 
     def _pass_on(self, windowed: WindowedValue) -> None:
-        """Of no step."""
+        """The identity, for a chain without steps."""
         self._end.receive(windowed)
 
 
@@ -364,7 +365,7 @@ def _nobody(_: Any) -> None:
 
 
 def _runner(step: Step, receiver: _Next) -> common.DoFnRunner:
-    # Nobody knows windows here: every element is in the one that has no end.
+    # There are no windows here: every element is in the global one.
     receivers = _Receivers({None: _DROPPED, step.output: receiver})
     sides = [
         SideInputMap(view, options, [GlobalWindows.windowed_value(value) for value in values])
@@ -383,7 +384,7 @@ def _runner(step: Step, receiver: _Next) -> common.DoFnRunner:
 
 
 def _begin_of(step: Step, runner: common.DoFnRunner) -> Callable[[WindowedValue], object]:
-    """What takes an input of a step that a bundle begins with."""
+    """A function that takes an input of a bundle's first step."""
     if step.reads_ranges:
         return _begin_file(runner)
     if step.is_splittable and not step.reads_source:

@@ -1,6 +1,6 @@
-"""All names of Beam's that are not public, and so may change with its next version.
+"""All non-public names of Beam that Forebay uses. They may change with any version of Beam.
 
-`test_what_of_beam_is_not_public` has each do what it is used for.
+`test_what_of_beam_is_not_public` tests each.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from apache_beam.pvalue import AsSideInput
 from apache_beam.transforms.core import DoFn
 
 SourceRestriction = iobase._SDFBoundedSourceRestriction
-"""What of a bounded source is to be read."""
+"""The part of a bounded source to read."""
 
 SourceRestrictionProvider = iobase._SDFBoundedSourceRestrictionProvider
-"""That of the DoFn that Beam reads bounded sources with."""
+"""The restriction provider of the DoFn with which Beam reads bounded sources."""
 
 ReadRange = filebasedsource._ReadRange
-"""The DoFn that reads a range of a file, given with the file's metadata: of ReadAllFrom…"""
+"""The DoFn of ReadAllFrom… that reads a range of a file, given with the file's metadata."""
 
 ExpandIntoRanges = filebasedsource._ExpandIntoRanges
 """The DoFn that makes these ranges."""
 
 
 def with_range_bytes(fn: DoFn, size: int) -> DoFn:
-    """Has an ExpandIntoRanges make ranges of this size; the same one."""
+    """Set the size of the ranges that an ExpandIntoRanges makes; returns it."""
     fn._desired_bundle_size = size
     return fn
 
 
 def file_read(source: iobase.BoundedSource) -> str | None:
-    """The path, of one of the sources that a source of files is split into."""
+    """The path of a part of a source of files, if it is one."""
     if isinstance(source, filebasedsource._SingleFileSource):
         return str(source._file_name)
     return None
@@ -43,7 +43,7 @@ TFRecordSource: TypeAlias = tfrecordio._TFRecordSource
 
 
 def tfrecord_file(source: iobase.BoundedSource) -> tuple[TFRecordSource, str] | None:
-    """If it is one file of a source of TFRecord files, and not of one that was derived of it."""
+    """The source and path of a single TFRecord file; None for others and for derived classes."""
     if isinstance(source, filebasedsource._SingleFileSource):
         whole = source._file_based_source
         if type(whole) is TFRecordSource:
@@ -52,7 +52,7 @@ def tfrecord_file(source: iobase.BoundedSource) -> tuple[TFRecordSource, str] | 
 
 
 def tfrecord_decoder(source: TFRecordSource) -> Callable[[bytes], Any]:
-    """What makes elements of its records."""
+    """The function that decodes the source's records."""
     decode: Callable[[bytes], Any] = source._coder.decode
     return decode
 
@@ -63,11 +63,11 @@ def has_batches(fn: DoFn) -> bool:
 
 
 def view_options(side: AsSideInput) -> Mapping[str, Any]:
-    """What a SideInputMap of this side input is made with."""
+    """The options with which to make the SideInputMap of this side input."""
     return dict(side._view_options())
 
 
 class PassedOn(Exception):
-    """Raised behind a step, it leaves that step as it is, without the step's label."""
+    """An exception that passes through a step unchanged: Beam does not add the step's label."""
 
     _tagged_with_step = True

@@ -1,9 +1,9 @@
-"""TFRecord files as Beam reads them, for a fifth of the time.
+"""Reads TFRecord files like Beam, in a fifth of the time.
 
-Beam asks the file for each record's header, and for its data, claims its offset, and computes two
-checksums in Python. Here the file is read by the mebibyte, and a header that was found to be right
-is known. What does not come, or is not whole and right, Beam reads, once more from the file's
-beginning: it knows which records are before the damage, and what to say.
+For each record, Beam asks the file for the header and for the data, claims the offset, and computes
+two checksums in Python. This module reads the file by the mebibyte, and remembers headers that were
+correct. If a record is missing, cut or damaged, Beam reads the file again from its beginning: Beam
+knows which records come before the damage, and what to report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_KNOWN = 1 << 12
 
 
 def records(source: internals.TFRecordSource, path: str) -> Iterator[Any]:
-    """All of a file. Raises what Beam's own reading does, behind the same records."""
+    """All records of a file. Raises what Beam raises, after the same records."""
     decode = internals.tfrecord_decoder(source)
     count = 0
     try:
@@ -40,12 +40,12 @@ def records(source: internals.TFRecordSource, path: str) -> Iterator[Any]:
 
 
 class _Damaged(Exception):
-    """There is something behind what came."""
+    """The file has damage behind the records that came."""
 
 
 def _intact(source: internals.TFRecordSource, path: str) -> Iterator[bytes]:
     """Raises _Damaged."""
-    lengths: dict[bytes, int] = {}  # by headers that are right
+    lengths: dict[bytes, int] = {}  # by correct headers
     with source.open_file(path) as file:
         buffer, at = b"", 0
         while True:

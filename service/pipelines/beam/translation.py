@@ -1,10 +1,10 @@
-"""A PCollection that was built and not run, as a chain of steps and what each bundle begins with;
-or as several, if it is flattened.
+"""Translates a PCollection that was built and not run into a chain of steps, and the inputs of each
+bundle; into several chains if it is flattened.
 
-All that Beam applies is made of a few primitives: composites, reads among them, are looked through.
-What leads to the first read, and its own splitting, runs here, once. Where nothing reads, the
-user's first Reshuffle says where to divide, and what leads to it runs here; without one, what was
-created or matched is divided.
+Everything in Beam is made of a few primitives, so the translation looks through composites, reads
+among them. What leads to the first read runs here, once, and so does Beam's splitting of the read.
+If nothing reads, the user's first Reshuffle says where to divide, and what leads to it runs here.
+Without a Reshuffle, what was created or matched is divided.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from . import internals
 from .chain import Branches, Chain, SideInput, Step, TooMany
 
 MAX_SPLITS = 1000
-"""Of what was created: so many elements are a split each. If some step sees where bundles begin and
-end, as one that makes batches does, there are about as many splits as elements in each."""
+"""Limit of splits of created elements; up to it, each element is a split. If some step acts at the
+start or finish of a bundle, as a step that makes batches does, there are about as many splits as
+elements in each."""
 
 MAX_READ = 100_000
-"""Splits of what is read. Each of them is pickled here, which takes 0.2 ms and some 1 KB."""
+"""Limit of splits of a read. Each split is pickled here, which takes 0.2 ms and 1 KB."""
 
 _ADVICE = (
     "write its result to files, by Beam on a runner that shuffles (materialize_pcollection does "
@@ -57,36 +58,37 @@ _GIVES_THE_SAME = (
     parquetio.ReadFromParquet,
     parquetio.ReadAllFromParquet,
 )
-"""As often as it is run: nothing in it is the user's but a source, of which Beam asks it, too."""
+"""Composites that may run several times: they contain nothing of the user's but a source, which
+Beam also calls several times."""
 
 _Sides = dict[pvalue.PCollection, list[Any]]
-"""What was computed of side inputs."""
+"""The computed elements of side inputs."""
 
 
 class Translated(NamedTuple):
-    """What a dataset is made of."""
+    """The parts of a dataset."""
 
     chain: Chain
     splits: Sequence[bytes]
-    """What the chain is run with, bundle by bundle."""
+    """The inputs of the chain's bundles."""
 
 
 def translate(pcollection: beam.PCollection, split_bytes: int | None = None) -> Translated:
-    """Take apart what a PCollection is made by.
+    """Translate a PCollection.
 
     Args:
-      pcollection: the last one; one named output of a ParDo will do.
-      split_bytes: of about how many bytes the splits of bounded sources should be, and those of
-        the files of a ReadAllFrom…; by default, as Beam chooses it. A file is divided if its format
-        can be, which TFRecord and what is compressed cannot, and Parquet between row groups.
+      pcollection: the last one; a named output of a ParDo is fine.
+      split_bytes: the approximate size in bytes of the splits of bounded sources, and of the files
+        of a ReadAllFrom…; Beam chooses by default. A file is divided if its format allows it:
+        TFRecord and compressed files cannot be divided, Parquet between row groups.
 
-    What is flattened of several is a branch for each of them, with all that is behind. A read that
-    several have in common is read for each. A step of the user's would run for each, and is
-    refused: it may draw something else each time, of which elements would be lost.
+    Each input of a flatten becomes a branch with all steps behind it. A read that branches share is
+    read for each branch. A step of the user's would run for each branch as well, and is refused: it
+    may draw other random numbers each time, which would lose elements.
 
-    Raises InvalidArgument, with the transform's label, for what is no chain behind one bounded
-    read, for what needs a shuffle or windows, and for `split_bytes` of which nothing that is read
-    takes notice, or that would make more than `MAX_READ` splits.
+    Raises InvalidArgument, with the transform's label, for anything but a chain behind one bounded
+    read, for what needs a shuffle or windows, for `split_bytes` that no read uses, and for more
+    than `MAX_READ` splits.
     """
     if split_bytes is not None and (type(split_bytes) is not int or split_bytes < 1):
         raise InvalidArgument(
@@ -117,7 +119,7 @@ def _translate(pcollection: beam.PCollection, split_bytes: int | None, sides: _S
 
 
 def values(pcollection: beam.PCollection) -> list[Any]:
-    """All elements, computed here."""
+    """All elements, computed in this process."""
     return _values(pcollection, {})
 
 
@@ -133,16 +135,16 @@ def _values(pcollection: beam.PCollection, sides: _Sides) -> list[Any]:
 
 
 class _Applied(NamedTuple):
-    """A ParDo, and which of its outputs goes on."""
+    """A ParDo, and the output that the next step reads."""
 
     node: AppliedPTransform
     output: str | None
-    is_reshuffled: bool = False  # what it is given, by the user
+    is_reshuffled: bool = False  # the user reshuffles its input
 
 
 def _paths(pcollection: Any, behind: Sequence[_Applied] = ()) -> list[list[_Applied]]:
-    """The ParDos that make a PCollection, from the first one behind an impulse on; for each impulse
-    that something comes from. `behind` are those behind it, the last one first."""
+    """The ParDos that make a PCollection, from the first one behind an impulse on, for each impulse
+    that it comes from. `behind` are the ParDos that follow, the last one first."""
     if isinstance(pcollection, pvalue.DoOutputsTuple):
         raise InvalidArgument(
             f"these are several outputs, {pcollection!r}; register one: outputs.name, outputs[tag]"
@@ -175,8 +177,8 @@ def _paths(pcollection: Any, behind: Sequence[_Applied] = ()) -> list[list[_Appl
 
 
 def _require_run_once(pcollection: beam.PCollection) -> None:
-    """Raises InvalidArgument for a step that a PCollection follows from in more than one way, but
-    for a side input, which is computed once."""
+    """Raises InvalidArgument for a step that leads to a PCollection in more than one way. A side
+    input doesn't count, as it is computed once."""
     seen: set[AppliedPTransform] = set()
     sides: set[pvalue.PCollection] = set()
     left = [(pcollection, False)]
@@ -205,7 +207,7 @@ def _require_run_once(pcollection: beam.PCollection) -> None:
 
 
 def _inside(node: AppliedPTransform, *kinds: type[Any]) -> AppliedPTransform | None:
-    """The outermost transform of these kinds that a transform is a part of."""
+    """The outermost transform of these kinds that contains a node, or is it."""
     found = None
     at: AppliedPTransform | None = node
     while at is not None:
@@ -216,7 +218,7 @@ def _inside(node: AppliedPTransform, *kinds: type[Any]) -> AppliedPTransform | N
 
 
 def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
-    """Raises InvalidArgument for what cannot be a step."""
+    """Raises InvalidArgument for a transform that cannot be a step."""
     transform = node.transform
     if isinstance(transform, core.GroupByKey):
         raise InvalidArgument(f"{_label(node)} groups, which needs a shuffle; {_ADVICE}")
@@ -243,7 +245,7 @@ def _check(node: AppliedPTransform, pcollection: beam.PCollection) -> None:
 
 
 def _label(node: AppliedPTransform) -> str:
-    """What the user wrote: the outermost transform that this is a part of."""
+    """The label that the user wrote: that of the outermost transform around the node."""
     at = node
     while at.parent is not None and at.parent.full_label:
         at = at.parent
@@ -293,14 +295,14 @@ def _translate_path(
 
 
 def _has_size(applied: Sequence[_Applied]) -> bool:
-    """Whether the size of its splits can be asked for, of the first that reads."""
+    """Whether `split_bytes` applies to the first step that reads."""
     steps = (Step("", each.node.transform.fn) for each in applied)
     first = next((step for step in steps if step.reads), None)
     return first is not None and (first.reads_source or first.reads_ranges)
 
 
 def _of_size(step: Step, split_bytes: int) -> Step:
-    """If it is what divides files into ranges, such of this size."""
+    """The step; with ranges of this size if it divides files into ranges."""
     if not isinstance(step.fn, internals.ExpandIntoRanges):
         return step
     return replace(step, fn=internals.with_range_bytes(copy.copy(step.fn), split_bytes))
@@ -315,8 +317,8 @@ def _too_many(reading: _Applied, split_bytes: int | None) -> InvalidArgument:
 
 
 def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
-    """Which step bundles begin with: the first one that reads; of what reads nothing, the first
-    behind a Reshuffle, else the first behind what was created or matched.
+    """The step that bundles begin with: the first one that reads. If none reads, the first one
+    behind a Reshuffle, or else the first one behind what was created or matched.
     """
     for at, step in enumerate(steps):
         if step.reads:
@@ -327,11 +329,11 @@ def _first(applied: Sequence[_Applied], steps: Sequence[Step]) -> int:
     for at, each in enumerate(applied):
         if _inside(each.node, core.Create, fileio.MatchAll) is None:
             return at
-    return len(steps)  # merely created
+    return len(steps)  # only created elements
 
 
 def _split(inputs: Sequence[WindowedValue]) -> bytes:
-    """Without what all have that has no time of its own."""
+    """The pickled inputs; those without a time of their own as plain values."""
     return pickles.dumps(
         [each if each.timestamp != MIN_TIMESTAMP else each.value for each in inputs]
     )
@@ -340,20 +342,20 @@ def _split(inputs: Sequence[WindowedValue]) -> bytes:
 def _begin(
     first: Step, windowed: WindowedValue, split_bytes: int | None
 ) -> Iterator[WindowedValue]:
-    """What the step that reads makes of one of its inputs."""
+    """The inputs of the reading step, split, for one of its original inputs."""
     element = windowed.value
     if not first.is_splittable:
         yield windowed
         return
-    # All that is read of a source is in its restrictions, and splitting changes it: a source of
-    # files keeps all of them.
+    # For a bounded source the element is redundant: restrictions hold the parts of the source, and
+    # splitting changes the source (one of files keeps them all).
     unused = None if first.reads_source else pickle.loads(cloudpickle.dumps(element))
     if split_bytes is None or not isinstance(element, iobase.BoundedSource):
         restrictions = first.restrictions(element)
     else:
-        with contextlib.suppress(NotImplementedError):  # by a source that knows no size
+        with contextlib.suppress(NotImplementedError):  # the source knows no size
             if (element.estimate_size() or 0) > MAX_READ * split_bytes:
-                raise TooMany  # at once: to make them takes minutes
+                raise TooMany  # before splitting, which would take minutes
         restrictions = map(internals.SourceRestriction, element.split(split_bytes))
     for restriction in restrictions:
         yield windowed.with_value((unused, restriction))

@@ -1,15 +1,15 @@
-"""Python datasets: a user's function, of each of a list of splits, in processes of its own.
+"""Python datasets: a user's function, called with each of a list of splits, in child processes.
 
-What is registered is a PythonDataset (proto/python.proto): the function and the splits, pickled,
-with the versions that they need. Nobody unpickles them but a child process of a worker
-(`child.py`), which has the function once, and is then told range after range of splits. Elements
-are checked there against the registered spec and laid out as a block (`columns.py`) in memory that
-the worker maps, too (../../shared.py): no element is pickled, and none is copied by the worker.
+The registered definition is a PythonDataset (proto/python.proto): the pickled function and splits,
+and the versions that they need. Only a child process of a worker (`child.py`) unpickles them. It
+loads the function once, and then gets range after range of splits. It checks elements against the
+registered spec and lays them out as a block (`columns.py`), in memory that the worker maps too
+(../../shared.py). So no element is pickled, and the worker copies none.
 
-A child does one thing at a time. A bundle is one request to one child, so that it is alone with
-its random numbers; a long run keeps several children busy, each with a part of the lease, and has
-their blocks as they come. So the elements of a split are in order, and splits are if there is one
-process. A child that ends, or is silent for too long, costs what it was at: the run says, or does,
-what was registered for that (`runs.py`). Children that have ended their work are kept for the next
+A child does one thing at a time. A bundle is one request to one child, so nothing else draws from
+its random numbers. A long run keeps several children busy, each with a part of the lease, and takes
+their blocks as they come. So the elements of a split are in order; splits are in order only with
+one process. If a child ends, or is silent for too long, only its current work is affected: the run
+does what was registered for that case (`runs.py`). Idle children are kept for the next run
 (`children.py`).
 """

@@ -1,7 +1,7 @@
-"""In a child: a `tf.data.Dataset` that the user's function builds there, as blocks.
+"""In a child: runs a `tf.data.Dataset` that the user's function builds there.
 
-It goes the way of registered graphs (../tf_data). Python functions in it are found, as this is the
-process that they were made in.
+The dataset runs like a registered graph (../tf_data). Its Python functions are found, because this
+is the process that created them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..tf_data.split_sources import contents_of, described, split_sources
 
 
 class BuiltDataset:
-    """What the function has built, for all runs of this process: built again it would be another
-    graph, as its Python functions have numbers, and would be traced, and kept, each time."""
+    """The dataset of a function, built once for all runs of this process. Its Python functions have
+    numbers, so a second build would be another graph, which TensorFlow would trace and keep."""
 
     def __init__(self, function: Callable[[], Any], registered: str) -> None:
-        """`registered`: its structure. Raises ForebayError, and what the function does."""
-        self._dataset = function()  # which has the Python functions
+        """`registered` is its structure. Raises ForebayError, and what the function raises."""
+        self._dataset = function()  # it keeps the Python functions alive
         if not isinstance(self._dataset, tf.data.Dataset):
             raise TypeError(
                 f"the function returned {self._dataset!r:.100}, which is no tf.data.Dataset"
@@ -41,8 +41,8 @@ class BuiltDataset:
         self._sources: list[ev.SplitSource] | None = None
 
     def blocks(self, feed: SplitFeed | None, contents: bytes) -> Generator[Block, None, None]:
-        """Of the splits of `feed`, whose sources have these contents, or all. Raises
-        ForebayError."""
+        """The blocks of the splits of `feed`, whose sources have these contents; of all splits if
+        `feed` is None. Raises ForebayError."""
         if feed is not None:
             if self._sources is None:
                 self._sources = [each.splits for each in split_sources(self._graph, evaluate)]
@@ -56,7 +56,7 @@ class BuiltDataset:
         try:
             with contextlib.closing(self._pipeline.run(feed).blocks()) as made:
                 for block in made:
-                    malloc.keep_large_buffers_now()  # as a `from_generator` may have undone it
+                    malloc.keep_large_buffers_now()  # a `from_generator` may have changed it
                     yield block
         finally:
             self._pipeline.close()

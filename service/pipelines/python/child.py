@@ -2,36 +2,36 @@
 
 It has a socket to the worker, which sends
 
-    ["setup", bytes, bytes]                  with a file of so many bytes of a structure, and then
-                                             so many of a PythonDataset; and one
-                                             of three int64: the split and the element that it is
-                                             at, and the split before which all has been sent
+    ["setup", bytes, bytes]                  with two descriptors: a file of a structure and then a
+                                             PythonDataset, of these sizes; and a file of three
+                                             int64: the split and the element that the child is at,
+                                             and the split before which all has been sent
     ["run", first, count, start, seed, awaited]
-                                             these splits, from element `start` on: of the first
-                                             one, or, if there is a seed, of all of them; and
-                                             whether somebody waits for the first element
-    ["build", asks]                          the dataset that the function builds, or has built,
-                                             which asks for its splits, or reads all of them
-    ["free", slabs, abandoned, blocks]       memory that is free again, and blocks that were taken
-    ["answer", number, …]                    to what was asked
-    ["teardown"]                             nothing more will come
+                                             run these splits; with a seed, as a bundle. Leave out
+                                             the first `start` elements: of the first split, or of
+                                             the bundle. If `awaited`, send the first element alone
+    ["build", asks]                          run the dataset that the function builds: on splits
+                                             that the child asks for, or on all of them
+    ["free", slabs, abandoned, blocks]       memory that is free again, and credit for blocks
+    ["answer", number, …]                    the answer to an "ask"
+    ["teardown"]                             the last message
 
 and to which it sends
 
     ["block", count, bytes, header, slab, at, metrics]
-                                             elements in a slab, or, if that is None, in a file
-                                             of their own; the split and element behind them; and
-                                             what was counted in splits that end with them, perhaps
-    ["counted", at, metrics]                 that, of splits that end without elements, or where
-                                             it does not fit into the block's message
+                                             elements in a slab, or in a file of their own if slab
+                                             is None; the split and element behind them; perhaps
+                                             what was counted in splits that end with them
+    ["counted", at, metrics]                 metrics of splits that end without elements, or that
+                                             do not fit into the block's message
     ["ask", number, "range", source, opening, endless]
-                                             as SplitFeed.next_range, answered by [first, count,
-                                             pass number, names], or None
-    ["ask", number, "over", sources]         as SplitFeed.is_over
-    ["end"]                                  of what was to be run
-    ["failed", code, text, split, element]   instead of that
+                                             SplitFeed.next_range, answered by [first, count,
+                                             pass number, names] or None
+    ["ask", number, "over", sources]         SplitFeed.is_over
+    ["end"]                                  the request has been run
+    ["failed", code, text, split, element]   the request has failed
 
-Whatever the function does to its process, it does to this one.
+Whatever the function does to its process affects only this one.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ PROGRESS_BYTES = 3 * 8
 
 
 class FunctionProcess:
-    """Answers the worker, until it has gone."""
+    """Serves the worker's requests until the worker has gone."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._ended_s = -math.inf  # the request before
+        self._ended_s = -math.inf  # when the last request ended
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
         _, told, size = msgspec.msgpack.decode(message)
         with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
@@ -92,8 +92,8 @@ class FunctionProcess:
         self._asker = Asker(connection) if is_built(self._dataset) else None
         self._sender = self._asker or Sender(connection)
         self._function: Callable[..., Any]
-        self._generators: generators.Generators  # that came with it
-        self._splits: Sequence[Any] = ()  # unless the function builds a dataset
+        self._generators: generators.Generators  # pickled with the function
+        self._splits: Sequence[Any] = ()  # empty if the function builds a dataset
         self._built: BuiltDataset | None = None
         self._blocks: Blocks
 
@@ -151,7 +151,7 @@ class FunctionProcess:
         try:
             if self._built is None:
                 self._built = BuiltDataset(self._function, self._structure)
-                self._generators.seed(None)  # not before: it builds the same everywhere
+                self._generators.seed(None)  # only now: the build must be the same everywhere
             made = self._built.blocks(feed if asks else None, self._dataset.contents)
             with (
                 ThreadPoolExecutor(1, "forebay-sending") as pool,
@@ -163,7 +163,7 @@ class FunctionProcess:
                     if sent is not None:
                         sent.result()
                     self._at[1] += block.count
-                    send = self._sender.send_columns  # a copy, while the next one is being made
+                    send = self._sender.send_columns  # copies, while the next block is made
                     sent = pool.submit(send, block.count, columns_of(block), (0, self._at[1]))
                 if sent is not None:
                     sent.result()
@@ -173,15 +173,15 @@ class FunctionProcess:
             raise Failed(error.code, error.message, 0, self._at[1]) from None
         except ForebayError as error:
             raise Failed(status_of(error), str(error), 0, self._at[1]) from None
-        except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
+        except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
             raise Failed(code_of(error), traceback_of(error), 0, self._at[1]) from None
 
     def _run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         random.seed(seed)
         numpys_random.seed(None if seed is None else random.getrandbits(32))
         self._generators.seed(seed)
-        getattr(self._function, "seed_generators", _nothing)(seed)  # a chain knows when
-        # Where there were none for a while, somebody waits as well.
+        getattr(self._function, "seed_generators", _nothing)(seed)  # a chain seeds its DoFns
+        # After an idle time, the worker needs the first element soon as well.
         self._blocks.begin(awaited or time.monotonic() - self._ended_s >= LINGER_S)
         try:
             self._run_splits(first, count, start, seed)
@@ -207,7 +207,8 @@ class FunctionProcess:
         self._blocks.flush()
 
     def _run_split(self, split: int, start: int) -> tuple[int, pb.Metrics | None]:
-        """All of it but the first `start` elements; how many it has, and what it has counted."""
+        """Run all of it but the first `start` elements; returns its number of elements, and what
+        it has counted."""
         self._sender.require_process()
         blocks = self._blocks
         with blocks.lock:
@@ -217,13 +218,13 @@ class FunctionProcess:
         last_s = time.monotonic()
         failed: Failed | None = None
 
-        # Its own names, as it is called for each element.
+        # Local names are faster in the loop over elements.
         lock, process, pid_of, now = blocks.lock, os.getpid(), os.getpid, time.monotonic
 
         def take(value: Any) -> None:
             nonlocal element, last_s, failed
-            took_s = now() - last_s  # without what is waited for from here on
-            if pid_of() != process:  # before it waits for a thread that a fork has not
+            took_s = now() - last_s  # excludes the time in `add`, which may wait
+            if pid_of() != process:  # a fork: don't wait for a thread that it doesn't have
                 self._sender.require_process()
             with lock:
                 if element >= start:
@@ -238,7 +239,7 @@ class FunctionProcess:
                             blocks.at_once = False
                             last_s = now()
                     except Failed as error:
-                        failed = error  # whatever the function makes of it
+                        failed = error  # even if the function catches it
                         raise
                 element += 1
                 self._at[1] = element
@@ -255,7 +256,7 @@ class FunctionProcess:
                     take(value)
         except Failed:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever it raises, this goes on
+        except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
             if failed is not None:
                 raise failed from None
             blocks.flush()
@@ -265,7 +266,7 @@ class FunctionProcess:
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
     ) -> Failed:
-        is_bundle = hasattr(self._function, "run_bundle")  # its splits are pickled
+        is_bundle = hasattr(self._function, "run_bundle")  # a chain takes pickled splits
         name = "" if is_bundle else f" ({shown(self._splits[split])})"
         return Failed(code, f"split {split}{name}, element {element}: {what}", split, element)
 
@@ -274,10 +275,10 @@ def _nothing(*_: object) -> None: ...
 
 
 def main(connection: socket.socket) -> None:
-    """Called in a process that is its own."""
+    """Serve a worker; the process must be this function's alone."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.dup2(2, 1)  # what the function prints is the worker's log
-    numpys_random.seed()  # or all forks would draw the same; `random` sees to that itself
+    os.dup2(2, 1)  # what the function prints goes to the worker's log
+    numpys_random.seed()  # or all forks would draw the same; `random` handles forks itself
     FunctionProcess(connection).serve()

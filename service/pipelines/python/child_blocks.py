@@ -1,6 +1,6 @@
-"""What a child sends its worker: blocks of what the user's function yields, and how that went.
+"""What a child sends to its worker: blocks of the user's elements, and failures.
 
-child.py says which messages there are.
+child.py lists the messages.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ...shared import Lender, new_slab
 from .columns import LISTS, Column, Field, Misfit, column_of, fields_of, write
 
 CREDIT = 3
-"""Blocks that have not been taken, before it waits."""
+"""Blocks that the child may send before the worker has taken them."""
 
 SLABS = 8
-"""Each costs the worker a descriptor or two, for as long as there is this process. What comes while
-all of them are held by somebody is copied there."""
+"""Limit of slabs; each costs the worker a descriptor or two while the child lives. While all slabs
+are in use, the worker copies further blocks."""
 
 LINGER_S = 0.025
-"""How long a block is made, about, and twice that at most; an element that took so long to make
-waits for no company. For the worker and its consumer a block costs some 0.3 ms, whatever is in it:
-what is sent more often keeps other processes from their work."""
+"""The approximate time that a block collects elements, and at most twice that. An element that took
+this long to make is sent at once. A block of any size costs worker and consumer about 0.3 ms, so
+more blocks would take time from other processes."""
 
 IMMUTABLE = (int, float, complex, bytes, str, np.generic)
-"""What a function cannot change once it has yielded it; anything else is copied at once."""
+"""Types that a function cannot change once it has yielded them; others are copied at once."""
 
 _UNCHANGING = {int, float, bytes, str, bool}
-"""Of these, those that most elements are of."""
+"""The most frequent of these types."""
 
 MAX_ROWS = 1 << 16
 MAX_TEXT = 20_000
 MESSAGE_BYTES = 192 << 10
-PLACE_BYTES = 128  # at most, of all in a block's message but its header and metrics
+PLACE_BYTES = 128  # limit of a block's message without header and metrics
 
 _CODES: dict[type[BaseException], str] = {
     NotImplementedError: "UNIMPLEMENTED",
@@ -54,30 +54,30 @@ _CODES: dict[type[BaseException], str] = {
     TypeError: "INVALID_ARGUMENT",
     ValueError: "INVALID_ARGUMENT",
 }
-"""As TensorFlow calls what a py_function raises; anything else is UNKNOWN."""
+"""TensorFlow's codes for exceptions of a py_function; all others are UNKNOWN."""
 
 _OURS = {__name__, *(f"{__package__}.{name}" for name in ("child", "built"))}
-"""Modules that call users' functions."""
+"""Modules that call users' functions; tracebacks leave them out."""
 
 Counted = Sequence[tuple[int, pb.Metrics]]
-"""By split."""
+"""Metrics by split."""
 
 
 class Failed(Exception):
-    """The user's function has; ends the request."""
+    """The user's function has failed; ends the request."""
 
     def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
-        text = text.encode(errors="backslashreplace").decode()  # names of files may be anything
+        text = text.encode(errors="backslashreplace").decode()  # file names may have any bytes
         super().__init__(code, text[: 2 * MAX_TEXT], split, element)
 
     def placed(self, split: int, element: int) -> Failed:
-        """The same, at this place."""
+        """The same failure at this place."""
         code, text, *_ = self.args
         return Failed(code, text, split, element)
 
 
 class Sender:
-    """The way to the worker, and the memory and credit that there are for it. For one thread at a
+    """The connection to the worker, with the available memory and credit. For one thread at a
     time."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -87,7 +87,7 @@ class Sender:
         self._credit = CREDIT
 
     def told(self) -> list[Any]:
-        """What to do next; waits for it. Not within a request."""
+        """The next request; waits for it. Not to be called within a request."""
         while True:
             message = self._receive()
             if message[0] != "free":
@@ -95,7 +95,7 @@ class Sender:
             self._free(*message[1:])
 
     def send(self, message: list[Any], descriptor: int | None = None) -> None:
-        """Raises Failed if it is too large."""
+        """Raises Failed if the message is too large."""
         self.require_process()
         given = [] if descriptor is None else [descriptor]
         data = msgspec.msgpack.encode(message)
@@ -109,9 +109,10 @@ class Sender:
     def send_columns(
         self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
     ) -> None:
-        """A block of them, once there is credit. Raises Failed, and what memory does."""
+        """Send a block of these columns, once there is credit. Raises Failed and errors of shared
+        memory."""
         size = max(1, sum(column.size for column in columns))
-        self.require_process()  # before it takes or writes what is the other one's
+        self.require_process()  # before a fork takes or writes what is the original's
         self._wait_for_credit()
         slab: int | None = None
         descriptor: int | None
@@ -141,12 +142,12 @@ class Sender:
 
     def require_process(self) -> None:
         if os.getpid() != self._process:
-            os._exit(0)  # the user's function has forked, and this is the other one
+            os._exit(0)  # this is a fork of the child
 
     def _receive(self, flags: int = 0) -> list[Any]:
         try:
             data = self._connection.recv(MESSAGE_BYTES, flags)
-        except ConnectionResetError:  # with what it has not read
+        except ConnectionResetError:  # the worker has left messages unread
             data = b""
         if not data:
             os._exit(0)  # the worker has gone
@@ -170,8 +171,8 @@ class Sender:
 
 
 class Blocks:
-    """Made of the elements that a function yields; `lock` is held by who uses one that is being
-    made, or sends within a request."""
+    """Collects the function's elements into blocks. Hold `lock` to use the current block, and to
+    send within a request."""
 
     def __init__(
         self,
@@ -180,27 +181,27 @@ class Blocks:
         at: memoryview,
         failed: Callable[..., Failed],
     ) -> None:
-        """`at` is child.py's: three int64. `failed` makes the error of a split and an element."""
+        """`at` is child.py's file of three int64. `failed` makes an error from split, element."""
         self.lock = threading.RLock()
-        self.at_once = False  # somebody waits for the next element
-        self.broken: BaseException | None = None  # of what was sent behind the function's back
+        self.at_once = False  # the worker waits for the next element
+        self.broken: BaseException | None = None  # an error of the thread that sends
         self._sender = sender
         self._at = at
         self._failed = failed
         self._fields, self._flatten = fields_of(structure)
         sizes = [field.bytes for field in self._fields]
         self._element_bytes = None if None in sizes else sum(n or 0 for n in sizes)
-        self._making = threading.Event()  # within a request
+        self._making = threading.Event()  # set within a request
         self._lingers = threading.Thread(target=self._linger, name="forebay-linger", daemon=True)
         self.begin_block()
 
     def linger(self) -> None:
-        """Have a thread send what waits while the function makes nothing. Idempotent."""
+        """Start the thread that sends waiting elements while the function is busy. Idempotent."""
         if not self._lingers.is_alive():
             self._lingers.start()
 
     def begin(self, at_once: bool) -> None:
-        """Of a request; to be ended."""
+        """Begin a request; end it."""
         with self.lock:
             self.begin_block()
             self.broken = None
@@ -211,7 +212,7 @@ class Blocks:
         self._making.clear()
 
     def add(self, value: Any, split: int, element: int, took_s: float) -> None:
-        """An element, which took so long to make. Raises Failed."""
+        """Add an element, which took `took_s` to make. Raises Failed."""
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
@@ -236,7 +237,7 @@ class Blocks:
         self._bytes += size
 
     def end_split(self, split: int, counted: pb.Metrics | None) -> None:
-        """All of it was added. Raises Failed."""
+        """All elements of the split were added. Raises Failed."""
         self._sender.require_process()
         with self.lock:
             self.raise_broken()
@@ -251,14 +252,14 @@ class Blocks:
     def begin_block(self) -> None:
         self._columns: list[list[Any]] = [[] for _ in self._fields]
         self.rows = self._bytes = 0
-        self._places: list[tuple[int, int, int]] = []  # where a split begins: row, split, element
-        # Of splits that have ended, and of which some elements are still here.
+        self._places: list[tuple[int, int, int]] = []  # each split's first row, split, element
+        # Metrics of ended splits that still have elements in this block.
         self._counted: list[tuple[int, pb.Metrics]] = []
-        self.began_s = 0.0  # to be made
+        self.began_s = 0.0  # when its first element was made
 
     def flush(self) -> None:
-        """Send what is there; if one does not fit, what is before it. Raises Failed, and then, too,
-        all that is before the element that failed was sent."""
+        """Send the block; if an element does not fit, those before it. Raises Failed, also after
+        having sent all elements before the one that failed."""
         self._sender.require_process()
         with self.lock:
             self.raise_broken()
@@ -283,7 +284,7 @@ class Blocks:
         split, element = place(count - 1)
         behind = (split, element + 1)
         if counted and counted[-1][0] >= split:
-            behind = (counted[-1][0] + 1, 0)  # it has ended, and counts once
+            behind = (counted[-1][0] + 1, 0)  # behind its end, so that it counts once
         try:
             self._send(place(0), count, columns, behind, counted)
             self._at[2] = self._at[0]
@@ -302,7 +303,7 @@ class Blocks:
                 if self.rows and time.monotonic() - self.began_s >= LINGER_S:
                     try:
                         self.flush_block()
-                    except BaseException as error:  # noqa: BLE001 - for who runs the function
+                    except BaseException as error:  # noqa: BLE001 - raised by the next `add`
                         self.broken = error
 
     def _send(
@@ -313,7 +314,7 @@ class Blocks:
         behind: tuple[int, int],
         counted: Counted,
     ) -> None:
-        """Raises Misfit; and Failed at the first element, as all of them are lost then."""
+        """Raises Misfit, and Failed at the first element if all are lost."""
         try:
             columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
             self._sender.send_columns(count, columns, behind, counted)
@@ -321,7 +322,7 @@ class Blocks:
             raise
         except Failed as failed:
             raise failed.placed(*first) from None
-        except BaseException as error:  # noqa: BLE001 - descriptors or memory, mostly
+        except BaseException as error:  # noqa: BLE001 - mostly no descriptors or memory
             code = "RESOURCE_EXHAUSTED" if isinstance(error, OSError) else code_of(error)
             what = f"it could not be sent: {traceback_of(error)}"
             raise self._failed(*first, what, code) from None
@@ -332,12 +333,12 @@ def totals(counted: Counted) -> bytes:
 
 
 def _copied(field: Field, leaf: Any) -> Any:
-    """What stays as it is, whatever the function does to the leaf. Raises Misfit."""
+    """A copy that the function cannot change. Raises Misfit."""
     if isinstance(leaf, IMMUTABLE):
         return leaf
     try:
         if not isinstance(leaf, (np.ndarray, tuple, Mapping, *LISTS)):
-            array = np.asarray(leaf)  # of whatever has memory, such as a bytearray
+            array = np.asarray(leaf)  # supports any buffer, such as a bytearray
             leaf = leaf if array.dtype == object else array
         return copy.deepcopy(leaf)
     except Exception as error:
@@ -356,7 +357,7 @@ def code_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The user's own."""
+    """The traceback without Forebay's own frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") in _OURS:
         trace = trace.tb_next
@@ -365,7 +366,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """In short; of a user's class it may raise anything."""
+    """A short repr; a user's class may raise anything in it."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001

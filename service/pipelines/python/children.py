@@ -1,4 +1,4 @@
-"""The worker's side of a Python dataset's child processes: starts, watches, reuses, ends them."""
+"""The worker's side of a Python dataset's children: starts, watches, reuses and ends them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TEARDOWN_MS = 5_000
 
 
 class Place(NamedTuple):
-    """An element: its split, and its number within that."""
+    """An element: its split, and its index in the split."""
 
     split: int
     element: int
 
 
 class Received(NamedTuple):
-    """Elements, the place behind them, and what was counted in splits that end with them."""
+    """Elements, the place behind them, and the metrics of splits that end with them."""
 
     block: Block
     behind: Place
@@ -45,14 +45,14 @@ class Received(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What was, up to this place, in splits that end without elements."""
+    """Metrics, up to this place, of splits that end without elements."""
 
     behind: Place
     metrics: pb.Metrics
 
 
 class Asked(NamedTuple):
-    """For the next splits of a source, as SplitFeed.next_range; to be answered."""
+    """A request for a source's next splits, as SplitFeed.next_range; answer it."""
 
     number: int
     source: int
@@ -61,18 +61,19 @@ class Asked(NamedTuple):
 
 
 class AskedIfOver(NamedTuple):
-    """As SplitFeed.is_over; to be answered."""
+    """A request for SplitFeed.is_over; answer it."""
 
     number: int
     sources: list[int]
 
 
 class Ended(NamedTuple):
-    """What was to be run is."""
+    """The request has been run."""
 
 
 class Failed(NamedTuple):
-    """The function has, at this place, and all before it came; (−1, −1): before it was called."""
+    """The function has failed at this place, and all elements before it came. The place is (−1, −1)
+    if the function was not called yet."""
 
     code: str
     text: str
@@ -80,8 +81,8 @@ class Failed(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process has ended, or was told to, at this place; what it had not sent is lost, and
-    before `sent` is nothing of that."""
+    """The process has ended, perhaps on request, at this place. Unsent elements are lost; all
+    splits before `sent` were sent completely."""
 
     how: str
     at: Place
@@ -92,7 +93,7 @@ Event = Received | Counted | Asked | AskedIfOver | Ended | Failed | Died
 
 
 class PythonChild:
-    """A process with the function of one dataset. For one thread at a time."""
+    """A process that runs the function of one dataset. For one thread at a time."""
 
     def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
         """Raises PipelineError."""
@@ -118,38 +119,38 @@ class PythonChild:
             kept.pop_all()
 
     def filenos(self) -> tuple[int, int]:
-        """One is readable when `receive` has something."""
+        """Descriptors; one is readable when `receive` has an event."""
         return self._connection.fileno(), self._control.fileno()
 
     @property
     def lives(self) -> bool:
-        """Whether its process has not ended, as far as is known."""
+        """False once the process is known to have ended."""
         return not _readable(self._control, timeout_ms=0)
 
     @property
     def at(self) -> Place:
-        """Where it is, as it says."""
+        """The place that it reports to be at."""
         return Place(*self._at[:2].tolist())
 
     @property
     def sent(self) -> Place:
-        """What is before it has been sent, as it says."""
+        """The place before which it reports to have sent everything."""
         return Place(int(self._at[2]), 0)
 
     def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
-        """Begin these splits, from element `start` on; `receive` until it has Ended, or is over.
-        If the first element is `awaited`, it comes alone."""
+        """Start these splits, without the first `start` elements; call `receive` until Ended,
+        Failed or Died. If the first element is `awaited`, it comes alone."""
         self._at[:] = -1
         self._send(["run", first, count, start, seed, awaited])
 
     def build(self, *, asks: bool) -> None:
-        """Begin the dataset that its function builds, likewise: of the splits that it asks for, or
-        all of it."""
+        """Start the dataset that its function builds, in the same way: on the splits that it asks
+        for, or on all of them."""
         self._at[:] = -1
         self._send(["build", asks])
 
     def answer(self, number: int, answer: SplitRange | bool | None) -> None:
-        """What it has asked under this number."""
+        """Answer its question of this number."""
         if isinstance(answer, SplitRange):
             told = [answer.first, answer.count, answer.pass_number, answer.names]
             self._send(["answer", number, told])
@@ -157,17 +158,17 @@ class PythonChild:
             self._send(["answer", number, answer])
 
     def take(self, blocks: int = 1) -> None:
-        """So many blocks that were received are with whoever wanted them."""
+        """Tell it that the consumer has taken so many of the received blocks."""
         self._send(["free", *self._borrower.released(), blocks])
 
     def receive(self) -> Event:
-        """What it says next; waits for it."""
+        """Its next event; waits for it."""
         ready = _readable(self._connection, self._control)
-        if self._connection.fileno() not in ready:  # what it has forked may have the other end
+        if self._connection.fileno() not in ready:  # a fork of it may hold the other end open
             return self._died()
         try:
             received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
-        except ConnectionResetError:  # it ended, with messages unread; what it sent comes yet
+        except ConnectionResetError:  # it ended with unread messages; read what it sent before
             received = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         data, descriptors, *_ = received
         match msgspec.msgpack.decode(data) if data else None:
@@ -191,13 +192,13 @@ class PythonChild:
     def _died(self) -> Died:
         try:
             how = ended(self._control)
-        except ConnectionResetError:  # it was told to end, which nobody has read
+        except ConnectionResetError:  # it was told to end, and has not read that
             how = ended(self._control)
         return Died(how, self.at, self.sent)
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:
-            if slab is None:  # not mapped, as that would hold a descriptor for as long
+            if slab is None:  # copied, as a mapping would hold a descriptor
                 return _copy(descriptors[0], size)
             if descriptors:
                 self._borrower.learn(slab, descriptors[0])
@@ -213,13 +214,13 @@ class PythonChild:
         _readable(self._control, timeout_ms=timeout_ms)
 
     def end(self) -> None:
-        """Have it end, with what it has forked; what it has sent is received yet, and that it has
-        Died."""
+        """Tell it to end, with the processes that it has forked. Events that it has sent still
+        come, and then Died."""
         with contextlib.suppress(OSError):
             self._control.send(b"end")
 
     def kill(self) -> None:
-        """End it, with what it has forked; wait until it is gone. Idempotent."""
+        """End it, with the processes that it has forked; wait for that. Idempotent."""
         with contextlib.suppress(OSError):
             self._control.send(b"end")
             ended(self._control)
@@ -232,11 +233,11 @@ class PythonChild:
         except OSError as error:
             if error.errno == errno.EMSGSIZE:
                 raise
-            # it has ended, which is received
+            # It has ended; `receive` reports that.
 
 
 def _copy(descriptor: int, size: int) -> Array:
-    """A file's first bytes."""
+    """The first bytes of a file."""
     memory = np.empty(size, np.uint8)
     done = 0
     while done < size:
@@ -245,15 +246,15 @@ def _copy(descriptor: int, size: int) -> Array:
 
 
 def _readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
-    polled = select.poll()  # for select knows no descriptor above 1,023
+    polled = select.poll()  # select supports no descriptor above 1,023
     for end in ends:
         polled.register(end, select.POLLIN)
     return {descriptor for descriptor, _ in polled.poll(timeout_ms)}
 
 
 def finish(children: Sequence[PythonChild]) -> None:
-    """End them, when they have nothing to do, all at once: their function's teardown is run, for
-    some seconds."""
+    """End idle children, all at once. Each runs its function's teardown, for a few seconds at
+    most."""
     for child in children:
         child.begin_teardown()
     give_up_s = time.monotonic() + TEARDOWN_MS / 1000
@@ -277,7 +278,7 @@ class Children:
         self._closed = False
 
     def take(self) -> PythonChild:
-        """One that has nothing to do. Raises PipelineError."""
+        """An idle child. Raises PipelineError."""
         while True:
             with self._lock:
                 found = self._idle.pop() if self._idle else None
@@ -288,14 +289,14 @@ class Children:
             found.kill()
 
     def give_back(self, children: Sequence[PythonChild]) -> None:
-        """Such as have ended what they were told. Those beyond what is kept end at once."""
+        """Return idle children. Those beyond the number to keep end at once."""
         with self._lock:
             kept = 0 if self._closed else max(0, self._most_idle - len(self._idle))
             self._idle += children[:kept]
         finish(children[kept:])
 
     def close(self) -> None:
-        """Keep none any more. Idempotent."""
+        """End idle children, and others when they are given back. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,8 +1,8 @@
-"""From elements to blocks: what a child does with what the user's function yields.
+"""Converts the elements that a user's function yields into blocks.
 
-An element is flattened to its leaves by the registered structure (structure.py); a column, the
-leaves of many elements, becomes a component's arrays, written one after another into one payload.
-Whatever is not what was registered is a `Misfit`, which says of which element.
+Flatten an element to its leaves by the registered structure (structure.py). A column has the leaves
+of many elements, and becomes a component's arrays, written consecutively into one payload. An
+element that does not fit the registered structure raises `Misfit`, which names it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ...blocks import Array, Block, Component, Strings, buffers, numpy_dtype
 Leaves = list[Any]
 Flatten = Callable[[Any, Leaves], None]
 Header = list[list[Any]]
-"""Of each component: [strings?, varying?, [dtype, shape] of each of its arrays]."""
+"""For each component: [strings?, varying?, [dtype, shape] of each of its arrays]."""
 
 _NUMBERS = (bool, int, float, complex)
-"""Python's, each of which NumPy takes for the next one where a list has both."""
+"""Python's numbers. NumPy converts each to the next one where a list has both."""
 
 LISTS = (list, range, deque)
-"""Of numbers, which together are a tensor."""
+"""Sequences of numbers that are a tensor."""
 
 
 class Misfit(ValueError):
-    """An element is not what was registered; `row` is its place in the column."""
+    """An element does not fit the registered structure; `row` is its index in the column."""
 
     def __init__(self, message: str, row: int = 0) -> None:
         super().__init__(message)
@@ -51,16 +51,16 @@ class Field(NamedTuple):
 
     @property
     def bytes(self) -> int | None:
-        """Of a leaf; None if they differ."""
+        """The size of a leaf; None if sizes differ."""
         if self.dtype is None or None in self.shape:
             return None
         return self.dtype.itemsize * int(np.prod([n or 0 for n in self.shape], dtype=np.int64))
 
 
 def fields_of(structure: str) -> tuple[list[Field], Flatten]:
-    """The leaves of a structure, and what takes them out of an element, or raises Misfit.
+    """The leaves of a structure, and a function that takes them out of an element or raises Misfit.
 
-    Raises ValueError for what no Python dataset has.
+    Raises ValueError for a structure that no Python dataset has.
     """
     fields: list[Field] = []
     return fields, _flatten(json.loads(structure), "element", fields)
@@ -71,7 +71,7 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
         case {"tensor": name, "shape": shape} if shape is not None:
             if name != "string" and name not in DTYPES:
                 raise ValueError(f"{path} is of {name}, which NumPy does not have")
-            if len(shape) >= MAX_RANK:  # a block has one more
+            if len(shape) >= MAX_RANK:  # a block adds a dimension
                 raise ValueError(
                     f"{path} has {len(shape)} dimensions, and at most {MAX_RANK - 1} can be sent: "
                     "reshape it"
@@ -96,7 +96,7 @@ def _flatten(node: dict[str, Any], path: str, fields: list[Field]) -> Flatten:
 
 
 def iterated(found: Any) -> Iterator[Any]:
-    """The elements that a function has returned. Raises Misfit for what is rather one of them."""
+    """The elements that a function has returned. Raises Misfit if it returned a single element."""
     if not isinstance(found, str | bytes | Mapping):
         try:
             elements: Iterator[Any] = iter(found)
@@ -133,11 +133,12 @@ def _of_tuple(parts: list[Flatten], path: str) -> Flatten:
 
 
 def _of_named(kind: str, members: dict[str, Flatten], path: str) -> Flatten:
-    """By the fields' names, as elements of other fields would be mixed up. A type's own name may
-    be another, as in tf.data it may not: where a module was changed, or its class made again."""
+    """Compares the fields' names, as values of other fields must not be mixed up. The type's own
+    name may differ, unlike in tf.data: a module may have changed, or a class may have been made
+    again."""
     names = (*members,)
     made: Any = namedtuple("_", names, rename=True)  # type: ignore[misc]
-    renamed = made._fields  # as `assemble` names them
+    renamed = made._fields  # the names that `assemble` gives
 
     def flatten(element: Any, leaves: Leaves) -> None:
         fits = field_names(element) in (names, renamed)
@@ -151,7 +152,7 @@ def _of_named(kind: str, members: dict[str, Flatten], path: str) -> Flatten:
 
 
 def field_names(element: Any) -> tuple[str, ...] | None:
-    """Of a named tuple, of what `attrs` or `dataclasses` made, or of an extension type."""
+    """The fields of a named tuple, a class of `attrs` or `dataclasses`, or an extension type."""
     kind = type(element)
     if isinstance(element, tuple):
         return getattr(kind, "_fields", None)
@@ -183,16 +184,16 @@ def _described(value: Any) -> str:
 
 
 class Column(NamedTuple):
-    """The leaves of one field, of all elements of a block."""
+    """The leaves of one field, for all elements of a block."""
 
     strings: bool
     arrays: list[tuple[np.dtype[Any], tuple[int, ...], Sequence[Array]]]
-    """Each: its dtype, its shape, and the parts that it is joined of."""
+    """For each array its dtype, its shape, and the parts to concatenate."""
     varying: bool = False
 
     @property
     def size(self) -> int:
-        """In a payload."""
+        """In a payload, in bytes."""
         sizes = (dtype.itemsize * int(np.prod(shape)) for dtype, shape, _ in self.arrays)
         return sum(size + padding(size) for size in sizes)
 
@@ -209,7 +210,7 @@ def column_of(field: Field, values: Sequence[Any]) -> Column:
         array = _attempt(values, dtype)
         if array is not None and (kinds == {dtype.type} or _holds(array)):
             return Column(False, [(dtype, array.shape, [array])])
-        # One of them is at fault, and is found below.
+        # One of them is at fault; `_array` finds it.
     arrays = [_array(field, value, row) for row, value in enumerate(values)]
     first = arrays[0].shape
     if all(array.shape == first for array in arrays):
@@ -228,7 +229,7 @@ def _array(field: Field, value: Any, row: int) -> Array:
 
 
 def _advice(field: Field, value: Any) -> str:
-    """What to do about a value that does not fit a field of numbers."""
+    """Advice about a value that does not fit a field of numbers."""
     assert field.dtype is not None
     if is_masked(value):
         return MASKED
@@ -246,10 +247,10 @@ ONE_TENSOR = "; a list is one tensor: yield a tuple or a dict of several"
 
 
 def _taken(value: Any, dtype: np.dtype[Any]) -> Array | None:
-    """The value as an array of this dtype, or None if it is none.
+    """The value as an array of this dtype, or None if it has another.
 
-    What has a dtype, be it an array, a scalar of NumPy's or one of them in a list, must have this
-    one. Python's numbers have none: they are rounded to it, as NumPy does, and must not overflow.
+    Values with a dtype (an array, a NumPy scalar, or one in a list) must have this dtype. Python's
+    numbers have none: NumPy rounds them to this dtype, and they must not overflow.
     """
     if isinstance(value, np.ndarray):
         fits = value.dtype.newbyteorder("=") == dtype
@@ -270,7 +271,7 @@ _WIDE: dict[type, str] = {int: "float64", float: "float64", complex: "complex128
 
 
 def _plain(dtype: np.dtype[Any]) -> set[type]:
-    """Which of Python's numbers an array of this dtype is made of."""
+    """The Python types of numbers that fit an array of this dtype."""
     match dtype.kind:
         case "b":
             return {bool}
@@ -278,13 +279,13 @@ def _plain(dtype: np.dtype[Any]) -> set[type]:
             return {int}
         case "c":
             return {int, float, complex}
-        case "V" if dtype.name.startswith(("int", "uint")):  # as all below ml_dtypes'
+        case "V" if dtype.name.startswith(("int", "uint")):  # ml_dtypes' own; below are floats
             return {int}
     return {int, float}
 
 
 def _holds(array: Array) -> bool:
-    """Whether no number of Python's can have overflowed in an array of numbers.
+    """Whether no Python number can have overflowed in an array of numbers.
 
     ml_dtypes' integers wrap around; NumPy's own raise OverflowError.
     """
@@ -295,7 +296,7 @@ def _holds(array: Array) -> bool:
 
 
 def _is_same(array: Array, wide: Array) -> bool:
-    """Whether an array is what `wide` is, but for rounding."""
+    """Whether an array equals `wide`, except for rounding."""
     if _plain(array.dtype) == {int}:
         return bool((array.astype(wide.dtype) == wide).all())
     pairs = [(array, wide)]
@@ -306,7 +307,7 @@ def _is_same(array: Array, wide: Array) -> bool:
 
 
 def kinds_of(value: Any) -> set[Any]:
-    """Which of Python's numbers are in a tensor's value, and the dtypes of all else in it."""
+    """The types of Python's numbers in a tensor's value, and the dtypes of all others in it."""
     if isinstance(value, (*LISTS, tuple)):
         kinds: set[Any] = set(map(type, value))
         return kinds if kinds <= {*_NUMBERS} else set().union(*map(kinds_of, value))
@@ -317,7 +318,7 @@ def kinds_of(value: Any) -> set[Any]:
 
 
 def is_masked(value: Any) -> bool:
-    """Whether it is an array that hides some of its items, which NumPy would show."""
+    """Whether it is an array that hides some of its items; np.asarray would reveal them."""
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
@@ -328,9 +329,9 @@ def _attempt(value: Any, dtype: np.dtype[Any] | None = None) -> Array | None:
     if is_masked(value):
         return None
     try:
-        with np.errstate(over="ignore"):  # which is looked at
+        with np.errstate(over="ignore"):  # `_holds` checks for overflow
             return np.asarray(value, dtype)
-    except Exception:  # noqa: BLE001 - of the user's own class, whatever it raises
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
         return None
 
 
@@ -352,7 +353,7 @@ def _encoded(value: str | bytes) -> bytes:
     if isinstance(value, bytes):
         return value
     try:
-        return value.encode(errors="surrogateescape")  # a file's name as it is on the disk
+        return value.encode(errors="surrogateescape")  # restores the bytes of a file's name
     except UnicodeEncodeError:
         return value.encode(errors="surrogatepass")
 
@@ -367,7 +368,7 @@ def _strings(values: list[bytes], shape: tuple[int, ...]) -> Column:
 def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
     arrays = []
     for row, value in enumerate(values):
-        array = _attempt(value, np.dtype(object))  # one of strings has no NULs at their ends
+        array = _attempt(value, np.dtype(object))  # an array of strings would strip final NULs
         flat = [] if array is None else array.ravel().tolist()
         if (
             array is None
@@ -394,7 +395,7 @@ def _shapes(arrays: Iterable[Array]) -> tuple[np.dtype[Any], tuple[int, ...], Se
 
 
 def columns_of(block: Block) -> list[Column]:
-    """Of a block that is there already."""
+    """The columns of an existing block."""
     return [
         Column(
             isinstance(component.values, Strings),
@@ -409,7 +410,7 @@ def columns_of(block: Block) -> list[Column]:
 
 
 def write(columns: Iterable[Column], payload: Array) -> Header:
-    """Join the columns' parts in `payload`, uint8 of the sum of their sizes at least."""
+    """Join the columns' parts in `payload`, a uint8 array of at least the sum of their sizes."""
     start, header = 0, []
     for column in columns:
         said = []

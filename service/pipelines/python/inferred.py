@@ -1,4 +1,4 @@
-"""What the elements of a Python function are, from the first of them, without TensorFlow."""
+"""Infers the structure of a Python function's elements from the first ones, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TENSORFLOWS = {
     "float16": 19, "uint32": 22, "uint64": 23, "float8_e5m2": 24, "float8_e4m3fn": 25,
     "float8_e4m3fnuz": 26, "float8_e4m3b11fnuz": 27, "float8_e5m2fnuz": 28, "int4": 29, "uint4": 30,
 }  # fmt: skip
-"""The numbers of its dtypes, of those that travel."""
+"""TensorFlow's numbers of the supported dtypes."""
 
 
 def inferred(elements: Sequence[Any]) -> str:
-    """The structure (structure.py) that these elements have in common; dimensions that differ are
-    unknown. Raises InvalidArgument, naming the place."""
+    """The structure (structure.py) that these elements share; dimensions that differ are unknown.
+    Raises InvalidArgument, naming the place."""
     return json.dumps(_node(elements, "element"), separators=(",", ":"))
 
 
@@ -81,15 +81,15 @@ def _leaf(leaves: Sequence[Any], path: str) -> Node:
     shape = [size.pop() if len(size) == 1 else None for size in sizes]
     field = Field(path, None if dtype == "string" else numpy_dtype(dtype), (*shape,))
     try:
-        column_of(field, leaves)  # as each read will
+        column_of(field, leaves)  # raises as each read would
     except Misfit as misfit:
         raise _no_tensor(path, leaves[misfit.row]) from None
     return {"tensor": dtype, "shape": shape}
 
 
 def _array(leaf: Any, path: str) -> Array:
-    """Raises InvalidArgument for a list that is no tensor, and where NumPy would round integers,
-    or show what is masked."""
+    """Raises InvalidArgument for a list that is no tensor, and where NumPy would round integers or
+    reveal masked items."""
     if is_masked(leaf):
         raise InvalidArgument(f"{path} is {leaf!r:.80} ({type(leaf).__qualname__}){MASKED}")
     try:
@@ -123,7 +123,7 @@ def _is_text(array: Any) -> bool:
 
 
 def element_spec_of(structure: str) -> bytes:
-    """The same as TensorFlow's metadata keep it; equal structures have equal bytes."""
+    """The element_spec as TensorFlow's metadata stores it; equal structures give equal bytes."""
     return _spec(json.loads(structure)).SerializeToString(deterministic=True)
 
 

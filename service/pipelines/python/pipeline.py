@@ -36,8 +36,8 @@ class PythonPipeline:
         totals: Totals | None = None,
         fork_servers: ForkServers = HERE,
     ) -> None:
-        """By default, a run skips as many splits as were registered. What the function counts in
-        long runs is added to `totals`. Raises FailedPrecondition."""
+        """Without `may_skip`, a run skips up to the registered number of splits. `totals` collects
+        what the function counts in long runs. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
         self._is_built = is_built(dataset)
@@ -52,8 +52,8 @@ class PythonPipeline:
         self._children = Children(fork_server, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
-        """Each split is run in one of the children, as many at a time as the feed gives at once;
-        a dataset that the function builds in one, which asks the feed for splits of its sources."""
+        """Each split runs in one of the children, which share what the feed gives at once. A
+        dataset that the function builds runs in one child, which asks the feed for splits."""
         may_skip = self._may_skip or _counted()
         if self._is_built:
             return BuiltRun(self._children, self._policy, feed, may_skip, self._totals)
@@ -68,11 +68,11 @@ class PythonPipeline:
         )  # fmt: skip
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
-        """What `random`, `numpy.random` and generators that came with the function draw follows
-        from seed and number.
+        """Seed and number determine what `random`, `numpy.random` and the function's pickled
+        generators draw.
 
-        A function that skips elements does so in a bundle as well, if it was registered so; but
-        not one that fails, which ends the bundle: what is behind would have other indices.
+        A function that leaves out elements itself does so in a bundle as well, if that was
+        registered. A failure ends the bundle, as skipping would change later indices.
         """
         if self._is_built:
             raise Unimplemented(
@@ -95,7 +95,7 @@ class PythonPipeline:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the children that have nothing to do, and others when they have. Idempotent."""
+        """End idle children now, and others when they become idle. Idempotent."""
         self._children.close()
 
 
@@ -106,6 +106,6 @@ def _parts(splits: int, parts: int) -> Iterator[SplitRange]:
 
 
 def _counted() -> MaySkip:
-    """Up to the limit, of one run."""
+    """Allows the limit, counted for one run."""
     numbers = itertools.count(1)
     return lambda report: next(numbers) <= report.limit

@@ -35,10 +35,10 @@ class Policy:
     limit: int
     timeout_s: float  # for an element; 0: none
     where: str  # the worker, for people
-    is_built: bool = False  # all elements are of one split, which is nothing to anybody
+    is_built: bool = False  # all elements count as one split, whose number means nothing
 
     def said(self, at: Place) -> str:
-        """For people."""
+        """The place in words, for people."""
         if at.split < 0:
             return "its start"
         element = f"element {at.element}"
@@ -46,17 +46,17 @@ class Policy:
 
 
 class Begun(NamedTuple):
-    """The run is read."""
+    """Somebody begins to read the run."""
 
 
 class Granted(NamedTuple):
-    """What was asked for; None: there is no more."""
+    """The answer to Ask; None: there are no more splits."""
 
     splits: SplitRange | None
 
 
 class Came(NamedTuple):
-    """So many elements, and the place behind them."""
+    """The number of elements that came, and the place behind them."""
 
     slot: int
     elements: int
@@ -64,32 +64,32 @@ class Came(NamedTuple):
 
 
 class Done(NamedTuple):
-    """All that the slot's process was to run."""
+    """The slot's process has run its range."""
 
     slot: int
 
 
 class Broke(NamedTuple):
-    """Instead of that; a process that has Died is gone."""
+    """The slot's process has failed, or has died and is gone."""
 
     slot: int
     failure: Failed | Died
 
 
 class Answered(NamedTuple):
-    """The oldest report that was not: whether the split may be skipped."""
+    """The answer to the oldest unanswered SkipReport: whether the split may be skipped."""
 
     allowed: bool
 
 
 class Looked(NamedTuple):
-    """Where the processes of these slots are, of which nothing is waiting to be read."""
+    """The places of these slots' processes, which have no unread messages."""
 
     places: dict[int, Place]
 
 
 class Waited(NamedTuple):
-    """All processes may have, for that long, for somebody to take what they had made."""
+    """The consumer was slow for this long, so all processes may have waited for it."""
 
     seconds: float
 
@@ -98,11 +98,12 @@ Event = Begun | Granted | Came | Done | Broke | Answered | Looked | Waited
 
 
 class Ask(NamedTuple):
-    """For the next range."""
+    """Get the next range."""
 
 
 class Run(NamedTuple):
-    """In the slot: splits, from element `start` of the first one, or of the bundle, on."""
+    """Run these splits in the slot, without the first `start` elements of the first split, or of
+    the bundle."""
 
     slot: int
     first: int
@@ -111,7 +112,7 @@ class Run(NamedTuple):
 
 
 class EndLate(NamedTuple):
-    """End the process that is in this slot: it takes too long."""
+    """End the slot's process: it takes too long."""
 
     slot: int
 
@@ -121,25 +122,25 @@ class Warn(NamedTuple):
 
 
 Instruction = Ask | Run | SkipReport | EndLate | Warn
-"""A SkipReport is to be asked, and is Answered."""
+"""A SkipReport gets an Answered."""
 
 
 @dataclass
 class _Work:
-    """Splits, first … stop − 1, from element `start` of them on; and how far a process has come."""
+    """Splits first … stop − 1, from element `start` of them on, and a process's progress."""
 
     first: int
     stop: int
     start: int = 0
-    behind: Place = NOWHERE  # the last element that came
-    seen: Place = NOWHERE  # where the process is
-    since_s: float = 0.0  # when it came there
+    behind: Place = NOWHERE  # behind the last element that came
+    seen: Place = NOWHERE  # the process's last known place
+    since_s: float = 0.0  # when it was first seen there
     warned: bool = False
     late: str = ""  # why its process was told to end
 
 
 class _Skip(NamedTuple):
-    """Of a split, which waits for its answer."""
+    """A split to skip, which waits for its answer."""
 
     rest: list[_Work]
     error: PipelineError
@@ -149,9 +150,9 @@ class RunStates:
     """The splits of one run. Not thread-safe."""
 
     def __init__(self, policy: Policy, width: int, bundle_start: int | None = None) -> None:
-        """Of a bundle, the index that it starts at: all of it is run again if it fails."""
+        """`bundle_start` is a bundle's first index; a bundle that fails runs again as a whole."""
         self._policy = policy
-        self.patience_s = min(policy.timeout_s or SILENT_S, SILENT_S)  # look four times in that
+        self.patience_s = min(policy.timeout_s or SILENT_S, SILENT_S)  # callers check 4 × in that
         self._width = width
         self._is_bundle = bundle_start is not None
         self._index = bundle_start or 0
@@ -212,7 +213,7 @@ class RunStates:
         return out
 
     def _look(self, slot: int, place: Place, now_s: float) -> list[Instruction]:
-        """Whether it is in an element for too long, or in its start."""
+        """Check whether a process takes too long for an element, or for its start."""
         work = self._working[slot]
         if place != work.seen:
             work.seen, work.since_s, work.warned = place, now_s, False
@@ -224,14 +225,14 @@ class RunStates:
         if not work.late:
             if 0 < limit_s <= silent_s:
                 work.late = f"{where}: it has taken longer than {limit_s:g} s"
-                out.append(EndLate(slot))  # what it has sent comes yet, and then that it has ended
+                out.append(EndLate(slot))  # its sent elements still come, and then its end
             if silent_s >= SILENT_S and not work.warned:
                 out.append(Warn(f"a Python dataset's function is in {where} for {silent_s:.0f} s"))
                 work.warned = True
         return out
 
     def _fail(self, work: _Work, failure: Failed | Died) -> list[Instruction]:
-        """The rest of what it had is for another one, or PipelineError is raised."""
+        """Give the rest of its range to another process, or raise PipelineError."""
         at, policy = failure.at, self._policy
         if isinstance(failure, Died):
             behind = max(work.behind, failure.sent)
@@ -245,11 +246,11 @@ class RunStates:
         reason, text = text, f"worker {policy.where}: {text}"
         tried = at.split if at.split >= 0 else behind.split  # where it was to begin
         self._failures[tried] += 1
-        if at.split < 0 and isinstance(failure, Failed):  # as the next one would
+        if at.split < 0 and isinstance(failure, Failed):  # the next process would fail too
             raise PipelineError(code, text)
         starts_again = policy.on_error == RETRY or (policy.on_error == SKIP and at.split < 0)
         if starts_again and self._failures[tried] <= policy.limit:
-            if self._is_bundle:  # with the same random numbers
+            if self._is_bundle:  # again from its start, with the same random numbers
                 self._again(work.first, work.stop, self._index)
             else:
                 self._again(behind.split, work.stop, behind.element)
@@ -264,7 +265,7 @@ class RunStates:
             )
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
             reason = reason.partition("\n")[0][:MAX_REASON]
-            came = behind.element if behind.split == at.split else 0  # the others are made again
+            came = behind.element if behind.split == at.split else 0  # retries repeat the others
             report = SkipReport(at.split, came, reason, policy.limit)
             return [Warn(f"its rest is skipped, if it may be: {text}"), report]
         raise PipelineError(code, text)

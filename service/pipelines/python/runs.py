@@ -1,9 +1,9 @@
-"""Runs of a Python dataset, in child processes.
+"""Runs of a Python dataset in child processes.
 
-The thread that reads `blocks` tells the children what to run, as run_states.py decides, polls their
-sockets, and takes their blocks as they come. Another thread asks for splits and for permission to
-skip one, as both may wait for a dispatcher. If a function builds a dataset, each source that its
-child asks about has a thread, too.
+The thread that reads `blocks` sends work to the children, as run_states.py decides. It polls their
+sockets and takes their blocks as they come. Another thread asks for splits, and for permission to
+skip one, because either may wait for a dispatcher. If a function builds a dataset, each source that
+its child asks about has a thread, too.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ log = logging.getLogger(__name__)
 NextRange = Callable[[], SplitRange | None]
 
 MAX_NAMES = 500
-"""Of splits, in a message: some are names of files."""
+"""Limit of split names in a message; names may be paths of files."""
 
 
 class Given(NamedTuple):
-    """To the process in a slot, what it has Asked."""
+    """The answer to a question of the process in a slot."""
 
     slot: int
     number: int
@@ -69,7 +69,7 @@ class Given(NamedTuple):
 
 
 class PythonRun:
-    """One run, in up to `width` processes; of a bundle in one."""
+    """One run, in up to `width` processes; a bundle runs in one."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class PythonRun:
         seed: str | None = None,
         start: int = 0,
     ) -> None:
-        """What the function counts is added to `totals`: of each split that ends, once."""
+        """`totals` collects what the function counts, once for each split that ends."""
         self._children = children
         self._totals = totals or Totals()
         self._bundle = bundle
         self._seed = seed
         self._index = start
-        self._is_awaited = True  # until something has come
-        self._took_s = 0.0  # when a block was taken last; until then all may have waited
+        self._is_awaited = True  # until the first block
+        self._took_s = 0.0  # when the consumer last took a block; all may have waited until then
         self._cancelled = threading.Event()
         self._bell = _Bell()
         self._next_range = next_range
@@ -108,14 +108,14 @@ class PythonRun:
         self._bell.ring()
 
     def blocks(self) -> Generator[Block, None, None]:
-        """The elements; to be called once. Raises PipelineError, and what the feed raises."""
+        """The elements; call it once. Raises PipelineError, and what the feed raises."""
         self._bell.open()
         try:
             yield from self._blocks()
         finally:
-            self._questions.stop()  # which the error, if there is one, does not wait for
+            self._questions.stop()  # doesn't wait for answers
             for child in self._busy.values():
-                child.end()  # all of them, before one is waited for
+                child.end()  # end all of them before waiting for one
             while self._busy:
                 self._busy.popitem()[1].kill()
             idle, self._idle = self._idle, []
@@ -203,8 +203,8 @@ class PythonRun:
         return self._children.take()
 
     def _ready(self) -> list[int]:
-        """The slots whose processes have something to say, once one has, or once there may be
-        something to do."""
+        """The slots whose processes have messages. Waits until there are some, or until there may
+        be something else to do."""
         polled, patience_s = select.poll(), self._states.patience_s
         polled.register(self._bell.fileno(), select.POLLIN)
         for child in self._busy.values():
@@ -220,7 +220,7 @@ class PythonRun:
         return found
 
     def _working(self) -> set[int]:
-        """The slots whose processes may be waiting for nobody but themselves."""
+        """The slots whose processes are not known to wait for the worker."""
         return set(self._busy)
 
 
@@ -235,13 +235,13 @@ class BuiltRun(PythonRun):
         may_skip: MaySkip,
         totals: Totals | None,
     ) -> None:
-        """The process asks for splits of the `feed`, if there is one."""
-        whole = iter([SplitRange(0, 1, 0)])  # to which the process is told to begin
+        """The process asks for splits of `feed`, unless that is None."""
+        whole = iter([SplitRange(0, 1, 0)])  # the whole dataset is one split
         super().__init__(children, policy, lambda: next(whole, None), may_skip, 1, totals=totals)
         self._feed = feed
-        self._rests: dict[int, tuple[int, SplitRange]] = {}  # by source: opening, what is left
+        self._rests: dict[int, tuple[int, SplitRange]] = {}  # by source: opening, splits left
         self._unanswered = 0
-        self._waits_since_s = 0.0  # while there are some
+        self._waits_since_s = 0.0  # while questions are unanswered
 
     def _begin(self, child: PythonChild, first: int, count: int, start: int) -> None:
         child.build(asks=self._feed is not None)
@@ -259,10 +259,10 @@ class BuiltRun(PythonRun):
         )
 
     def _next_splits(self, asked: Asked) -> SplitRange | None:
-        """Called by one thread a source."""
+        """One thread for each source calls it."""
         assert self._feed is not None
         opening, splits = self._rests.pop(asked.source, (asked.opening, None))
-        if splits is None or opening != asked.opening:  # it left the opening early
+        if splits is None or opening != asked.opening:  # the child left that opening early
             splits = self._feed.next_range(asked.source, asked.opening, asked.endless)
         if splits is None or len(splits.names) <= MAX_NAMES:
             return splits
@@ -281,7 +281,7 @@ class BuiltRun(PythonRun):
     def _give(self, given: Given) -> None:
         self._unanswered -= 1
         if not self._unanswered:
-            since_s = max(self._waits_since_s, self._took_s)  # before that it was counted
+            since_s = max(self._waits_since_s, self._took_s)  # the time before counted already
             self._handle(Waited(time.monotonic() - since_s))
         super()._give(given)
 
@@ -290,7 +290,7 @@ class BuiltRun(PythonRun):
 
 
 class _Bell:
-    """Wakes who waits for its descriptor, while it is open. Thread-safe."""
+    """An event with a descriptor to poll, while it is open. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -322,8 +322,8 @@ Answer = Granted | Answered | Given
 
 
 class _Questions:
-    """What may wait for a dispatcher is asked in threads: one for each who is asked for, which does
-    so one after the other, and starts with the first."""
+    """Asks questions that may wait for a dispatcher, in threads. Each topic has a thread, which
+    starts with the first question and asks one after the other."""
 
     def __init__(self, bell: _Bell) -> None:
         self._bell = bell
@@ -332,7 +332,7 @@ class _Questions:
         self._stopped = threading.Event()
 
     def ask(self, who: Hashable, question: Callable[[], Answer]) -> None:
-        """`answers` has what it returns, once the bell has rung."""
+        """Ask; `answers` yields the question's result once the bell has rung."""
         if who not in self._asked:
             questions = self._asked[who] = queue.SimpleQueue()
             threading.Thread(
@@ -341,7 +341,7 @@ class _Questions:
         self._asked[who].put(question)
 
     def answers(self) -> Iterator[Answer]:
-        """Those that are there. Raises what the questions do."""
+        """The available answers. Raises what the questions raise."""
         while not self._answers.empty():
             answer = self._answers.get()
             if isinstance(answer, BaseException):
@@ -349,8 +349,7 @@ class _Questions:
             yield answer
 
     def stop(self) -> None:
-        """Ask no more. Each thread ends once what it is asking for is answered, or the feed is
-        closed."""
+        """Ask no more. Each thread ends once its question is answered, or the feed is closed."""
         self._stopped.set()
         for questions in self._asked.values():
             questions.put(None)
@@ -360,7 +359,7 @@ class _Questions:
         while (question := questions.get()) is not None and not self._stopped.is_set():
             try:
                 answer = question()
-            except BaseException as error:  # noqa: BLE001 - for who reads the run
+            except BaseException as error:  # noqa: BLE001 - `answers` raises it
                 answer = error
             self._answers.put(answer)
             self._bell.ring()

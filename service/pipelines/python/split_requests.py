@@ -1,7 +1,7 @@
-"""How a child that builds its dataset asks its worker for splits, while it sends blocks.
+"""Lets a child that builds its dataset ask its worker for splits while it sends blocks.
 
-TensorFlow's threads ask, and one thread sends. So another thread listens, and passes each answer to
-the thread that asked.
+TensorFlow's threads ask, and one thread sends blocks. A third thread receives, and passes each
+answer to the thread that asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .child_blocks import Sender
 
 
 class Asker(Sender):
-    """A Sender of which threads may ask."""
+    """A Sender through which several threads may ask."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
@@ -41,7 +41,7 @@ class Asker(Sender):
         return self._told.get()
 
     def ask(self, feed: AskedFeed, what: str, *about: Any) -> Any:
-        """The answer, once it is known; None when the feed is closed. Thread-safe."""
+        """The answer, once it arrives; None when the feed is closed. Thread-safe."""
         answer: Future[Any] = Future()
         with self._asking:
             if feed.closed:
@@ -52,7 +52,7 @@ class Asker(Sender):
         return answer.result()
 
     def close(self, feed: AskedFeed) -> None:
-        """Nobody asks for it any more, nor waits. Thread-safe."""
+        """Close a feed: pending and future questions get None. Thread-safe."""
         with self._asking:
             feed.closed = True
         for number, (whose, _) in list(self._answers.items()):
@@ -61,14 +61,14 @@ class Asker(Sender):
 
     def _answer(self, number: int, said: Any) -> None:
         _, answer = self._answers.pop(number, (None, None))
-        if answer is not None:  # its feed was closed otherwise
+        if answer is not None:  # else its feed was closed
             answer.set_result(said)
 
     def _listen(self) -> None:
         try:
             while True:
                 self._hear(self._receive())
-        except BaseException:  # noqa: BLE001 - or who waits for what it hears would do so for ever
+        except BaseException:  # noqa: BLE001 - else threads would wait for answers forever
             traceback.print_exc()
             os._exit(1)
 
@@ -93,11 +93,11 @@ class Asker(Sender):
 
 
 class AskedFeed:
-    """The worker's feed, as its child has it in one run; to be closed."""
+    """A feed that asks the worker, for one run; close it."""
 
     def __init__(self, sources: Sequence[ev.SplitSource], asker: Asker) -> None:
         self.sources = sources
-        self.closed = False  # who waits for a split of it is told that there is none
+        self.closed = False  # then all questions get None
         self._asker = asker
 
     def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:

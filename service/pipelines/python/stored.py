@@ -1,4 +1,4 @@
-"""What is stored of a Python dataset, and what it needs of the process that runs it."""
+"""The stored form of a Python dataset, and its requirements on the process that runs it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...proto.python_pb2 import PythonDataset
 
 
 def is_built(dataset: PythonDataset) -> bool:
-    """Whether its function builds it, in each process that runs it; else it is one of splits."""
+    """Whether the function builds a tf.data.Dataset; otherwise it is a function of splits."""
     return not dataset.splits
 
 
 def python_version() -> str:
-    """That pickled functions are bound to."""
+    """The Python version that pickled functions require."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def package_version(name: str) -> str | None:
-    """None if it is not there."""
+    """The package's version; None if it isn't installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -28,7 +28,8 @@ def package_version(name: str) -> str | None:
 
 
 def require_versions(dataset: PythonDataset) -> None:
-    """Raises FailedPrecondition, with both, if this process has others than it was pickled with."""
+    """Raises FailedPrecondition, with both versions, if this process's differ from those that the
+    dataset was pickled with."""
     if dataset.python != python_version():
         raise FailedPrecondition(
             f"the dataset was registered by Python {dataset.python}, and this worker has Python "

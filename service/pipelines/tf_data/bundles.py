@@ -1,9 +1,9 @@
-"""A graph that runs bundle by bundle: what it may not have, and its dataset of one range.
+"""A graph that runs bundle by bundle: checks that it can, and the dataset of one range.
 
-A long run gives a graph's sources whatever splits come, and Python is asked for them. A bundle is
-one range of them; so each source is replaced by the dataset of that range, which comes as two
-tensors, and the whole becomes the function of a flat_map: C++ makes iterators of it for one bundle
-after another, without Python, tracing or optimizing anything again.
+In a long run, sources ask Python for splits and take whatever comes. A bundle is one range of
+splits. So here each source becomes the dataset of a range, and the range is two tensors. The whole
+graph becomes the function of a flat_map: C++ makes an iterator for one bundle after another,
+without Python and without tracing or optimizing again.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class BundleGraph:
         return dataset_ops._VariantDataset(variant, self.component_specs)
 
     def forget(self) -> None:
-        """Free what is not needed any more once `dataset` is traced."""
+        """Free what `dataset` needed only for tracing."""
         self._imported.forget()
 
     def close(self) -> None:
-        """Free what TensorFlow holds of it. Idempotent. No bundle may run any more."""
+        """Free TensorFlow's resources. Idempotent. No bundle may still run."""
         self._imported.forget()
         tables, self._imported.tables = self._imported.tables, []
-        if tables:  # which all bundles share
+        if tables:  # shared by all bundles
             handles_of = tf.function(
                 lambda: import_part(self._imported.proto, {}, tables), autograph=False
             )
@@ -76,7 +76,7 @@ class BundleGraph:
 
 
 class _Range:
-    """Sources of one range of splits each, the same one."""
+    """Sources that all yield the same range of splits."""
 
     def __init__(self, names: list[str], first: Tensor, count: Tensor) -> None:
         self.names = names

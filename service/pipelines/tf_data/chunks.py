@@ -1,7 +1,7 @@
-"""Chunks: elements in a file, as TensorFlow's distributed snapshots have them.
+"""Chunks: files of elements, in the format of TensorFlow's distributed snapshots.
 
-A chunk is TFRecords, perhaps compressed as a whole: for each element one record for each tensor
-that the graph yields, a TensorProto.
+A chunk is a TFRecord file, perhaps compressed as a whole. Each element has one record, a
+TensorProto, for each tensor that the graph yields.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Record = Callable[[Any], bytes]
 
 
 class ChunkWriter:
-    """Writes a file. `close` it; what was written before is not on disk yet then."""
+    """Writes a file; close it. `close` does not fsync."""
 
     def __init__(self, path: str, compression: str, records: list[Record]) -> None:
-        """Raises PipelineError with the file system's code, as all of its methods."""
+        """Raises PipelineError with the file system's code, as all methods do."""
         self.elements = 0
         self.bytes = 0
         self._records = records
@@ -50,7 +50,7 @@ class ChunkWriter:
         self.elements += block.count
 
     def close(self) -> None:
-        """Hand all of it to the system."""
+        """Write all of it to the operating system."""
         try:
             self._file.close()
         except tf.errors.OpError as error:
@@ -58,13 +58,13 @@ class ChunkWriter:
 
 
 def chunk_opener(graph: bytes, compression: str) -> Callable[[str], ChunkWriter]:
-    """For chunks of what this graph yields, by their paths. Raises InvalidGraph."""
+    """A function from a path to a new chunk of this graph's elements. Raises InvalidGraph."""
     records = [_record_of(spec) for spec in output_specs(Graph(graph).dataset)]
     return lambda path: ChunkWriter(path, compression, records)
 
 
 def _record_of(spec: Any) -> Record:
-    if spec.dtype == tf.variant:  # blocks have them serialized
+    if spec.dtype == tf.variant:  # blocks hold variants serialized
         return bytes
     kind = spec.dtype.as_datatype_enum
 

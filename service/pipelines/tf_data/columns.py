@@ -1,7 +1,7 @@
-"""How one component gets out of TensorFlow: element by element into a queue, out in bulk.
+"""Moves one component out of TensorFlow: into a queue by the element, out of it in bulk.
 
-`encode` is traced into the function that C++ runs for every element; what it returns goes
-through a FIFOQueue, which stacks it. `decode` gets such stacks and makes a blocks.Component.
+`encode` is traced into the function that C++ runs for every element. A FIFOQueue stacks what it
+returns. `decode` turns these stacks into a blocks.Component.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ColumnCodec(Protocol):
     """The size of every element's component, or None if they differ."""
 
     def encode(self, tensor: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What goes through the queue; and its size in bytes, an int64 scalar."""
+        """The tensors for the queue, and the component's size in bytes, an int64 scalar."""
         ...
 
     def decode(self, stacked: list[Tensor]) -> Component: ...
@@ -60,7 +60,7 @@ class Fixed(ColumnCodec):
 
 
 class Varying(ColumnCodec):
-    """Shapes differ. A tensor and its shape go through the queue as variants, without a copy."""
+    """Shapes differ. Tensor and shape go through the queue as variants, which avoids a copy."""
 
     fixed_bytes = None
 
@@ -91,7 +91,7 @@ class Varying(ColumnCodec):
 
 
 class Text(ColumnCodec):
-    """Several strings: one for all of them, and their lengths. The queue would copy each."""
+    """Tensors of strings: joined to one string, and their lengths. The queue would copy each."""
 
     fixed_bytes = None
 
@@ -112,7 +112,7 @@ class Text(ColumnCodec):
 
 
 class Opaque(ColumnCodec):
-    """A variant that means something to TensorFlow only: serialized, a string."""
+    """A variant that only TensorFlow understands: serialized to a string."""
 
     fixed_bytes = None
 
@@ -127,14 +127,14 @@ class Opaque(ColumnCodec):
 
 
 def tensor_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor's values, computed in the graph; of strings, of one."""
+    """The size of a tensor's values, computed in the graph; a string tensor must be a scalar."""
     if tensor.dtype == tf.string:
         return tf.cast(tf.strings.length(tensor), tf.int64)
     return tf.size(tensor, tf.int64) * tensor.dtype.size
 
 
 def to_numpy(tensor: Tensor, dtype: Any) -> Any:
-    """An eager tensor's values as a block keeps them; numbers are not copied."""
+    """An eager tensor's values in a block's format; numbers are not copied."""
     if dtype != tf.string:
         array = np.asarray(tensor)  # tensor.numpy() would copy
         native = numpy_dtype(array.dtype.name if dtype.is_quantized else dtype.name)
@@ -147,7 +147,7 @@ def _joined(strings: Tensor) -> Tensor:
 
 
 def _data(strings: Tensor) -> Any:
-    """The bytes of eager strings, one after another."""
+    """The bytes of eager strings, concatenated."""
     return np.frombuffer(_joined(strings).numpy(), np.uint8)
 
 
@@ -167,12 +167,12 @@ def _wrap(flat: Tensor) -> Tensor:
 def _unwrapped(variants: Tensor, dtype: Any, total: int) -> Tensor:
     """The values of wrapped tensors, joined, `total` of them; a single one's without a copy.
 
-    What TensorFlow has for this, RaggedTensorFromVariant, copies value by value, 3 ns each, be
-    they bytes. The gradient of wrapping does the same, and copies a tensor at a time.
+    TensorFlow's op for this, RaggedTensorFromVariant, copies each value by itself, 3 ns each, even
+    bytes. The gradient of wrapping computes the same, and copies a tensor at a time.
     """
     return tf.raw_ops.RaggedTensorToVariantGradient(
         encoded_ragged_grad=variants,
-        row_splits=tf.constant(0, tf.int64),  # for variants without a tensor only
+        row_splits=tf.constant(0, tf.int64),  # used only for variants without a tensor
         dense_values_shape=[total if variants.shape[0] > 1 else 0],  # a single one has its own
         Tvalues=dtype,
     )

@@ -1,4 +1,4 @@
-"""What a graph says of its tensors by itself."""
+"""What a graph tells about its tensors without being run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _INT32, _STRING, _INT64, _BOOL = 3, 7, 9, 10  # DataType
 
 
 class TensorFacts(NamedTuple):
-    """What is asked about a tensor: its shape, and its value if it is an integer scalar."""
+    """A tensor's shape, and its value if it is an integer scalar."""
 
     shape: tuple[int, ...]
     value: int | None
 
 
 def constant(node: pb.NodeDef) -> TensorFacts | None:
-    """Of the tensor that a node yields, if it is constant."""
+    """Facts about a node's tensor; None if it isn't constant."""
     if node.op == "Pack" and node.attr["axis"].i == 0:
-        return TensorFacts((node.attr["N"].i,), None)  # the other dimensions matter to nobody
+        return TensorFacts((node.attr["N"].i,), None)  # nobody needs the other dimensions
     if node.op != "Const":
         return None
     tensor = node.attr["value"].tensor
@@ -36,7 +36,7 @@ def constant(node: pb.NodeDef) -> TensorFacts | None:
 
 
 def text(node: pb.NodeDef) -> str | None:
-    """The scalar string that a node yields, if it is constant, and text."""
+    """The scalar string that a node yields; None if it isn't constant, or isn't text."""
     tensor = node.attr["value"].tensor
     if node.op != "Const" or tensor.dtype != _STRING or len(tensor.string_val) != 1:
         return None

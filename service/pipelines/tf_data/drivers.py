@@ -1,17 +1,19 @@
-"""Threads that drive pipelines: each is in one call that stays in C++.
+"""Threads that drive pipelines. Each is in one call, which stays in C++.
 
-The driver of a long run works for that run, and ends with it. One of bundles works for one run
-after another: a request with the bundle's range and the handles of its queues goes through a queue
-as well, so between two bundles nothing is made but iterators.
+The driver of a long run works for that run and ends with it. A bundle driver serves one bundle
+after another: a request, with the bundle's range and the handles of its queues, comes through a
+queue too. So between two bundles TensorFlow makes only iterators.
 
-A long run ends with its pipeline, which closes the run's queue at its end, when TensorFlow has
-dropped the user's iterators. The call itself may return much later: the thread that tunes
-parallelism and buffers is told to end before it can see that it shall (TensorFlow 2.21's
-`Model::OptimizeLoop`: the callback of a cancellation wakes it, the cancellation shows afterwards).
-If it sleeps on then it does so to its next round, and the call waits for it: rounds are twice as
-long each time, up to a minute apart. Nothing of a pipeline that came to its end is left in that
-time. One that was cancelled is waited for a little, and then left: what its step may use, the run's
-queues among it, is freed when that ends. That a pipeline has failed is known only then, too.
+A long run is over when its pipeline closes the run's queue, at its end. TensorFlow has dropped the
+user's iterators by then, and nothing of the pipeline is left. The call itself may return much
+later, because of the thread that tunes parallelism and buffers (TensorFlow 2.21's
+`Model::OptimizeLoop`). A cancellation wakes that thread, but the thread may see the cancellation
+only in its next round. Each round is twice as long as the one before, up to a minute, and the call
+waits for it.
+
+A driver waits a little for a cancelled pipeline and then leaves it. What its step may still use,
+the run's queues among it, is freed when the step ends. A pipeline's failure also shows only when
+the step ends.
 """
 
 from __future__ import annotations
@@ -31,21 +33,21 @@ from .op_libraries import explained
 from .queues import OwnedQueue
 from .traces import STOP, BundleTrace, RunTrace
 
-UNWIND_S = 1.0  # for a cancelled pipeline to end at its next element, or by its feed
+UNWIND_S = 1.0  # time for a cancelled pipeline to end at its next element, or by its feed
 
 Tensor = Any
 
 
 class Driver:
-    """A thread in a step of TensorFlow's."""
+    """A thread that runs one TensorFlow step."""
 
     def __init__(self, drive: Callable[[OwnedQueue], None], queue: OwnedQueue) -> None:
         """`drive(stop)` is the step; when it ends, `queue` is closed.
 
-        An operation that fails cancels all others of its step. The step waits for something in
-        `stop` while the pipeline runs, so closing it cancels the pipeline. TensorFlow's
-        CancellationManager would hold Python's global lock while it waits for the pipeline's
-        locks; and who has one of these may wait for Python.
+        An operation that fails cancels all others of its step. An operation of the step waits for
+        something in `stop` while the pipeline runs, so closing `stop` cancels the pipeline.
+        TensorFlow's CancellationManager could deadlock: it holds the GIL while it waits for the
+        pipeline's locks, and a thread with such a lock may wait for the GIL.
         """
         self.error: PipelineError | None = None  # set before the queue is closed
         self.queue = queue
@@ -56,16 +58,16 @@ class Driver:
         self._thread.start()
 
     def end(self) -> None:
-        """Wait a little until it has ended, which its queues, or its feed, have been closed for."""
-        # Here, where waiting for a lock of the pipeline's holds up nobody else; and late:
-        # a function call that returns while TensorFlow cancels waits for that, with its locks.
+        """Wait a little until the step has ended. The caller has closed its queues, or its feed."""
+        # Close `stop` here, where waiting for a lock of the pipeline blocks nobody else. And late:
+        # while TensorFlow cancels, a returning function call waits for that and holds its locks.
         if not wait([self._ended], UNWIND_S).done:
             self._stop.close()
         if wait([self._ended], UNWIND_S).done:
             self._thread.join()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call this once the step has ended, from the driver's thread; at once if it has."""
+        """Call this in the driver's thread once the step has ended; at once if it has."""
         self._ended.add_done_callback(lambda _: callback())
 
     @property
@@ -80,7 +82,7 @@ class Driver:
             self._drive(self._stop)
         except tf.errors.OpError as error:
             self.error = pipeline_error(error)
-        except Exception as error:  # noqa: BLE001 - a message of TensorFlow's that is no UTF-8, say
+        except Exception as error:  # noqa: BLE001 - such as a message that is not UTF-8
             self.error = PipelineError("UNKNOWN", f"the pipeline failed: {error!r}")
         finally:
             self._ended.set_result(None)
@@ -120,13 +122,13 @@ class LongRun:
             self._driver.when_ended(self._release)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until what it held in TensorFlow is released, or until it takes too long."""
+        """Wait until TensorFlow's resources are released, or the timeout."""
         if self._driver is not None:
             self._driver.join(timeout_s)
 
 
 class BundleDriver(Driver):
-    """Drives the bundles that it is asked for."""
+    """Drives one requested bundle after another."""
 
     def __init__(self, trace: BundleTrace, queue: OwnedQueue) -> None:
         self._requests = trace.make_requests()
@@ -137,11 +139,11 @@ class BundleDriver(Driver):
         super().__init__(drive, queue)
 
     def ask(self, numbers: list[int], queues: list[OwnedQueue]) -> None:
-        """Only when it has nothing to do."""
+        """Request a bundle; only when the driver is idle."""
         self.queue = queues[0]
         handles = [queue.handle for queue in queues]
         self._requests.enqueue([np.array(numbers, np.int64), *handles])
-        if self.has_ended:  # before it knew of this queue
+        if self.has_ended:  # before this queue was registered for its end
             self.queue.close()
 
     def end(self) -> None:
@@ -151,13 +153,13 @@ class BundleDriver(Driver):
 
 
 class Drivers:
-    """The drivers of a pipeline's bundles: as many as run at the same time. Thread-safe."""
+    """The drivers of a pipeline's bundles: one for each concurrent bundle. Thread-safe."""
 
     def __init__(self, trace: BundleTrace) -> None:
         self._trace = trace
         self._lock = threading.Lock()
         self._idle: list[BundleDriver] = []
-        self._begun: list[BundleDriver] = []  # all whose steps may not have ended
+        self._begun: list[BundleDriver] = []  # all drivers whose steps may still run
         self._closed = False
 
     def take(self, queues: list[OwnedQueue]) -> BundleDriver:
@@ -170,7 +172,7 @@ class Drivers:
         return driver
 
     def give_back(self, driver: BundleDriver) -> None:
-        """Which has done its bundle."""
+        """Return a driver that has finished its bundle."""
         with self._lock:
             if not self._closed:
                 self._idle.append(driver)
@@ -178,7 +180,7 @@ class Drivers:
         driver.end()
 
     def close(self) -> None:
-        """End those that are idle, and the others when they are given back. Idempotent."""
+        """End idle drivers now, and others when they are given back. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -186,7 +188,7 @@ class Drivers:
             driver.end()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call this once the steps of all have ended; only when nobody takes any more."""
+        """Call this once all steps have ended. Nobody may take a driver any more."""
         if self._begun:
             self._begun.pop().when_ended(lambda: self.when_ended(callback))
         else:
@@ -197,7 +199,7 @@ class DrivenBundle:
     """Drives one bundle."""
 
     def __init__(self, drivers: Drivers, numbers: list[int], release: Callable[[], None]) -> None:
-        """`numbers` are those of a request: BundleTrace.make_requests."""
+        """`numbers` are a request's, as in BundleTrace.make_requests."""
         self._drivers = drivers
         self._numbers = numbers
         self.release = release
@@ -217,12 +219,12 @@ class DrivenBundle:
 
 
 def pipeline_error(error: Any) -> PipelineError:
-    """TensorFlow's error with its code's canonical name."""
+    """TensorFlow's error, with the canonical name of its code."""
     code = next((name for name, number in _CODES if number == error.error_code), "UNKNOWN")
     return PipelineError(code, explained(_TRACE.sub("", str(error.message))))
 
 
-# Where in *our* program TensorFlow's nodes come from, which tells nobody anything.
+# Stack frames of our program in TensorFlow's messages: useless to a reader.
 _TRACE = re.compile(
     r"^Graph execution error:\n\nDetected at node .*\n"
     r"(<stack traces unavailable>\n|(  File .*\n\n?)+)+"

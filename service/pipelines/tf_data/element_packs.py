@@ -1,13 +1,13 @@
 """Pipelines that may be driven several elements at a time.
 
-To put an element into the queue costs a function call of TensorFlow's. Where the pipeline
-calls no function for its elements that is most of the cost; and there, elements come so fast
-that none waits long for its neighbours. So such a pipeline (ranges and slices of tensors,
-however they are shuffled, repeated and interleaved) is batched into *packs* before the queue. In
-any other pipeline an element may take a second, and travels as soon as it is there.
+To put an element into the queue takes a TensorFlow function call. If the pipeline calls no function
+for its elements, that is most of the cost, and elements come so fast that none waits long for the
+next. So such a pipeline (ranges and slices of tensors, however shuffled, repeated and interleaved)
+is batched into *packs* before the queue. In any other pipeline an element may take a second, and
+is sent as soon as it exists.
 
-Strings are never packed: nobody knows their sizes before, and they come from files, which may
-fail, and then TensorFlow would drop the batch that it was filling.
+Strings are never packed. Their sizes are unknown beforehand. And they come from files, which may
+fail: TensorFlow would then drop the batch that it was filling.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _DATASETS = {
     "ZipDataset",
 }
 
-# What may stand beside datasets in the functions of interleave and flat_map.
+# Operations that the functions of interleave and flat_map may have besides datasets.
 _TRIVIAL = {"Const", "Identity", "NoOp", "Reshape"}
 
 
 def elements_per_pack(specs: Sequence[Any]) -> int:
-    """How many elements of these component specs make a pack, in a pipeline that may have them."""
+    """The number of elements of these component specs in a pack, if the pipeline may have packs."""
     fixed = [spec.shape.num_elements() for spec in specs if spec.shape.is_fully_defined()]
     if not specs or len(fixed) < len(specs) or 0 in fixed:
         return 1
@@ -58,7 +58,7 @@ def elements_per_pack(specs: Sequence[Any]) -> int:
 
 
 def calls_functions(graph: Graph) -> bool:
-    """Whether the pipeline calls functions for its elements, as far as one can see."""
+    """Whether the pipeline visibly calls functions for its elements."""
     datasets = (node.op for node in graph.proto.node if "Dataset" in node.op)
     functions = (node.op for f in graph.proto.library.function for node in f.node_def)
     return not all(_is_plain_dataset(op) for op in datasets) or not all(

@@ -1,7 +1,7 @@
-"""TensorFlow's side of an element: its element_spec, its components, and their dtypes on the way.
+"""An element in TensorFlow: its element_spec, its components, and the dtypes they travel as.
 
 The components of an element are those of `tf.nest.flatten(…, expand_composites=True)`: a
-ragged tensor is its flat values and row splits, a sparse one indices, values and dense shape.
+ragged tensor is flat values and row splits, a sparse one indices, values and dense shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...errors import InvalidArgument
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Tensor = Any  # of TensorFlow, which has no types
+Tensor = Any  # TensorFlow has no types
 Spec = Any
 
 
@@ -57,15 +57,15 @@ def restore(element_spec: Spec, components: Sequence[Tensor]) -> Any:
 
 
 def has_extension_types(element_spec: Spec) -> bool:
-    """Whether an element has something in it whose class only its own programs know."""
+    """Whether an element contains a type whose class only the user's programs know."""
     return any(isinstance(spec, ExtensionTypeSpec) for spec in nest.flatten(element_spec))
 
 
 def without_extension_types(element_spec: Spec) -> Spec:
-    """The same components, with tuples of their components in place of extension types.
+    """The spec with a tuple of components in place of each extension type.
 
-    How a batchable extension type lies in a dataset is up to its class, which workers need not
-    know; so datasets are registered like this.
+    The class of a batchable extension type decides how a dataset stores it. Workers need not know
+    the class if datasets are registered with this spec.
     """
     leaves = [
         tuple(_expand(spec, spec)) if isinstance(spec, ExtensionTypeSpec) else spec
@@ -89,10 +89,10 @@ def _is_none(spec: Spec) -> bool:
 
 
 def check_element_spec(given: Spec, registered: Spec) -> None:
-    """Raises InvalidArgument if elements of `registered` are none of `given`.
+    """Raises InvalidArgument if elements of `registered` do not fit `given`.
 
-    Nesting and dtypes must be the same. Shapes need only be compatible: a dimension that is not
-    known in one of them may be anything.
+    Nesting and dtypes must be equal. Shapes need only be compatible: an unknown dimension in either
+    fits any.
     """
     try:
         nest.assert_same_structure(registered, given)
@@ -114,13 +114,13 @@ def _fits(registered: Spec, given: Spec) -> bool:
 
 
 def plain(function: Callable[P, R]) -> Callable[P, R]:
-    """Marks a function that TensorFlow shall trace as it is, without AutoGraph."""
+    """Mark a function that TensorFlow traces without AutoGraph."""
     marked: Callable[P, R] = tf.autograph.experimental.do_not_convert(function)
     return marked
 
 
 class Carrier(NamedTuple):
-    """How a dtype travels that TensorFlow's queues and bitcasts do not know."""
+    """How to carry a dtype that TensorFlow's queues and bitcasts do not support."""
 
     dtype: Any
     to: Callable[[Tensor], Tensor]
@@ -128,7 +128,7 @@ class Carrier(NamedTuple):
 
 
 def carrier(dtype: Any) -> Carrier:
-    """A dtype that every kernel handles and that holds all values of `dtype`."""
+    """The carrier of `dtype`: one that every kernel supports and that holds all its values."""
     if dtype in _BITS:
         other = _BITS[dtype]
         return Carrier(other, lambda x: tf.bitcast(x, other), lambda x: tf.bitcast(x, dtype))
@@ -139,7 +139,7 @@ def carrier(dtype: Any) -> Carrier:
 
 
 def options_for(specs: Sequence[Spec]) -> Any:
-    """The tf.data options that a dataset needs to have these components in functions."""
+    """The tf.data options of a dataset that has these components in functions."""
     options = tf.data.Options()
     if any(spec.dtype.name.startswith("float8") for spec in specs):
         # TensorFlow 2.21's optimizer fails on float8 ("Converting f8E5M2 to DataType").
@@ -157,19 +157,19 @@ _BITS = {
 
 
 class Metadata(NamedTuple):
-    """What a registration says about a dataset besides its graph."""
+    """What a registration tells about a dataset besides its graph."""
 
-    element_spec: Spec  # None if it was registered without
+    element_spec: Spec  # None if registered without one
     compressed: bool  # the graph ends in tf.data service's compression
-    raw: bool  # blocks hold what the graph yields, instead of the element_spec's components
-    cardinality: int  # of tf.data: also tf.data.INFINITE_CARDINALITY and UNKNOWN_CARDINALITY
+    raw: bool  # blocks hold what the graph yields, not the element_spec's components
+    cardinality: int  # tf.data's: may be tf.data.INFINITE_CARDINALITY or UNKNOWN_CARDINALITY
 
 
 def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
-    """What a dataset's elements are, and how they travel.
+    """A dataset's metadata.
 
-    What a stock client registered compressed, or without a spec, is left as its graph yields it,
-    which is what such clients need.
+    A dataset that a stock client registered compressed, or without a spec, is `raw`: such clients
+    need what the graph yields.
     """
     proto = data_service_pb2.DataServiceMetadata.FromString(definition.metadata)
     spec = decode_element_spec(proto.element_spec) if proto.element_spec else None
@@ -183,8 +183,8 @@ def decode_metadata(definition: ev.DatasetDefinition) -> Metadata:
 
 
 def encode_element_spec(element_spec: Spec) -> bytes:
-    """The bytes that TensorFlow's metadata keeps an element_spec as. Raises UnsupportedElement."""
-    with warnings.catch_warnings():  # that None is a type which must be registered; it is
+    """An element_spec as TensorFlow's metadata stores it. Raises UnsupportedElement."""
+    with warnings.catch_warnings():  # it warns that NoneType must be registered; it is
         warnings.simplefilter("ignore", UserWarning)
         try:
             encoded = nested_structure_coder.encode_structure(element_spec)
@@ -193,11 +193,11 @@ def encode_element_spec(element_spec: Spec) -> bytes:
                 f"TensorFlow cannot write down this element_spec ({error}): map the dataset to "
                 f"dicts, tuples or named tuples of tensors; it is {element_spec}"
             ) from None
-    return bytes(encoded.SerializeToString(deterministic=True))  # of dicts the order is by chance
+    return bytes(encoded.SerializeToString(deterministic=True))  # else dicts have a random order
 
 
 def decode_element_spec(data: bytes) -> Spec:
-    """With None as a dataset has it, NoneTensorSpec."""
+    """The spec; None in it becomes NoneTensorSpec, as in a dataset."""
     spec = nested_structure_coder.decode_proto(struct_pb2.StructuredValue.FromString(data))
     leaves = [tf.NoneTensorSpec() if leaf is None else leaf for leaf in nest.flatten(spec)]
     return nest.pack_sequence_as(spec, leaves)

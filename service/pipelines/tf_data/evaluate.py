@@ -1,9 +1,9 @@
-"""Computes tensors of a dataset graph with TensorFlow, for split_sources.py.
+"""Compute tensors of a dataset graph with TensorFlow, for split_sources.py.
 
     python -m forebay.service.pipelines.tf_data.evaluate LIBRARIES TENSOR … < graph > facts.json
 
-with paths of libraries of custom ops, as JSON, prints a list of [shape, value or null]. The
-dispatcher runs it as a process of its own.
+LIBRARIES is a JSON list of paths of custom op libraries. The output is a JSON list of
+[shape, value or null]. The dispatcher runs this in a separate process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def evaluate(graph: bytes, names: Sequence[str]) -> list[TensorFacts]:
     tensors = [name if ":" in name else f"{name}:0" for name in names]
 
     try:
-        # A session, so that the graph's tables and functions meet no others.
+        # A session isolates the graph's tables and functions.
         with tf.Graph().as_default() as scope, tf.compat.v1.Session(graph=scope) as session:
             found = tf.graph_util.import_graph_def(proto, return_elements=tensors, name="")
             values = session.run(found)

@@ -1,16 +1,14 @@
-"""A dataset graph on leased splits: its sources replaced by feeds.
+"""A dataset graph on leased splits: feeds replace its sources.
 
-Python gives ranges of splits, (first, count), or the names of those that have some, and C++ expands
-them into the splits themselves, so Python is touched once a lease, not once a split. Each time the
-pipeline opens the source again (`repeat`, for instance) the feed goes on to its next *opening*,
-which is the next pass.
+Python gives a feed ranges of splits, (first, count), or the names of splits. C++ expands them into
+splits, so Python runs once a lease, not once a split. Each time the pipeline opens the source again
+(in a `repeat`, say), the feed goes to its next *opening*, which is the next pass.
 
-A repeat without an end ends in TensorFlow when its first opening yields nothing; but here that only
-means that other workers had all splits. So it is replaced by a flat_map over an endless *gate*.
+TensorFlow ends an endless repeat whose first opening is empty. Here an empty opening only means
+that other workers have all splits. So a flat_map over an endless *gate* replaces the repeat.
 
-Nothing here is a `from_generator`: the first one in a process has TensorFlow tell malloc to give
-every large buffer back to the system at once, and then each batch of the pipeline begins with
-pages that the kernel has to make.
+This module avoids `from_generator`: the first one in a process makes TensorFlow tell malloc to
+return every large buffer to the system at once. Each batch would then fault in new pages.
 """
 
 from __future__ import annotations
@@ -49,17 +47,17 @@ Dataset = Any
 Tensor = Any
 
 GATE = "forebay/gate/{}:0"
-"""Stands for the tensor of a repeat's gate where a graph is being imported."""
+"""Stands for the tensor of a repeat's gate while a graph is imported."""
 
 
 class TracedGraph:
-    """A graph as a function of this process's TensorFlow: each call makes the dataset anew.
+    """A graph as a function in this process's TensorFlow: each call makes the dataset anew.
 
-    Nothing of a run is captured by the trace, so that many may share it, also at the same time.
+    The trace captures nothing of a run, so many runs may share it, also concurrently.
     """
 
     def __init__(self, graph: bytes, sources: Sequence[ev.SplitSource] | None) -> None:
-        """`sources` are those that were registered; None if the graph runs as it is.
+        """`sources` are the registered ones; None if the graph runs without leases.
 
         Raises InvalidGraph, NotSplittable (with sources), and TensorFlow's errors.
         """
@@ -69,24 +67,24 @@ class TracedGraph:
         self._strands = _strands(walk.sources, sources) if walk and sources is not None else {}
         repeats = walk.endless_repeats if walk else {}
         self._repeats = list(repeats.values())
-        # An endless repeat begins anew, with a lease, for each so many elements.
+        # An endless repeat begins again, with a new lease, after this many elements.
         sizes = [source_size(sources[n]) for own in self._repeats for n in own] if sources else []
         self.most_at_once = max(1, min(sizes, default=ENDLESS))
         self.component_specs = output_specs(parsed.dataset)
         self.calls_functions = calls_functions(parsed)
         self._state = state_of(parsed)
-        # Set again, because those from below a repeat without an end do not pass its gate.
+        # Set the options again: those from below an endless repeat don't pass its gate.
         options = options_of(walk.options if walk else b"")
-        del parsed  # constants may be large, and TensorFlow makes copies of its own
+        del parsed  # constants may be large, and TensorFlow copies them
         self._imported = ImportedGraph(graph)
         isolated, result = self._imported.proto, self._imported.result
         tables = self._imported.tables
         _replace_repeats(isolated, repeats, f"{self._imported.prefix}_reopen")
-        # TensorFlow itself keeps them only as long as the thread lives that traces.
+        # TensorFlow itself keeps callbacks only while the tracing thread lives.
         self._callbacks: list[Callable[..., Any]] = []
 
         def build(first: Tensor) -> list[Tensor]:
-            """`first` is the number of the run's first feed; those of its gates come last."""
+            """`first` is the number of the run's first feed; the gates' numbers come last."""
             feeds = _FedSources([*self._strands, *self._watched], first, self._callbacks)
             after = first + len(feeds.names)
             gates = {
@@ -113,10 +111,10 @@ class TracedGraph:
         return LoadedGraph(self._build, asked)
 
     def may_be_shared(self, options: tf.data.Options) -> bool:
-        """Whether runs with these options have nothing in common but the graph.
+        """Whether runs with these options share nothing but the graph.
 
-        What has state in a function of the pipeline's is made by each run for itself as long as
-        TensorFlow rewrites the dataset, which makes copies of its functions.
+        A stateful function of the pipeline has separate state in each run as long as TensorFlow
+        rewrites the dataset, because rewriting copies the functions.
         """
         rewriting = options.experimental_optimization
         rewritten = rewriting.apply_default_optimizations is not False
@@ -126,14 +124,14 @@ class TracedGraph:
         )
 
     def close(self) -> None:
-        """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
+        """Free TensorFlow's resources. Idempotent. No run may still use it."""
         self._imported.close()
         self._callbacks = []
-        self._build = None  # which holds the graph's constants
+        self._build = None  # it holds the graph's constants
 
 
 class LoadedGraph:
-    """A traced graph as the dataset of one run. `close` frees what it holds in TensorFlow."""
+    """A traced graph as the dataset of one run. `close` frees its TensorFlow resources."""
 
     def __init__(
         self,
@@ -151,13 +149,13 @@ class LoadedGraph:
             raise
 
     def cancel(self) -> None:
-        """End what the pipeline waits for here, other than a SplitFeed. Idempotent."""
+        """End the pipeline's waits in this module, except for a SplitFeed. Idempotent."""
         for asked in self._asked:
             if isinstance(asked, Watch):
                 asked.cancelled.set()
 
     def close(self) -> None:
-        """Idempotent. The pipeline may not run any more."""
+        """Idempotent. The pipeline must have ended."""
         for handle in self._tables:
             tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
         for number in self._numbers:
@@ -167,14 +165,14 @@ class LoadedGraph:
 
 
 _asked: dict[int, Any] = {}
-"""Whom the pipelines of this process ask: _Feeds, _Gates and Watches, by numbers used once."""
+"""The _Feeds, _Gates and Watches that this process's pipelines call, by unique numbers."""
 
 _next_number = 0
 _numbering = threading.Lock()
 
 
 def _number(asked: Sequence[_Feed | _Gate | Watch]) -> range:
-    """Numbers for them, one after another."""
+    """Give them consecutive numbers."""
     global _next_number
     with _numbering:
         numbers = range(_next_number, _next_number + len(asked))
@@ -184,15 +182,15 @@ def _number(asked: Sequence[_Feed | _Gate | Watch]) -> range:
 
 
 def _gate(number: Tensor, callbacks: list[Callable[..., Any]]) -> Tensor:
-    """The variant of something for each opening, until these will have no further split."""
+    """The variant of a gate: one item for each opening, until its sources have no further split."""
     return until_stopped(
         lambda: _integers(lambda n: _asked[int(n)].pass_one(), 1, callbacks, number)
     )._variant_tensor
 
 
 def _replace_repeats(graph: pb.GraphDef, repeats: Collection[str], function: str) -> None:
-    """Replace the nodes `repeats` by flat_maps over their gates, each item of which opens their
-    input. Adds the `function` that does it to the library.
+    """Replace the nodes `repeats` by flat_maps over their gates: each item of a gate opens the
+    repeat's input. Adds the flat_maps' `function` to the library.
     """
     for node in graph.node:
         if node.name in repeats:
@@ -214,8 +212,8 @@ def _replace_repeats(graph: pb.GraphDef, repeats: Collection[str], function: str
 def _strands(
     sources: list[SourceNode], registered: Sequence[ev.SplitSource]
 ) -> dict[str, tuple[int, bool]]:
-    """For each source that is fed, by the name of its node: the source that is leased for it, and
-    whether that is below a repeat without an end. Nothing feeds those that are read whole.
+    """For each fed source, by its node's name: the source whose leases it shares, and whether that
+    is below an endless repeat. Sources that are read whole aren't fed.
 
     Raises NotSplittable.
     """
@@ -223,7 +221,7 @@ def _strands(
     found = {}
     for number, (source, splits) in enumerate(zip(sources, registered, strict=True)):
         together = splits.leased_with if splits.HasField("leased_with") else None
-        require_splittable((), source.unleasable)  # which an earlier version may have let through
+        require_splittable((), source.unleasable)  # an earlier version may have registered it
         if source.leased_with != together:
             raise NotSplittable(
                 "the dataset zips several sources, and was registered by a version that did not "
@@ -242,10 +240,10 @@ def _feeds(strands: Mapping[str, tuple[int, bool]], feed: SplitFeed) -> list[_Fe
 
 
 class _Strand:
-    """The ranges of sources that are leased together, and how far each of them is.
+    """The ranges of sources that share leases, and each source's position in them.
 
-    Whichever comes first leases the next range, and the others read the same ones after it: so
-    zipped sources have the same splits in the same order, whichever of them is ahead.
+    The source that is ahead leases the next range, and the others read the same ranges after it. So
+    zipped sources have the same splits in the same order, whichever is ahead.
     """
 
     def __init__(self, feed: SplitFeed, source: int, endless: bool) -> None:
@@ -262,7 +260,7 @@ class _Strand:
     def next_range(self, reader: int, opening: int) -> SplitRange | None:
         with self._lock:
             mine = self._ahead[reader]
-            while mine and mine[0][0] < opening:  # which this reader has left early
+            while mine and mine[0][0] < opening:  # this reader left that opening early
                 mine.popleft()
             if not mine:
                 found = self._feed.next_range(self._source, opening, self._endless)
@@ -271,18 +269,18 @@ class _Strand:
             if mine[0][0] > opening:
                 return None  # another reader left it early
             if mine[0][1] is None:
-                return None  # as often as it is asked
+                return None  # however often it asks
             return mine.popleft()[1]
 
 
 class _Feed:
-    """One source's part of a strand."""
+    """One source's view of a strand."""
 
     def __init__(self, strand: _Strand) -> None:
         self.openings = itertools.count()
         self._strand = strand
         self._reader = strand.add_reader()
-        self._failed = threading.Event()  # and asked no more: `ignore_errors` would ask for ever
+        self._failed = threading.Event()  # ask no more: `ignore_errors` would ask forever
 
     def next_range(self, opening: Any) -> SplitRange:
         splits = None
@@ -298,7 +296,7 @@ class _Feed:
 
 
 class _Gate:
-    """Before a repeat without an end: whether its sources will have a further split."""
+    """Guards an endless repeat: answers whether its sources will have a further split."""
 
     def __init__(self, feed: SplitFeed, sources: list[int]) -> None:
         self._feed = feed
@@ -311,23 +309,23 @@ class _Gate:
 
 
 class _FedSources:
-    """A graph's sources, by the names of their nodes, on leased splits.
+    """A graph's sources on leased splits, by their nodes' names.
 
-    A function is traced once for all sources that are alike: tracing takes 20 ms, and there may be
-    hundreds of them.
+    Sources that are alike share one traced function: tracing takes 20 ms, and there may be
+    hundreds of sources.
     """
 
     def __init__(
         self, names: list[str], first: Tensor, callbacks: list[Callable[..., Any]]
     ) -> None:
-        """The feeds' numbers begin with `first`; `callbacks` is to be kept with the trace."""
+        """The feeds' numbers begin with `first`; the trace must keep `callbacks` alive."""
         self.names = names
         self._first = first
         self._callbacks = callbacks
         self._traced: dict[Any, tuple[Traced, list[int]]] = {}
 
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
-        """The variant of a dataset of a source's splits that are leased."""
+        """The variant of a dataset of a source's leased splits."""
         number, callbacks = self._first + self.names.index(node.name), self._callbacks
         next_splits = _next_names if node.op == CHUNKS else _next_numbers
 
@@ -345,8 +343,8 @@ class _FedSources:
     def _flat_map(
         self, dataset: Dataset, alike: Any, function: Callable[..., Dataset], inputs: list[Tensor]
     ) -> Dataset:
-        """`dataset.flat_map(function)`, where the function refers to some of the inputs. What is
-        `alike` differs only in these."""
+        """`dataset.flat_map(function)`, where the function refers to some of the inputs. Functions
+        with equal `alike` differ only in these."""
         if alike not in self._traced:
             made = traced(function, dataset.element_spec)
             places = {id(tensor): place for place, tensor in enumerate(inputs)}
@@ -357,7 +355,7 @@ class _FedSources:
 
 
 def _next_numbers(callbacks: list[Callable[..., Any]], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """A feed's next range, (first, count), of its number and its opening."""
+    """A feed's next range, (first, count), from its number and its opening."""
 
     def first_and_count(number: Any, opening: Any) -> tuple[int, int]:
         splits = _asked[int(number)].next_range(opening)
@@ -367,7 +365,7 @@ def _next_numbers(callbacks: list[Callable[..., Any]], *inputs: Tensor) -> tuple
 
 
 def _next_names(callbacks: list[Callable[..., Any]], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The same, (names,), of splits that have names."""
+    """A feed's next names, (names,), for splits that have names."""
 
     def names(number: Any, opening: Any) -> Any:
         splits = _asked[int(number)].next_range(opening)
@@ -381,7 +379,7 @@ def _next_names(callbacks: list[Callable[..., Any]], *inputs: Tensor) -> tuple[T
 def _integers(
     function: Callable[..., Any], size: int, callbacks: list[Callable[..., Any]], *inputs: Tensor
 ) -> tuple[Tensor, ...]:
-    """`size` integers: what a Python function of the inputs returns, while `callbacks` is kept."""
+    """The `size` integers that a Python function of the inputs returns; keep `callbacks` alive."""
     callbacks.append(lambda *own: np.asarray(function(*own), np.int64))
     found = tf.numpy_function(callbacks[-1], inputs, tf.int64)
     return tuple(tf.unstack(tf.reshape(found, [size])))

@@ -1,6 +1,6 @@
-"""tf.data graphs as data, read and changed without TensorFlow.
+"""Reads and changes tf.data graphs as data, without TensorFlow.
 
-A registered dataset is a serialized GraphDef whose `_Retval` is a dataset. split_sources.py says
+A registered dataset is a serialized GraphDef whose `_Retval` is a dataset. split_sources.py finds
 where its splits come from.
 """
 
@@ -38,7 +38,7 @@ TABLES = {
 _INT32, _VARIANT = 3, 21  # DataType
 
 _GENERATED_HANDLE = re.compile(r"(.*/(?:SeedGenerator|MemoryCache))_\d+")
-"""What TensorFlow names a dataset's own resources; the number is the process's."""
+"""TensorFlow's names for a dataset's own resources; a process numbers them."""
 
 
 class Graph:
@@ -63,7 +63,7 @@ class Graph:
         self.dataset = self.producer(self.result.input[0])
 
     def node(self, tensor: str) -> pb.NodeDef:
-        """The node of which a tensor is an output, or on which a control input waits."""
+        """The node that a tensor or a control input comes from."""
         node = self.nodes.get(_node_name(tensor))
         if node is None:
             raise InvalidGraph(
@@ -72,7 +72,7 @@ class Graph:
         return node
 
     def producer(self, tensor: str) -> pb.NodeDef:
-        """The node that computes a tensor, seen through Identity."""
+        """The node that computes a tensor, skipping Identity."""
         seen = set()
         while True:
             node = self.node(tensor)
@@ -91,7 +91,7 @@ class Graph:
 
 
 def sanitize(graph: bytes) -> bytes:
-    """The graph as workers get it: bound to no device, its hash tables named by their nodes.
+    """The graph for workers: without devices, and with hash tables named by their nodes.
 
     Raises InvalidGraph.
     """
@@ -104,8 +104,8 @@ def sanitize(graph: bytes) -> bytes:
 
 
 def without_compression(graph: bytes) -> bytes:
-    """The graph without the map at its end that compresses each element, as TensorFlow's workers
-    leave it out. Raises InvalidGraph if there is none.
+    """The graph without its last map, which compresses each element; TensorFlow's workers drop it
+    too. Raises InvalidGraph if the graph doesn't end in that map.
     """
     parsed = Graph(graph)
     function = parsed.dataset.attr["f"].func.name
@@ -123,9 +123,9 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     """Prepare a graph for import into a process that runs other graphs as well.
 
     Library functions, tables and the handles of caches and seeds get names that begin with
-    `prefix` (letters and digits): two datasets from two clients would otherwise use each
-    other's. Returns the graph without its `_Retval`, the name of the tensor that holds the
-    dataset, and the names of the table handles.
+    `prefix` (letters and digits). Otherwise datasets of different clients would share them. Returns
+    the graph without its `_Retval`, the name of the tensor that holds the dataset, and the names of
+    the table handles.
     """
     parsed = Graph(graph)
     proto = parsed.proto
@@ -136,7 +136,7 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
         if node.op in TABLES:
             node.attr["container"].s = prefix.encode()
         for handle in _handles(node):
-            handle.name = f"{prefix}_{handle.name}"  # not found, so the dataset makes its own
+            handle.name = f"{prefix}_{handle.name}"  # a new name, so the dataset makes its own
     tables = [f"{node.name}:0" for node in proto.node if node.op in TABLES]
     proto.node.remove(parsed.result)
     return proto, f"{parsed.dataset.name}:0", tables
@@ -145,11 +145,11 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
 def fingerprint(graph: bytes) -> str:
     """A digest that two graphs share only if they differ in nothing but generated names.
 
-    Whoever builds a pipeline again gets other names for its nodes, functions, functions'
-    arguments, seed generators and memory caches, and in its datasets' metadata, which is for
-    profiles. They are numbered here as the walk from the graph's result comes upon them. All
-    else counts: constants, seeds, shapes, the nodes within functions; and a function that the
-    walk does not reach keeps its name. Raises InvalidGraph.
+    A pipeline that is built again gets other names for its nodes, functions, functions' arguments,
+    seed generators and memory caches, and other metadata for profiles. The walk from the graph's
+    result numbers these in the order in which it finds them. Everything else counts: constants,
+    seeds, shapes, the nodes within functions. A function that the walk does not reach keeps its
+    name. Raises InvalidGraph.
     """
     parsed = Graph(graph)
     proto = parsed.proto
@@ -189,8 +189,8 @@ def fingerprint(graph: bytes) -> str:
 
 
 def _reshape_packs_of_one(graph: Graph) -> None:
-    """TensorFlow's optimizer makes an ExpandDims of a Pack of one tensor, which knows no datasets;
-    Reshape does.
+    """Replace a Pack of one tensor by Reshape. TensorFlow's optimizer would make it an ExpandDims,
+    which does not support datasets.
     """
     nodes = graph.nodes.values()
     packs = [node for node in nodes if node.op == "Pack" and node.attr["T"].type == _VARIANT]
@@ -211,7 +211,7 @@ def _reshape_packs_of_one(graph: Graph) -> None:
 
 
 def _packed_shape(graph: Graph, node: pb.NodeDef) -> list[int]:
-    """Of scalars that are packed, and packed again."""
+    """The shape of scalars that are packed, and packed again."""
     if node.op != "Pack":
         return []
     return [node.attr["N"].i, *_packed_shape(graph, graph.producer(node.input[0]))]
@@ -232,10 +232,10 @@ def _number_arguments(function: pb.FunctionDef) -> None:
 def _called_functions(
     nodes: Iterable[pb.NodeDef], functions: Mapping[str, pb.FunctionDef]
 ) -> list[str]:
-    """The functions that these nodes call, directly or not, in the order of their first use."""
+    """The functions that these nodes call, directly or indirectly, in the order of first use."""
     called: dict[str, None] = {}
     waiting = [nodes]
-    for body in waiting:  # grows
+    for body in waiting:  # grows in the loop
         for node in body:
             for name in (node.op, *(reference.name for reference in _references(node.attr))):
                 if name in functions and name not in called:
@@ -245,7 +245,7 @@ def _called_functions(
 
 
 def _rename_functions(proto: pb.GraphDef, names: Mapping[str, str]) -> None:
-    """Give library functions other names, wherever they are named."""
+    """Rename library functions and all references to them."""
     for node in _all_nodes(proto):
         node.op = names.get(node.op, node.op)
         for reference in _references(node.attr):
@@ -259,7 +259,7 @@ def _rename_functions(proto: pb.GraphDef, names: Mapping[str, str]) -> None:
 
 
 def _references(attrs: Mapping[str, pb.AttrValue]) -> Iterator[pb.NameAttrList]:
-    """Where attributes name functions, in the order of the attributes' names."""
+    """References to functions in attributes, ordered by the attributes' names."""
     for _, attr in sorted(attrs.items()):
         match attr.WhichOneof("value"):
             case "func":

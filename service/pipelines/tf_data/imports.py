@@ -1,4 +1,4 @@
-"""A dataset graph imported into the function that is being traced, its sources replaced."""
+"""Imports a dataset graph into the function that is being traced, and replaces its sources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensor = Any
 
 
 class ImportedGraph:
-    """A graph whose functions this process's TensorFlow knows, under names of their own."""
+    """A graph whose functions are registered in this process's TensorFlow under unique names."""
 
     def __init__(self, graph: bytes) -> None:
         """Raises InvalidGraph, and TensorFlow's errors."""
@@ -37,20 +37,20 @@ class ImportedGraph:
             self._functions.append(function.signature.name)
 
     def forget(self) -> None:
-        """Of the graph all but its tables, once it is traced: constants may be large, and
-        TensorFlow makes copies of its own."""
+        """Free the traced graph, except for its tables: constants may be large, and TensorFlow has
+        its own copies."""
         names = {name.split(":")[0] for name in self.tables}
         self.proto = pb.GraphDef(node=[node for node in self.proto.node if node.name in names])
 
     def close(self) -> None:
-        """Free what TensorFlow holds of it. Idempotent."""
+        """Free TensorFlow's resources. Idempotent."""
         for name in self._functions:
             context.context().remove_function(name)
         self._functions = []
 
 
 def options_of(serialized: bytes) -> Any:
-    """The options of a dataset that its graph has, as SourceWalk finds them."""
+    """A dataset's options, as SourceWalk finds them in its graph."""
     options = tf.data.Options()
     options._from_proto(dataset_options_pb2.Options.FromString(serialized))
     return options
@@ -74,9 +74,9 @@ def output_specs(node: pb.NodeDef) -> tuple[Any, ...]:
 def import_graph(
     graph: pb.GraphDef, feeds: SourceStandIns, given: dict[str, Tensor], results: list[str]
 ) -> list[Tensor]:
-    """Import a graph into the function being traced, in two parts: the sources with all that
-    they depend on, then the rest, reading from what stands for them, and from tensors that are
-    `given`."""
+    """Import a graph into the function being traced, in two parts. First the sources and what they
+    depend on. Then the rest, which reads from the stand-ins of the sources and from the tensors
+    in `given`."""
     sources = set(feeds.names)
     lower = _ancestors(graph, sources)
     parts = [pb.GraphDef(), pb.GraphDef()]
@@ -104,7 +104,7 @@ def import_graph(
             operands = [found[_tensor_name(i)] for i in node.input if not i.startswith("^")]
             found[f"{node.name}:0"] = feeds.dataset(node, operands, found[f"{node.name}:0"])
 
-    for node in parts[1].node:  # all of the first part is there already
+    for node in parts[1].node:  # the first part is imported already
         kept = [i for i in node.input if not (i.startswith("^") and _node_name(i) in lower)]
         node.input[:] = kept
     upper = [name for name in results if name not in found]
@@ -141,20 +141,20 @@ def _tensor_name(name: str) -> str:
 
 
 class SourceStandIns(Protocol):
-    """What stands for a graph's sources."""
+    """Replaces a graph's sources."""
 
     names: list[str]
-    """Of their nodes."""
+    """The nodes of the sources."""
 
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
-        """The variant of a dataset of a source's splits."""
+        """The variant of a dataset of the source's splits."""
         ...
 
 
 def expansion(
     node: pb.NodeDef, operands: list[Tensor], source: Tensor, specs: tuple[Any, ...]
 ) -> Callable[..., Dataset]:
-    """(first, count), or of splits that have names (names,) → the dataset of these splits."""
+    """A function from (first, count), or from (names,) for named splits, to their dataset."""
     if node.op == CHUNKS:
         (path,) = operands
         return lambda names: tf.data.Dataset.from_tensor_slices(

@@ -1,4 +1,4 @@
-"""What a dataset's graph may need of a process besides TensorFlow: custom ops, Python functions."""
+"""What a graph may need from a process besides TensorFlow: custom ops and Python functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING_FUNCTION = re.compile(r"Could not find callback with key=pyfunc_\d+")
 
 
 def load_op_libraries(paths: Iterable[str]) -> None:
-    """Make the ops of these shared objects known. Raises InvalidArgument, naming the path."""
+    """Load the ops of these shared objects. Raises InvalidArgument, naming the path."""
     for path in paths:
         try:
             tf.load_op_library(path)
@@ -29,17 +29,17 @@ def load_op_libraries(paths: Iterable[str]) -> None:
 
 
 def number_functions_apart() -> None:
-    """From now on Python functions of this process have numbers that no other's have.
+    """Give Python functions of this process numbers that are unique among processes.
 
-    TensorFlow counts them from 0 in each process, and graphs have nothing but these numbers: a
-    worker would call one of its own for a function of whoever registered the dataset.
+    TensorFlow numbers them from 0 in each process, and a graph refers to them only by number. So a
+    worker would call its own function in place of that of the client that registered the dataset.
     """
     with script_ops._py_funcs._lock:
         script_ops._py_funcs._unique_id += secrets.randbits(48)
 
 
 def explained(message: str) -> str:
-    """What TensorFlow says of a graph, and what to do if this process lacks what it needs."""
+    """TensorFlow's message, with advice if this process lacks what the graph needs."""
     if missing := _MISSING_OP.search(message):
         return (
             f"the custom op {missing[1]!r} is not known here: start workers, and the dispatcher, "

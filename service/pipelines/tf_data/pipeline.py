@@ -1,4 +1,4 @@
-"""A tf.data graph as this process can run it."""
+"""A tf.data graph as a pipeline of this process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .split_sources import split_sources
 from .traces import BundleTrace, L, RunTrace, T, Traces
 
 TRACES = Traces()
-"""Those of this process."""
+"""Of this process."""
 
 
 class TfDataPipeline:
     """A serialized dataset graph, as `pipelines.Pipeline`.
 
-    With `element_spec` the blocks have that spec's components, and `compressed` says whether the
-    graph ends in tf.data service's compression, to be undone. Without it the components are
-    what the graph itself yields, its variants serialized with `tf.io.serialize_tensor`.
+    With `element_spec`, blocks have that spec's components, and `compressed` says whether to undo
+    tf.data service's compression at the graph's end. Without it, the components are what the graph
+    yields, with variants serialized by `tf.io.serialize_tensor`.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TfDataPipeline:
         compressed: bool = False,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`sources` are those that were registered, for bundles; a long run has its feed's."""
+        """`sources` are the registered ones, for bundles; a long run uses its feed's."""
         self._graph = graph
         self._sources = sources
         self._layout = element_spec, compressed, block_bytes
@@ -91,9 +91,9 @@ class TfDataPipeline:
         return TfDataRun(bundles.trace, source, number, start)
 
     def close(self) -> None:
-        """Free what bundles have in common, as soon as none is running. Idempotent.
+        """Free the bundles' shared resources once none is running. Idempotent.
 
-        Waits a little for TensorFlow to free what long runs had that have ended.
+        Waits a little for TensorFlow to free the resources of long runs that have ended.
         """
         with self._lock:
             bundles, self._bundles = self._bundles, None
@@ -138,7 +138,7 @@ class TfDataPipeline:
 
 
 def warm_up() -> None:
-    """Run a small pipeline of leased splits, which calls a function, to its end."""
+    """Run a small pipeline of leased splits that calls a function."""
     dataset = tf.data.Dataset.range(1).map(tf.identity)
     graph = bytes(dataset._as_serialized_graph().numpy())
     sources = [source.splits for source in split_sources(graph)]
@@ -163,10 +163,10 @@ class _OneSplit:
 
 
 class _Bundles:
-    """What the bundles of a pipeline have in common."""
+    """The shared resources of a pipeline's bundles."""
 
     def __init__(self, trace: BundleTrace, drivers: Drivers, release: Callable[[], None]) -> None:
         self.trace = trace
         self.drivers = drivers
         self.release = release
-        self.users = 1  # its runs, and the pipeline until it is closed
+        self.users = 1  # the runs, and the pipeline until it is closed

@@ -1,8 +1,8 @@
-"""TensorFlow's FIFO queues, under names that are used again.
+"""TensorFlow's FIFO queues, with names that are reused.
 
-A queue needs a name that no other has, which is an attribute of the operation that makes it, and
-TensorFlow keeps each operation that it has run, with its attributes, for ever: 36 KB a queue.
-`tf.queue.FIFOQueue` makes up another name each time.
+A queue needs a unique name. The name is an attribute of the operation that makes the queue, and
+TensorFlow keeps each distinct operation forever: 36 KB a queue. `tf.queue.FIFOQueue` invents a new
+name each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tensor = Any
 
 
 class QueueSpec(NamedTuple):
-    """How many elements a queue holds, and the dtypes and shapes of their components."""
+    """The capacity of a queue, and the dtypes and shapes of its elements' components."""
 
     capacity: int
     dtypes: tuple[Any, ...]
@@ -37,15 +37,15 @@ class Queue:
         ops.queue_enqueue_v2(self.handle, self._converted(components))
 
     def enqueue_many(self, components: list[Any]) -> None:
-        """Components stacked along a first dimension."""
+        """Put elements, whose components are stacked along a first dimension."""
         ops.queue_enqueue_many_v2(self.handle, self._converted(components))
 
     def dequeue(self) -> list[Tensor]:
-        """One element. Raises OutOfRangeError, CancelledError once it is closed."""
+        """Take one element. Raises OutOfRangeError or CancelledError once the queue is closed."""
         return list(ops.queue_dequeue_v2(self.handle, self._dtypes))
 
     def dequeue_up_to(self, count: int) -> list[Tensor]:
-        """So many elements, stacked; once it is closed, those that are left. Raises as above."""
+        """Take `count` elements, stacked, or those left in a closed queue. Raises as `dequeue`."""
         return list(ops.queue_dequeue_up_to_v2(self.handle, count, self._dtypes))
 
     def size(self) -> int:
@@ -55,11 +55,11 @@ class Queue:
         return bool(ops.queue_is_closed_v2(self.handle))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Idempotent. With `cancel`, who waits to enqueue is told so."""
+        """Idempotent. `cancel` fails pending enqueues."""
         try:
             ops.queue_close_v2(self.handle, cancel_pending_enqueues=cancel)
         except (tf.errors.CancelledError, tf.errors.NotFoundError):
-            pass  # closed already, or gone
+            pass  # closed already, or destroyed
 
     def _converted(self, components: list[Any]) -> list[Tensor]:
         pairs = zip(components, self._dtypes, strict=True)
@@ -67,7 +67,7 @@ class Queue:
 
 
 class OwnedQueue(Queue):
-    """A new queue, until `release`."""
+    """A new queue; release it."""
 
     def __init__(self, spec: QueueSpec) -> None:
         self._spec = spec
@@ -81,18 +81,18 @@ class OwnedQueue(Queue):
                 spec.dtypes, spec.shapes, spec.capacity, shared_name=self._name
             )
             super().__init__(spec, handle)
-            # Somebody may still hold the one that had this name; that one was closed.
+            # Somebody may still hold the last queue of this name; that one was closed.
             if not self.is_closed():
                 return
 
     def close(self, *, cancel: bool = False) -> None:
-        """Also when it is released, without an effect: its handle may be another's by then."""
+        """No effect after `release`, when the handle may belong to another queue."""
         with self._closing:
             if not self._released:
                 super().close(cancel=cancel)
 
     def release(self) -> None:
-        """Free what it holds, and its name. Once, when nobody uses it but to close it."""
+        """Free the queue and its name. Call it once, when others only close the queue any more."""
         self.close(cancel=True)
         with self._closing:
             self._released = True

@@ -1,9 +1,9 @@
 """Runs a tf.data graph into blocks.
 
-Two sides meet in a FIFOQueue of TensorFlow's. A thread drives the pipeline (drivers.py): one call
-that stays in C++ and puts every element into the queue. `blocks` takes out whatever is ready, in
-bulk. So a fast pipeline gives large blocks, a slow one small ones, and no element waits longer
-than LINGER_S for a block to fill. The queue bounds how far the pipeline runs ahead.
+Two sides meet in a TensorFlow FIFOQueue. A thread drives the pipeline (drivers.py): one call, which
+stays in C++, puts every element into the queue. `blocks` takes out whatever is ready, in bulk. So a
+fast pipeline gives large blocks and a slow one small ones, and no element waits longer than
+LINGER_S for a block to fill. The queue bounds how far the pipeline runs ahead.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .queues import OwnedQueue
 from .traces import LARGE_BYTES, QUANTUM_BYTES, Trace
 
 LINGER_S = 0.025
-"""How long an element may wait for company. A block costs both ends together a millisecond or two,
-whatever is in it."""
+"""How long an element may wait for a block to fill. A block of any size costs both ends together a
+millisecond or two."""
 
-POLL_S = 0.001  # before the second look; each pause is twice as long as the one before
+POLL_S = 0.001  # the first pause; each pause is twice as long as the one before
 
 Tensor = Any
 
 
 class DriverSource(Protocol):
-    """Who drives a run."""
+    """Provides the driver of a run."""
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
-        """Has a driver fill these, and close the first of them once the pipeline has ended, and
+        """Have a driver fill the queues. At the end of the pipeline it closes the first queue and
         uses none any more. Raises PipelineError."""
         ...
 
     def end(self, driver: Driver, *, complete: bool) -> None:
-        """The run is over; `complete`, if it was read to its end. If so, nobody uses its
-        queues any more when this returns, else once the driver has ended."""
+        """The run is over; `complete` if it was read to its end. If so, nobody uses its queues
+        once this returns; otherwise once the driver has ended."""
         ...
 
     def release(self) -> None:
-        """Called once, at last, also if the run never began."""
+        """Called once, last, even if the run never began."""
         ...
 
 
@@ -64,16 +64,16 @@ class TfDataRun:
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """End `blocks` soon, from any thread. A feed's own waits are the caller's to end."""
+        """End `blocks` soon, from any thread. The caller must end the feed's own waits."""
         self._cancelled.set()
         for queue in self._queues:
             queue.close(cancel=True)
 
     def blocks(self) -> Generator[Block, None, None]:
-        """The elements, in order; to be called once. Raises PipelineError.
+        """The elements, in order; call it once. Raises PipelineError.
 
-        After `cancel` it ends early. When it has ended, or is closed, no thread works for it; one
-        may still wait for TensorFlow, or for an element that cannot be cancelled.
+        After `cancel` it ends early. Once it has ended or is closed, no thread works for it. A
+        thread may still wait for TensorFlow, or for an element that cannot be cancelled.
         """
         driver: Driver | None = None
         complete = False
@@ -81,7 +81,7 @@ class TfDataRun:
             if self._cancelled.is_set():
                 return
             driver = self._source.begin(self._queues)
-            stacked = self._dequeue(1)  # the first one travels alone: somebody waits for it
+            stacked = self._dequeue(1)  # send the first element at once: a consumer waits for it
             while stacked is not None and not self._cancelled.is_set():
                 for block in self._cut(stacked):
                     yield self._placed(block)
@@ -94,7 +94,7 @@ class TfDataRun:
                 self.cancel()
             if driver is not None:
                 self._source.end(driver, complete=complete)
-            # What holds elements and constants goes now: we are part of cycles of references.
+            # Free elements and constants now: this object is part of reference cycles.
             if driver is None or complete:
                 self._release_queues()
             else:
@@ -113,7 +113,7 @@ class TfDataRun:
         return placed
 
     def _take(self) -> list[Tensor] | None:
-        """What the queue has, stacked; at least one element. None at the end."""
+        """At least one element, stacked: what the queue has. None at the end."""
         if self._trace.alone:
             return self._dequeue(1)
         head = None
@@ -123,7 +123,7 @@ class TfDataRun:
                 return None
         give_up = time.monotonic() + LINGER_S
         pause_s = POLL_S
-        # The queue holds two blocks, so it is not full yet when a pause ends that was too long.
+        # The queue holds two blocks, so a pause that is too long doesn't stall the pipeline.
         while not self._full() and (left_s := give_up - time.monotonic()) > 0:
             time.sleep(min(pause_s, left_s))
             pause_s *= 2
@@ -131,7 +131,7 @@ class TfDataRun:
         tail = self._dequeue(want) if want else None
         if head is None or tail is None:
             return head or tail
-        # Not concat, which knows no variants.
+        # concat does not support variants.
         places = [tf.constant([0]), tf.range(1, want + 1)]
         return [
             tf.raw_ops.DynamicStitch(indices=places, data=pair)
@@ -142,7 +142,7 @@ class TfDataRun:
         return self._queue.size()
 
     def _full(self) -> bool:
-        """Is there a block's worth in the queue, or nothing more to come?"""
+        """Whether the queue has a block's worth, or was closed."""
         if self._queue.is_closed() or self._ready() >= self._trace.most:
             return True
         return any(2 * queue.size() >= self._trace.quanta for queue in self._budget)
@@ -155,7 +155,7 @@ class TfDataRun:
             return None
 
     def _cut(self, stacked: list[Tensor]) -> Iterator[Block]:
-        """Blocks of what was taken: large elements alone, the others by bytes."""
+        """Cut dequeued elements into blocks: large elements alone, the others by bytes."""
         count = stacked[0].shape[0]
         if not self._trace.varies:
             yield self._block(stacked, 0, count, count)
@@ -183,7 +183,7 @@ class TfDataRun:
         try:
             self._budget[0].dequeue_up_to(quanta)
         except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
-            pass  # cancelled: nothing is counted any more
+            pass  # cancelled, so the budget no longer matters
 
     def _block(self, stacked: list[Tensor], start: int, stop: int, count: int) -> Block:
         parts = iter(stacked if stop - start == count else [t[start:stop] for t in stacked])

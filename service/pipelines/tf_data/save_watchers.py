@@ -1,7 +1,7 @@
-"""Saves that a pipeline loads which runs as it is: nobody divides their chunks.
+"""Saves that a pipeline loads without leases, so that nobody divides their chunks.
 
 TensorFlow's own source waits for chunks that are not written yet, and cannot be cancelled. So this
-source replaces it there, too.
+source replaces it there too.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .graphs import Graph
 from .source_walk import CHUNKS
 
 MAX_OPENINGS = 4096
-"""As many are remembered: of those that the pipeline has left nobody hears."""
+"""How many openings are remembered; the pipeline doesn't tell when it leaves one."""
 
 
 class Watch:
-    """The chunks of one save, the same ones in each opening of it. Thread-safe."""
+    """The chunks of one save, the same in each of its openings. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.openings = itertools.count()
         self.cancelled = threading.Event()
-        self.had: dict[int, int] = {}  # how many of the names, by opening; that asked last is last
+        self.had: dict[int, int] = {}  # names delivered, by opening; the last one to ask is last
         self._path = path
         self._lock = threading.Lock()
-        self._names: list[str] = []  # in the order in which they were found
+        self._names: list[str] = []  # in the order of discovery
         self._complete = False
 
     def next_range(self, opening: Any) -> SplitRange:
-        """All that it has not had. Waits for more, and raises StopIteration at the end of the save;
-        FailedPrecondition if that failed, Unavailable once this is cancelled.
+        """All names that this opening has not had. Waits for more. Raises StopIteration at the end
+        of the save, FailedPrecondition if the save failed, and Unavailable after cancellation.
         """
         search = Search(self._path)
         while not (names := self._names_of(int(opening), search)):
@@ -46,7 +46,7 @@ class Watch:
         return SplitRange(0, len(names), int(opening), names)
 
     def _names_of(self, opening: int, search: Search) -> tuple[str, ...] | None:
-        """Those that it has not had; None once it has had all of the save."""
+        """Names that the opening has not had; None once it has had the complete save."""
         with self._lock:
             had = self.had.get(opening, 0)
             if had == len(self._names):
@@ -65,7 +65,7 @@ class Watch:
 
 
 def saves_in(graph: Graph) -> dict[str, str]:
-    """The saves that a graph loads, by the names of their sources' nodes."""
+    """The saves that a graph loads, by the names of their source nodes."""
     sources = [node for node in graph.proto.node if node.op == CHUNKS]
     paths = {node.name: text(graph.producer(node.input[0])) for node in sources}
     return {name: path for name, path in paths.items() if path and path.startswith("/")}

@@ -1,21 +1,20 @@
-"""A graph whose random numbers depend on a key, instead of on what TensorFlow has drawn before.
+"""Makes a graph's random numbers depend on a key, and not on what TensorFlow has drawn before.
 
-A *key* is an int64. Each random operation draws from (key, salt), its salt being its place among
-the nodes, or the seeds that the user gave it; so operations with the same seeds draw the same
-numbers as each other, as in TensorFlow, but others in each bundle. A function is called with a key
-of its own, derived from its caller's; the function of a map with one that is derived from the
-number of the element as well, which comes with it (a zip with a range). So parallel calls draw the
-same numbers in whatever order they run, and element n the same ones whether those before it were
-computed or skipped.
+A *key* is an int64. Each random operation draws from (key, salt). The salt is the user's seeds, or
+else the operation's place among the nodes. So operations with the same seeds draw the same numbers
+as each other, as in TensorFlow, but other numbers in each bundle. A function is called with a key
+of its own, derived from its caller's key. A map derives its function's key from the element's
+number as well, which a zip with a range provides. So parallel calls draw the same numbers in any
+order, and element n draws the same numbers whether earlier elements were computed or skipped.
 
-- Shuffles get their two seeds from the key. With `reshuffle_each_iteration=False` and seeds of the
-  user's, they keep them: such a shuffle is meant to be the same each time.
+- Shuffles get their two seeds from the key. With `reshuffle_each_iteration=False` and the user's
+  seeds they keep these: such a shuffle is meant to be the same each time.
 - The operations in `_STATELESS` become their stateless counterparts.
-- What is deterministic but by option (`deterministic=False`) is deterministic.
+- Operations that are nondeterministic only by option (`deterministic=False`) become deterministic.
 
-All other operations that may give something else each time are left as they are;
-`nondeterministic` names them. What a function repeats (`Dataset.from_tensors(x).map(random)
-.repeat(2)` in a flat_map) draws the same numbers each time.
+All other operations that may give different results stay; `nondeterministic` names them. What a
+function repeats (`Dataset.from_tensors(x).map(random).repeat(2)` in a flat_map) draws the same
+numbers each time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ...proto import graph_pb2 as pb
 from .graphs import Graph
 
 KEY = "forebay/key:0"
-"""Stands for the key where a seeded graph is imported."""
+"""Stands for the key while a seeded graph is imported."""
 
 _INT32, _STRING, _INT64 = 3, 7, 9
 _OF_INT64 = b"\x18\x09"  # ArgDef.type, which graph.proto does not declare
@@ -36,8 +35,8 @@ _OF_INT64 = b"\x18\x09"  # ArgDef.type, which graph.proto does not declare
 
 class _Stateless(NamedTuple):
     op: str
-    seed_at: int  # among the inputs
-    dtype: str  # the attribute of the stateful one that says what is drawn, and of this one
+    seed_at: int  # the seed's place among the inputs
+    dtype: str  # the stateful operation's attribute with the drawn dtype, and this one's
     called: str
 
 
@@ -66,7 +65,7 @@ _MAPS = {
 
 _NO_SEEDS = "shuffles by seeds that the graph does not have"
 
-# By the beginnings of their names: what may give something else each time.
+# Operations that may give different results each time, by the beginnings of their names.
 _UNSURE = {
     "draws random numbers": (
         *("Random", "Multinomial", "ParameterizedTruncatedNormal", "TruncatedNormal", "Stateful"),
@@ -91,8 +90,8 @@ def seeded(graph: bytes) -> bytes:
 
 
 def nondeterministic(graph: bytes) -> list[str]:
-    """Why a bundle of this dataset might not have the same elements each time it is run, by the
-    names of the nodes; empty if nothing is known. Raises InvalidGraph.
+    """Why a bundle of this dataset may have different elements each time: for each such node its
+    name, its op and the reason, in words. Empty if none is known. Raises InvalidGraph.
     """
     proto = Graph(seeded(graph)).proto
     bodies = [(_Body(proto.node, KEY, function=False), "")]
@@ -108,17 +107,17 @@ def nondeterministic(graph: bytes) -> list[str]:
 
 
 def _doubts(body: _Body, node: pb.NodeDef) -> Iterator[str]:
-    if node.op in _SHUFFLES and _is_unseeded(body, node):  # still: no key has come here
+    if node.op in _SHUFFLES and _is_unseeded(body, node):  # still unseeded: no key reached it
         yield _NO_SEEDS
     if node.op not in _SURE:
         yield from (why for why, beginnings in _UNSURE.items() if node.op.startswith(beginnings))
 
 
 def _reached(proto: pb.GraphDef) -> Iterator[pb.FunctionDef]:
-    """The functions that a graph calls, directly or not."""
+    """The functions that a graph calls, directly or indirectly."""
     functions = {function.signature.name: function for function in proto.library.function}
     waiting, seen = [list(proto.node)], set()
-    for body in waiting:  # grows
+    for body in waiting:  # grows in the loop
         for name in (name for node in body for name in (node.op, *_called(node))):
             if name in functions and name not in seen:
                 seen.add(name)
@@ -139,7 +138,7 @@ def _references(node: pb.NodeDef) -> Iterator[pb.NameAttrList]:
 
 
 class _Body:
-    """The nodes of the graph, or of a function, which names tensors in another way."""
+    """The nodes of a graph or of a function; the two name tensors differently."""
 
     def __init__(self, nodes: Any, key: str, *, function: bool) -> None:
         self.nodes = nodes
@@ -148,7 +147,7 @@ class _Body:
         self._names = {node.name for node in nodes}
 
     def add(self, op: str, inputs: Iterable[str], output: str, **attrs: pb.AttrValue) -> str:
-        """A node; returns its only tensor."""
+        """Add a node; return its only tensor."""
         name = f"forebay_{len(self.nodes)}"
         while name in self._names:
             name += "_"
@@ -172,7 +171,7 @@ class _Body:
         return self.add("Pack", [key, number], "output", **attrs)
 
     def derived(self, key: str, number: str) -> str:
-        """Another key."""
+        """A key derived from `key` and `number`."""
         return self.add(
             "StatelessRandomUniformFullInt",
             [self.constant([], _INT32), self.pair(key, number)],
@@ -181,14 +180,14 @@ class _Body:
         )  # fmt: skip
 
     def producer(self, tensor: str) -> pb.NodeDef | None:
-        """None if it is an argument of the function."""
+        """The node; None if the tensor is an argument of the function."""
         name = tensor.split(":")[0]
         found = next((node for node in self.nodes if node.name == name), None)
         identity = found is not None and found.op == "Identity"
         return self.producer(found.input[0]) if found is not None and identity else found
 
     def value_of(self, tensor: str) -> int | None:
-        """Of a constant scalar."""
+        """The value of a constant scalar."""
         node = self.producer(tensor)
         if node is None or node.op != "Const":
             return None
@@ -209,13 +208,13 @@ class _Seeding:
         for node in [*self._proto.node, *(n for f in self._functions.values() for n in f.node_def)]:
             if "deterministic" in node.attr and node.attr["deterministic"].s == b"false":
                 node.attr["deterministic"].s = b"true"
-            if "sloppy" in node.attr:  # as older operations call it
+            if "sloppy" in node.attr:  # the name in older operations
                 node.attr["sloppy"].b = False
         self._seed(_Body(self._proto.node, KEY, function=False))
 
     def _seed(self, body: _Body) -> None:
         for place, node in enumerate(list(body.nodes)):
-            salt = _number("node", place)  # names are others each time a pipeline is built
+            salt = _number("node", place)  # not the name, which changes whenever it is built
             if node.op in _STATELESS:
                 _make_stateless(body, node, salt)
             elif node.op in _SHUFFLES:
@@ -236,8 +235,8 @@ class _Seeding:
                     function.name = self._keyed(function.name, captured)
 
     def _keyed(self, name: str, captured: int | None = None) -> str:
-        """A function that takes a key as its last argument; if it is of a dataset's elements,
-        with so many captured tensors behind them, also the element's number in between."""
+        """A function with a key as its last argument. If it takes a dataset's elements, with
+        `captured` tensors behind them, the element's number is an argument in between."""
         made = f"{name}_keyed" if captured is None else f"{name}_numbered"
         if made in self._made:
             return made
@@ -265,7 +264,7 @@ class _Seeding:
 
 
 def _random_functions(functions: Mapping[str, pb.FunctionDef]) -> set[str]:
-    """Those to whose operations a key makes a difference, directly or not."""
+    """Functions that contain, directly or indirectly, operations that a key affects."""
     random: set[str] = set()
     known = -1
     while known < len(random):
@@ -309,12 +308,12 @@ def _seed_shuffle(body: _Body, node: pb.NodeDef, salt: int) -> None:
 
 
 def _is_unseeded(body: _Body, node: pb.NodeDef) -> bool:
-    """Whether TensorFlow would draw a shuffle's seeds."""
+    """Whether TensorFlow would draw the seeds of a shuffle."""
     return [body.value_of(seed) for seed in node.input[2:4]] == [0, 0]
 
 
 def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
-    """Zip a dataset's input with the numbers 0, 1, 2 …; False if nobody knows what it yields."""
+    """Zip a dataset's input with the numbers 0, 1, 2 …; False if its output types are unknown."""
     source = body.producer(node.input[0])
     if source is None:
         return False
@@ -325,7 +324,7 @@ def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
     shapes.list.shape.extend(source.attr["output_shapes"].list.shape)
     for name in ("output_types", "Toutput_types", "output_shapes"):
         if name in source.attr and not source.attr[name].list.ByteSize():
-            del source.attr[name]  # which asking has made
+            del source.attr[name]  # reading the attribute has created it
     if not types.list.type:
         types.list.type.append(_STRING)  # files of records or lines
         shapes.list.shape.add()
@@ -343,7 +342,7 @@ def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
 
 
 def _make_room(of_arguments: Any, at: int) -> None:
-    """Shift what is kept by the places of arguments, for another one."""
+    """Shift entries keyed by argument places, to insert an argument."""
     for place in sorted((place for place in of_arguments if place >= at), reverse=True):
         value = of_arguments[place]
         if isinstance(value, int):
@@ -354,7 +353,7 @@ def _make_room(of_arguments: Any, at: int) -> None:
 
 
 def _number(*parts: Any) -> int:
-    """An int64 that others do not have."""
+    """A hash of the parts, as an int64."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 

@@ -1,19 +1,19 @@
-"""A dataset's graph as one worker of a fixed list runs it: the shard of it that is this worker's.
+"""Rewrites a dataset's graph to one worker's shard, under static sharding.
 
-What TensorFlow's own workers read of it follows from a rewrite of the graph (`auto_shard.cc`),
-which adds a `shard` behind the files, or at the end, or at `shard(SHARD_HINT, …)`. Its op
-`AutoShardDataset` makes the same one, when the pipeline is made: but where the names of files come
-from a tensor it sees a placeholder, in which it expects no files, and if a function for what was
-read comes later (a flat_map behind an interleave) it divides elements, of which every worker reads
-all files. So none of these is directly behind its tensor.
+TensorFlow's own workers rewrite the graph (`auto_shard.cc`): the rewrite adds a `shard` behind the
+files, or at the end, or at `shard(SHARD_HINT, …)`. The op `AutoShardDataset` does the same rewrite
+when the pipeline is made. But where file names come from a tensor, it sees a placeholder, in which
+it expects no files. If then a function for what was read comes later (a flat_map behind an
+interleave), it divides elements, and every worker reads all files. So here no file source is
+directly behind its tensor.
 
-Its `AUTO` loses elements where files are joined with something else: it divides the files, finds
-that it cannot divide the other input so, and divides the elements of both as well. `open_shard`
-has such a dataset divided by FILE, and by DATA if that is refused.
+TensorFlow's `AUTO` loses elements where files are joined with something else. It divides the files,
+finds that it cannot divide the other input by files, and then divides the elements of both as well.
+`open_shard` tries FILE for such a dataset, and DATA if FILE is refused.
 
-Under `DATA` the rewrite also takes a `rebatch` at the end for one that `tf.distribute` has put
-there, and replaces its batch sizes. TensorFlow's workers escape this only behind the map that
-compresses elements. Here a `skip(0)` stands behind every `rebatch`.
+Under `DATA` the rewrite mistakes a `rebatch` at the end for the one that `tf.distribute` adds, and
+replaces its batch sizes. TensorFlow's workers avoid this only behind the map that compresses
+elements. Here a `skip(0)` follows every `rebatch`.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from .pipeline import TfDataPipeline
 from .run import TfDataRun
 from .save_watchers import saves_in
 
-NUM_REPLICAS = 1  # as TensorFlow's workers say it; others are for `tf.distribute`
+NUM_REPLICAS = 1  # as TensorFlow's workers set it; other values are for `tf.distribute`
 
-_POLICIES = {  # AutoShardPolicy of dataset_options.proto; its AUTO is ours FILE_OR_DATA
+_POLICIES = {  # AutoShardPolicy of dataset_options.proto; FILE_OR_DATA replaces its AUTO
     ev.FILE: dataset_options_pb2.AutoShardPolicy.FILE,
     ev.DATA: dataset_options_pb2.AutoShardPolicy.DATA,
     ev.FILE_OR_DATA: dataset_options_pb2.AutoShardPolicy.AUTO,
     ev.HINT: dataset_options_pb2.AutoShardPolicy.HINT,
 }
 
-_JOINS = ("ConcatenateDataset", "ZipDataset")  # of which the rewrite looks at every input
+_JOINS = ("ConcatenateDataset", "ZipDataset")  # the rewrite visits all of their inputs
 _NO_FILES = (
     "Found an unshardable source",
     "Did not find a shardable",
     "Unable to shard this input",
 )
-"""Begins the rewrite's reason not to divide by files; the code alone may be another's."""
+"""How the rewrite's message begins when it cannot divide by files; other errors have the same
+code."""
 
 
 def open_shard(
     graph: bytes, shard: Shard, open_graph: Callable[[bytes], TfDataPipeline]
 ) -> TfDataPipeline | FileOrData:
-    """The pipeline of a shard's elements; `open_graph` is that of a graph. Raises as `sharded`."""
+    """The pipeline of a shard's elements; `open_graph` opens a graph. Raises as `sharded`."""
     joins = any(node.op in _JOINS for node in Graph(graph).proto.node)
     if shard.sharding != ev.FILE_OR_DATA or not joins:
         return open_graph(sharded(graph, shard))
@@ -68,7 +69,7 @@ class FileOrData:
         self._by_data = by_data
 
     def run(self, feed: SplitFeed | None) -> TfDataRun:
-        """Raises as TfDataPipeline does."""
+        """Raises as TfDataPipeline.run."""
         try:
             return self._by_file.run(feed)
         except PipelineError as error:
@@ -89,9 +90,9 @@ class FileOrData:
 def sharded(graph: bytes, shard: Shard) -> bytes:
     """The graph of a shard's elements.
 
-    What does not fit the policy, files that are fewer than shards for instance, is TensorFlow's
-    error once it runs. Raises InvalidArgument for HINT without a hint, InvalidGraph,
-    Unimplemented for a save.
+    What the policy cannot divide (fewer files than shards, say) fails with TensorFlow's error when
+    it runs. Raises InvalidArgument for HINT without a hint, InvalidGraph, and Unimplemented for a
+    save.
     """
     parsed = Graph(graph)
     proto = parsed.proto
@@ -107,7 +108,7 @@ def sharded(graph: bytes, shard: Shard) -> bytes:
             "functions of interleave and flat_map, or use another ShardingPolicy"
         )
     for node in proto.node:
-        if node.op == "OptionsDataset":  # whose policy the op prefers; TensorFlow's workers do not
+        if node.op == "OptionsDataset":  # the op would prefer its policy; stock workers don't
             options = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
             options.distribute_options.ClearField("auto_shard_policy")
             node.attr["serialized_options"].s = options.SerializeToString()
@@ -131,7 +132,7 @@ _INT64 = 9  # of types.proto
 
 
 def _put_skips(proto: pb.GraphDef, nothing: str) -> None:
-    """Put `skip(0)` behind what the rewrite would mistake; `nothing` is the 0."""
+    """Put `skip(0)` behind nodes that the rewrite would mistake; `nothing` is the 0."""
     mistaken = ("TensorSliceDataset", "TensorDataset", "RebatchDatasetV2")
     skipped = {n.name: f"forebay/{n.name}" for n in proto.node if n.op in mistaken}
     for node in proto.node:

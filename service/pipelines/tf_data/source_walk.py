@@ -1,14 +1,13 @@
-"""A graph's sources, and what is between them and its result, read without TensorFlow.
+"""Finds a graph's sources, and what lies between them and its result, without TensorFlow.
 
-Walking back from a graph's result, each dataset node passes on the sources of its dataset input,
-and a few have several inputs, until nodes are reached that have none: the *sources*, one split
-provider each. What they yield is said in split_sources.py.
+The walk goes back from a graph's result. Each dataset node passes on the sources of its inputs. A
+node without dataset inputs is a *source*, with one split provider. split_sources.py says what it
+yields.
 
-Sources that are zipped are *leased together*, so that a worker that has split n of one has split n
-of the others. Pairs then stay pairs wherever each split yields equally many elements, for which
-the inputs of a zip must treat their sources alike; where they visibly don't, the sources are
-*unleasable*, as they are below what can do nothing with a part of them. A few sources are read
-*whole* by every worker.
+Zipped sources are *leased together*: a worker that has split n of one has split n of the others.
+Pairs then stay pairs if each split yields equally many elements, so the inputs of a zip must treat
+their sources alike. Where they visibly don't, the sources are *unleasable*. So are sources below a
+node that cannot work on a part of its input. Every worker reads a few sources *whole*.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class NotSplittable(Unimplemented):
 
 @dataclass
 class SourceNode:
-    """A source in its graph: how workers come to its splits."""
+    """A source in its graph, and how workers lease its splits."""
 
     node: pb.NodeDef
     leased_with: int | None = None  # the source whose leases it shares
@@ -37,16 +36,16 @@ class SourceNode:
     endless: bool = False  # below a repeat without an end
     unleasable: str = ""
     singly: bool = False  # a worker may leave it early
-    sizes_match: bool = False  # so must those that are leased together, and not only up to the less
+    sizes_match: bool = False  # sources leased together must have equal sizes, not a common prefix
 
 
 class _Lineage(NamedTuple):
-    """What a dataset reads: sources, those in one list together, the lists one after another; and
-    what stands between them and the dataset that changes the number or order of elements."""
+    """What a dataset reads: a list of groups of sources that are leased together; and the nodes
+    between them and the dataset that change the number or order of elements."""
 
     sources: list[list[int]]
     changes: tuple[Any, ...]
-    once: str = ""  # why pairs are kept only as long as nothing repeats it
+    once: str = ""  # why pairs are kept only if nothing repeats the dataset
 
 
 _REFUSED = {
@@ -61,21 +60,21 @@ _REFUSED = {
     "GeneratorDataset": "a Python generator can only be run from its start",
 }
 
-# What yields one element for each, so that pairs stay pairs (a shuffle mixes them unsharded, too).
-# A cache does not: its next repetition leases nothing.
+# Ops that yield one element for each input, so that pairs stay pairs. (A shuffle mixes pairs
+# without leases, too.) A cache is not among them: its next repetition leases nothing.
 _ONE_TO_ONE = {
     *("AssertCardinality", "AssertNext", "AssertPrev", "BytesProducedStats", "Finalize"),
     *("LatencyStats", "Map", "MaxIntraOpParallelism", "Model", "Options", "Prefetch"),
     *("PrivateThreadPool", "Scan", "SetStatsAggregator", "Shuffle"),
 }
 
-# What changes the number or order of elements by a rule that does not look at them: the places of
-# the inputs that say how (after the functions' arguments, where there are any). Elements decide
-# what all other ops let through, so those keep no pairs.
+# Ops that change the number or order of elements by a rule that doesn't look at them: the inputs
+# that are the rule's parameters, by their places after the functions' arguments. All other ops
+# decide by element, so they keep no pairs.
 _RULES = {
     "Batch": (1, -1),
     "Cache": (),
-    "FlatMap": (),  # as far as each split yields equally many, which nobody can see
+    "FlatMap": (),  # if each split yields equally many, which cannot be checked here
     "Interleave": (1, 2),
     "PaddedBatch": (1, -1),
     "Repeat": (1,),
@@ -87,10 +86,10 @@ _RULES = {
 }
 
 CHUNKS = "ListSnapshotChunksDataset"
-"""The source whose splits are the files of a distributed save: tf.data.Dataset.load has one."""
+"""The source whose splits are the files of a distributed save; tf.data.Dataset.load makes one."""
 
 _COUNTED = {"Repeat": 1, "ShuffleAndRepeat": 4}
-"""Where a repeat's count is among its inputs."""
+"""The place of a repeat's count among its inputs."""
 
 _AGAIN_AND_AGAIN = (("Repeat", -1),)
 
@@ -98,21 +97,21 @@ _NO_FILE = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
 
 
 class SourceWalk:
-    """One pass over a graph's datasets, from its result down to the sources.
+    """One walk over a graph's datasets, from its result down to the sources.
 
-    `sources` are in the order of their split providers; `repeats` are nodes; `endless_repeats` are
-    nodes that have no end, and those of the sources below each that are leased again and again;
+    `sources` are in the order of their split providers. `repeats` are nodes. `endless_repeats` are
+    pairs of an endless repeat's node and the sources below it that are leased again and again.
     `options` are those of the whole dataset, TensorFlow's message serialized. Raises NotSplittable
-    at a node that cannot pass splits on, InvalidGraph.
+    at a node that cannot pass splits on, and InvalidGraph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.sources: list[SourceNode] = []
         self.endless_repeats: dict[str, list[int]] = {}
-        self.repeats: list[pb.NodeDef] = []  # of whatever count but 1
+        self.repeats: list[pb.NodeDef] = []  # with any count but 1
         self.options = b""
         self._graph = graph
-        self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats, and their sources
+        self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats and their sources
         self._walk()
         for node, numbers in self._below:
             leased = [n for n in numbers if not self.sources[n].whole]
@@ -127,7 +126,7 @@ class SourceWalk:
                 self.endless_repeats[node.name] = leased
 
     def _walk(self) -> None:
-        """Depth first, with a stack of its own: TensorFlow's graphs may be of any depth."""
+        """Depth first, with an explicit stack: graphs may be of any depth."""
         path: set[str] = set()
         visited: set[str] = set()
         stack: list[tuple[pb.NodeDef, Iterator[pb.NodeDef], list[_Lineage]]] = []
@@ -139,8 +138,8 @@ class SourceWalk:
                 raise not_splittable(node, _REFUSED[node.op])
             inputs = self._graph.dataset_inputs(node)
             if not inputs:
-                # TensorFlow writes a tree. Were a source shared, its two readers would have to
-                # be told apart.
+                # TensorFlow writes a tree. A shared source would have two readers, which nothing
+                # here tells apart.
                 if node.name in visited:
                     raise not_splittable(node, "it is the input of two datasets")
                 visited.add(node.name)
@@ -171,37 +170,37 @@ class SourceWalk:
             for reading in inputs:
                 self._refuse(reading.sources, f"{node.name!r} ({node.op}) {why}")
         if kind == "Options":
-            self.options += node.attr["serialized_options"].s  # a message is merged into the last
+            self.options += node.attr["serialized_options"].s  # protobuf merges concatenations
         if kind == "Zip":
             return self._zip(node, inputs)
         if len(inputs) > 1:
             changes = tuple(reading.changes for reading in inputs)
-            # One that chooses between its inputs is like no other.
+            # An op that chooses between its inputs equals no other.
             name = "" if kind == "Concatenate" else node.name
             sources = [group for reading in inputs for group in reading.sources]
-            if node.attr["stop_on_empty_dataset"].b:  # and leaves what the others still have
+            if node.attr["stop_on_empty_dataset"].b:  # it drops what the others still have
                 for number in (n for group in sources for n in group):
                     self.sources[number].singly = True
             once = next((reading.once for reading in inputs if reading.once), "")
             return _Lineage(sources, ((kind, name, changes),), once)
         ((sources, changes, once),) = inputs
         if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
-            return inputs[0]  # a scan of the same element counts: it is not the same any more
+            return inputs[0]  # a scan of one repeated element counts: the element changes
         if once and kind in ("Repeat", "ShuffleAndRepeat"):
             self._refuse(sources, once)
-        extent = [node.name]  # like no other
+        extent = [node.name]  # equals no other
         if kind in _RULES:
             arguments = len(node.attr["Targuments"].list.type)
             data = [name for name in node.input if not name.startswith("^")]
             places = [place + arguments * (place > 0) for place in _RULES[kind]]
             extent = [self._fact(data[place]) for place in places]
-        # What a cache has is repeated without a lease, on each worker its own.
+        # A cache repeats without leases, on each worker its own elements.
         if _is_endless(kind, node, self._graph) and not _has_cache(changes):
             self._below.append((node, [n for group in sources for n in group]))
         return _Lineage(sources, (*changes, (kind, *extent)), once)
 
     def _needs_whole(self, kind: str, node: pb.NodeDef) -> str:
-        """Why a dataset can do nothing with a part of the splits; empty if it can."""
+        """Why a dataset cannot work on a part of the splits; empty if it can."""
         if kind == "GlobalShuffle":
             return "reads its input by index. Write shuffle(…) instead"
         if kind == "Cache":
@@ -225,7 +224,7 @@ class SourceWalk:
 
     def _zip(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
         leased = [reading for reading in inputs if reading.sources]
-        if len(leased) > 1:  # one tensor again and again goes with everything
+        if len(leased) > 1:  # one repeated tensor pairs with everything
             whole = [r for r in leased if r.changes == _AGAIN_AND_AGAIN and self._is_tensor(r)]
             leased = [reading for reading in leased if reading not in whole]
             for number in (n for reading in whole for n in reading.sources[0]):
@@ -238,7 +237,7 @@ class SourceWalk:
             one, two = first.changes, other.changes
             if one == two and len(first.sources) == len(other.sources):
                 continue
-            # Until it is repeated, a cache is only a copy.
+            # A cache that isn't repeated changes nothing.
             copied = [tuple(change for change in c if change != ("Cache",)) for c in (one, two)]
             repeated = any(change[0] == "Repeat" for change in one)
             why = (
@@ -262,7 +261,7 @@ class SourceWalk:
         return _Lineage(merged, first.changes, once)
 
     def _advice(self, *zipped: _Lineage) -> str:
-        """What to write instead of a zip of these."""
+        """What to write in place of a zip of these."""
         for reading in filter(self._is_tensor, zipped):
             match [kind for kind, *_ in reading.changes]:
                 case ["Repeat"]:
@@ -281,8 +280,8 @@ class SourceWalk:
 
 
 def kind_of(node: pb.NodeDef) -> str:
-    """A dataset node's op without what is the same to its elements: ParallelBatchDatasetV2 is a
-    "Batch".
+    """A dataset node's op without variants that yield the same elements: ParallelBatchDatasetV2 is
+    a "Batch".
     """
     op = node.op.rstrip("0123456789").removesuffix("V").removesuffix("Dataset")
     for prefix in ("Experimental", "Legacy", "Parallel"):
@@ -303,7 +302,7 @@ def _has_cache(changes: Any) -> bool:
 
 
 def _said(changes: tuple[Any, ...]) -> str:
-    """In words, for errors: what is done to the elements of a source."""
+    """What is done to a source's elements, in words, for errors."""
     done = [
         f"{kind}({', '.join(map(str, extent))})" if extent and kind in _RULES else str(kind)
         for kind, *extent in changes
@@ -312,7 +311,7 @@ def _said(changes: tuple[Any, ...]) -> str:
 
 
 def not_splittable(node: pb.NodeDef, reason: str) -> NotSplittable:
-    """Begins as TensorFlow's error does, which trainers may look for."""
+    """Begins like TensorFlow's error, which trainers may look for."""
     return NotSplittable(
         f"Cannot create split providers for dataset of type {node.op}, which is the source "
         f"{node.name!r}: {reason}. Read it with sharding policy OFF, or start it from "

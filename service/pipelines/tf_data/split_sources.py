@@ -1,7 +1,7 @@
-"""Where a graph's splits come from: what each of its sources yields.
+"""Finds a graph's split sources, and what each yields.
 
-The sources are found by walking the graph (source_walk.py). What they yield is mostly a constant in
-the graph; the rest needs TensorFlow, and is left to an `Evaluate` function (see evaluate.py).
+source_walk.py walks the graph to the sources. Most of what they yield is constant in the graph. For
+the rest an `Evaluate` function runs TensorFlow (evaluate.py).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .graphs import Graph
 from .source_walk import CHUNKS, NotSplittable, SourceWalk, kind_of, not_splittable
 
 Evaluate = Callable[[bytes, Sequence[str]], list[TensorFacts]]
-"""(serialized GraphDef, tensor names) → what each tensor is. May raise ForebayError."""
+"""(serialized GraphDef, tensor names) → facts about each tensor. May raise ForebayError."""
 
 
 class Source(NamedTuple):
-    """A source node of a graph, and what its split provider yields."""
+    """A source node of a graph, and the splits of its split provider."""
 
     node: str
     op: str
@@ -32,8 +32,8 @@ class Source(NamedTuple):
 def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source]:
     """The split sources of a serialized dataset graph, one a split provider, in order.
 
-    `evaluate` is called, once, if the graph does not say everything by itself. Raises
-    InvalidGraph, and NotSplittable with the node, its op and the reason.
+    Calls `evaluate` at most once, if the graph's constants don't suffice. Raises InvalidGraph, and
+    NotSplittable with the node, its op and the reason.
     """
     parsed = Graph(graph)
     found = SourceWalk(parsed).sources
@@ -76,8 +76,8 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
 
 
 def contents_of(graph: bytes) -> bytes:
-    """A digest of the tensors that a graph's sources slice, as far as they are its constants: of
-    equal counts, split n may be another file. Raises as split_sources does."""
+    """A digest of the constant tensors that a graph's sources slice. Sources with equal counts may
+    have another file as split n. Raises as split_sources does."""
     parsed, digest = Graph(graph), hashlib.sha256()
     for source in SourceWalk(parsed).sources:
         for name in source.node.input:
@@ -88,7 +88,7 @@ def contents_of(graph: bytes) -> bytes:
 
 
 def described(sources: Iterable[ev.SplitSource]) -> str:
-    """In short, for people: `sources of range(0, 9, 1) and 3 splits`."""
+    """A short description for people: `sources of range(0, 9, 1) and 3 splits`."""
     return f"sources of {' and '.join(map(_described, sources)) or 'nothing'}"
 
 
@@ -108,15 +108,15 @@ def _described(source: ev.SplitSource) -> str:
 
 
 def require_splittable(sources: Iterable[ev.SplitSource], unsplittable: str = "") -> None:
-    """Raises NotSplittable if Forebay's workers cannot divide what was registered so."""
+    """Raises NotSplittable if Forebay's workers cannot divide these registered sources."""
     reasons = filter(None, [unsplittable, *(source.unleasable for source in sources)])
     if reason := next(reasons, None):
         raise NotSplittable(f"the dataset cannot be split among Forebay's workers: {reason}")
 
 
 def require_bundles(walk: SourceWalk) -> None:
-    """Raises NotSplittable, naming the node, if a range of this dataset's splits cannot be run on
-    an iterator of its own as what it is in the whole.
+    """Raises NotSplittable, naming the node, if a range of this dataset's splits, run on its own
+    iterator, would not be a part of the dataset.
     """
     for node in walk.repeats:
         raise _no_bundle(
@@ -151,9 +151,10 @@ def require_bundles(walk: SourceWalk) -> None:
 
 
 def require_parts(graph: Graph) -> None:
-    """Raises NotSplittable, naming the node, if the elements of a dataset's ranges together are not
-    those of the whole: what is counted, or carried on, from element to element begins anew in each.
-    Batches are the exception, whose last one may be smaller.
+    """Raises NotSplittable, naming the node, if the ranges' elements together aren't the dataset's.
+
+    An op that counts, or carries state from element to element, begins anew in each range. Batches
+    are allowed, though the last one of a range may be smaller.
     """
     for node in (node for node in graph.proto.node if "Dataset" in node.op):
         if (kind := kind_of(node)) in _ACROSS:
@@ -192,7 +193,7 @@ def _no_bundle(node: pb.NodeDef, reason: str) -> NotSplittable:
 
 
 def _decisive(node: pb.NodeDef) -> Sequence[str]:
-    """The tensors on which a source's splits depend."""
+    """The tensors that determine a source's splits."""
     match node.op:
         case "RangeDataset":
             return node.input[:3]

@@ -1,4 +1,4 @@
-"""Whether runs of one graph could meet in what TensorFlow keeps for its operations."""
+"""Whether runs of one graph could share state that TensorFlow keeps for operations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tensorflow.python.framework import op_def_registry
 
 from .graphs import TABLES, Graph
 
-# TensorFlow calls them stateful so that none is left out.
+# Ops that TensorFlow marks as stateful only so that it does not prune them.
 _HARMLESS = {"Assert", "Case", "If", "PrintV2", "StatefulPartitionedCall", "While"}
 
 
 class GraphState(enum.Enum):
-    """What of a graph has a state besides its datasets, which every run makes anew."""
+    """Where a graph has state besides its datasets, which every run makes anew."""
 
     NONE = enum.auto()
     IN_FUNCTIONS = enum.auto()  # random numbers, for instance
@@ -29,6 +29,6 @@ def state_of(graph: Graph) -> GraphState:
 
 
 def _has_state(op: str) -> bool:
-    definition = op_def_registry.get(op)  # None if it is a function of the graph's
+    definition = op_def_registry.get(op)  # None for a function of the graph
     stateful = definition is not None and definition.is_stateful
     return stateful and "Dataset" not in op and op not in _HARMLESS

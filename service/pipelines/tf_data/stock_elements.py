@@ -1,4 +1,4 @@
-"""Single elements for tf.data service's own clients, which ask for one at a time."""
+"""Single elements for stock tf.data service clients, which ask for one at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPRESSED = "tensorflow.data.CompressedElement"
 
 
 def response_maker(definition: ev.DatasetDefinition) -> MakeResponse:
-    """For elements of a dataset as its pipeline gives them, each in a block of its own."""
+    """A function that converts a block of one element to a response."""
     metadata = decode_metadata(definition)
 
     def make(block: Block) -> pb.GetElementResponse:
@@ -33,7 +33,7 @@ def response_maker(definition: ev.DatasetDefinition) -> MakeResponse:
 
 
 def _as_the_graph_yields(components: tuple[Array, ...]) -> pb.GetElementResponse:
-    """The graph's own tensors, its variants serialized."""
+    """A response with the graph's own tensors, its variants serialized."""
     if len(components) == 1 and (compressed := _compressed(components[0])):
         return pb.GetElementResponse(compressed=compressed)
     return _uncompressed([tf.make_tensor_proto(array).SerializeToString() for array in components])
@@ -42,7 +42,7 @@ def _as_the_graph_yields(components: tuple[Array, ...]) -> pb.GetElementResponse
 def _as_the_graph_would_yield(
     components: tuple[Array, ...], metadata: Metadata
 ) -> pb.GetElementResponse:
-    """Composites were taken apart, and compression undone: as tf.data keeps them, again."""
+    """A response with composites put together, and with compression, as the graph yields it."""
     pairs = zip(component_specs(metadata.element_spec), components, strict=True)
     parts = [
         tf.io.parse_tensor(array, tf.variant) if spec.dtype == tf.variant else tf.constant(array)
@@ -61,7 +61,7 @@ def _uncompressed(tensors: list[bytes]) -> pb.GetElementResponse:
 
 
 def _compressed(serialized: Array | bytes) -> bytes | None:
-    """The CompressedElement in a serialized variant scalar, if it is one."""
+    """The CompressedElement in a serialized variant scalar, or None."""
     data = serialized if isinstance(serialized, bytes) else serialized.tolist()
     if not isinstance(data, bytes) or _COMPRESSED.encode() not in data[:200]:
         return None

@@ -1,8 +1,8 @@
 """Pipelines as TensorFlow functions, traced once for many runs.
 
-Importing a graph and tracing what drives it takes five times as long as running it to its first
-element, and TensorFlow keeps something of each function that it has ever run. So a trace is
-shared by all runs of the same graph, and kept for the next one.
+Importing a graph and tracing its driver takes five times as long as running it to its first
+element, and TensorFlow never frees all of a function. So all runs of the same graph share a trace,
+and it is kept for the next run.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from .feeds import LoadedGraph, TracedGraph
 from .queues import OwnedQueue, Queue, QueueSpec
 from .transformations import call_as_it_is, concrete, drained, flat_mapped, mapped, until_stopped
 
-LARGE_BYTES = 512 << 10  # an element of this size travels alone, without the copy into a block
+LARGE_BYTES = 512 << 10  # an element of this size is sent alone, without the copy into a block
 MAX_BLOCK_ELEMENTS = 8192
-QUANTUM_BYTES = 4096  # in which the queue's bytes are counted where sizes differ
+QUANTUM_BYTES = 4096  # the unit of the queue's budget where sizes differ
 QUEUE_BLOCKS = 2
 KEPT_TRACES = 64
-KEPT_BYTES = 32 << 20  # of the kept traces' graphs; TensorFlow has several copies of each
+KEPT_BYTES = 32 << 20  # limit of the kept traces' graphs; TensorFlow copies each several times
 
 Tensor = Any
 T = TypeVar("T", bound="Trace")
 L = TypeVar("L", bound="Loaded")
 
 STOP = QueueSpec(1, (tf.bool,), ((),))
-"""Of a queue that a step waits for, while it drives; see Driver."""
+"""The queue that a step waits for while it drives; see Driver."""
 
 
 class Loaded(Protocol):
-    """What a run has of a trace."""
+    """The resources that a run has of a trace."""
 
     def close(self) -> None: ...
 
 
 class Trace:
-    """How the elements of a graph get into a queue, traced into a function.
+    """A function that puts a graph's elements into a queue, traced.
 
-    What is common to both ways to run it; `_drive` is made by a subclass.
+    This class has what long runs and bundles share; subclasses make `_drive`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Trace:
         compressed: bool,
         block_bytes: int,
     ) -> None:
-        """As for TfDataPipeline. Raises UnsupportedElement."""
+        """Arguments as TfDataPipeline's. Raises UnsupportedElement."""
         self._graph = graph
         self._drive: Any = None  # a Drive
         self._element_spec = element_spec
@@ -75,7 +75,7 @@ class Trace:
         alone = compressed or graph.calls_functions
         self._pack = 1 if alone else min(elements_per_pack(specs), graph.most_at_once)
         self.shapes = [spec.shape for spec in specs] if self._pack > 1 else None
-        if self._pack > 1:  # elements of fixed shapes go through the queue together, as one
+        if self._pack > 1:  # a pack of fixed-shape elements is one element of the queue
             specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
         self._options = options_for(specs)
         self.columns = [column(spec) for spec in specs]
@@ -83,7 +83,7 @@ class Trace:
         fixed = [c.fixed_bytes for c in self.columns if c.fixed_bytes is not None]
         self.varies = len(fixed) < len(self.columns)
         element_bytes = sum(fixed)
-        # One element a block: the large, and those that do not even have a rank in common.
+        # One element a block: large ones, and those without a common rank.
         self.alone = element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
         most = 1 if self.alone else block_bytes // max(1, element_bytes)
         self.most = max(1, min(MAX_BLOCK_ELEMENTS, most))
@@ -94,25 +94,25 @@ class Trace:
         elif not queued:
             queued.append((tf.bool, []))  # elements without a component still count
         dtypes = tuple(dtype for dtype, _ in queued)
-        first = (1,) if self.alone else ()  # as a stack of one, without a copy or another operation
+        first = (1,) if self.alone else ()  # already a stack of one, which saves a copy
         shapes = tuple((*first, *shape) for _, shape in queued)
         capacity = max(1, QUEUE_BLOCKS * block_bytes // max(1, element_bytes))
-        # Where sizes differ the bytes in the queue are bounded by a queue of quanta beside it.
+        # Where sizes differ, a queue of quanta bounds the bytes in the main queue.
         self.quanta = QUEUE_BLOCKS * block_bytes // QUANTUM_BYTES
         self._queues = [QueueSpec(min(capacity, 2 * MAX_BLOCK_ELEMENTS), dtypes, shapes)]
         if self.varies:
             self._queues.append(QueueSpec(self.quanta, (tf.bool,), ((),)))
 
     def may_be_shared(self, loaded: Any) -> bool:
-        """Whether runs have nothing in common but what is traced; `loaded` is any one."""
+        """Whether runs share nothing but the trace; `loaded` is any run's."""
         return True
 
     def make_queues(self) -> list[OwnedQueue]:
-        """New ones for a run: the queue and, if sizes vary, the budget."""
+        """New queues for a run: the main one and, if sizes vary, the budget."""
         return list(map(OwnedQueue, self._queues))
 
     def drive(self, *inputs: Tensor) -> None:
-        """Call the function, which takes elements to queues until there are no more.
+        """Call the function, which moves elements to queues until the end.
 
         Raises TensorFlow's errors.
         """
@@ -129,7 +129,7 @@ class Trace:
         return dataset
 
     def _packed(self, dataset: Any) -> Any:
-        """The dataset of what goes through the queue at once."""
+        """The dataset of packs, the elements of the queue."""
         return dataset.batch(self._pack) if self._pack > 1 else dataset
 
     def _enqueue(self, whole: Any, handles: Sequence[Tensor]) -> None:
@@ -155,45 +155,44 @@ class Trace:
         options: Any,
         function: Callable[[Any], Any] | None = None,
     ) -> Tensor:
-        """Calls the function for each element of a dataset until its end, or until `stop` is
-        closed. `again` is the same queue: TensorFlow would have uses of one tensor wait for each
-        other.
+        """Call the function for each element of a dataset until its end, or until `stop` is closed.
+        `again` is the same queue: TensorFlow serializes uses of one tensor.
         """
         Queue(STOP, stop).dequeue()
         options = options.merge(self._options)
-        options.experimental_optimization.inject_prefetch = False  # the queue is one
+        options.experimental_optimization.inject_prefetch = False  # the queue does that
         state = drained(dataset.with_options(options), function)
         with tf.control_dependencies([state]):
             Queue(STOP, again).enqueue([True])
         return state
 
     def close(self) -> None:
-        """Free what TensorFlow holds of it. Idempotent. No run may use it any more."""
+        """Free TensorFlow's resources. Idempotent. No run may still use it."""
         self._graph.close()
         self._drive = None
 
 
 class Drive:
-    """A traced function that takes elements to queues."""
+    """A traced function that moves elements to queues."""
 
     def __init__(self, function: Callable[..., Tensor], *inputs: Any) -> None:
         self._places = Places()
         self._function = concrete(lambda *own: [function(*own)], inputs)
 
     def call(self, *inputs: Tensor) -> None:
-        """Until there are no more. Raises TensorFlow's errors."""
+        """Run until the end. Raises TensorFlow's errors."""
         with self._places.taken() as place:
             call_as_it_is(self._function, *inputs, place=place)
 
 
 _drives: weakref.WeakValueDictionary[Hashable, Drive] = weakref.WeakValueDictionary()
-"""Those of long runs, by all that they depend on. A dataset is an argument."""
+"""The functions of long runs, by all that they depend on. The dataset is an argument."""
 
 _making = threading.Lock()
 
 
 class RunTrace(Trace):
-    """Drives a dataset's variant: every element into a run's queues."""
+    """Drives a dataset: puts every element into a run's queues."""
 
     _graph: TracedGraph
 
@@ -222,7 +221,7 @@ class RunTrace(Trace):
                 _drives[key] = self._drive
 
     def _closing(self, packed: Any, handle: Tensor) -> Any:
-        """No element; who looks for one closes the queue, which is over then (drivers.py)."""
+        """An empty dataset behind the pipeline; whoever reads it closes the queue (drivers.py)."""
 
         def nothing(_: Tensor) -> Any:
             Queue(self._queues[0], handle).close()
@@ -240,8 +239,8 @@ class RunTrace(Trace):
 
 
 class BundleTrace(Trace):
-    """Drives one bundle after another, as a queue of requests has them, each into its own queues,
-    and closes these."""
+    """Drives the bundles of a queue of requests, each into its own queues, and closes those after
+    the bundle."""
 
     def __init__(self, graph: BundleGraph, *layout: Any) -> None:
         super().__init__(graph, *layout)
@@ -250,8 +249,8 @@ class BundleTrace(Trace):
 
         def bundle(numbers: Tensor, *handles: Tensor) -> Any:
             parts = tf.unstack(tf.ensure_shape(numbers, [4]))
-            # TensorFlow's optimizer takes the first output of a node to be all that a dataset's
-            # input can be ("noop_elimination" looks for a `skip` by 0), and dies otherwise.
+            # TensorFlow's optimizer assumes that a dataset's input is the first output of a node
+            # ("noop_elimination" looks for a `skip` by 0), and crashes otherwise.
             first, count, key, start = map(tf.identity, parts)
             dataset = self._elements(graph.dataset(first, count, key)._variant_tensor).skip(start)
 
@@ -282,7 +281,7 @@ class BundleTrace(Trace):
 
 
 class Places:
-    """Numbers for what runs at the same time, the smallest first. Thread-safe."""
+    """Numbers for concurrent runs, the smallest free one first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -310,23 +309,23 @@ class _Entry:
 
 
 class Traces:
-    """Traces, shared by those who ask for the same; the latest used are kept for the next.
+    """Traces, shared by key; those used last are kept for later runs.
 
-    Thread-safe. Those that nobody uses are at most `most`, of graphs with `most_bytes` together.
+    Thread-safe. Keeps at most `most` unused traces, of graphs with at most `most_bytes` together.
     """
 
     def __init__(self, most: int = KEPT_TRACES, most_bytes: int = KEPT_BYTES) -> None:
         self._most = most
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the latest used come last
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the last used is last
 
     def load(
         self, key: Hashable, size: int, make: Callable[[], T], load: Callable[[T], L]
     ) -> tuple[T, L, Callable[[], None]]:
-        """A trace that is called `key`, by `make` if there is none; what `load` makes of it for a
-        run; and what to call when the run is over. `size` is the graph's, in bytes. Raises what
-        they do.
+        """The trace under `key`, which `make` creates if needed; what `load` makes of it for a run;
+        and a function to call when the run is over. `size` is the graph's, in bytes. Raises what
+        these functions raise.
         """
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
@@ -342,7 +341,7 @@ class Traces:
             self._release(key, entry)
 
         try:
-            with entry.tracing:  # by one, while the others wait
+            with entry.tracing:  # one traces while the others wait
                 trace = cast("T | None", entry.trace)
                 if trace is None and entry.shared:
                     trace = make()
@@ -359,7 +358,7 @@ class Traces:
         return trace, loaded, release
 
     def forget_idle(self) -> None:
-        """Free those that nobody uses."""
+        """Free unused traces."""
         with self._lock:
             idle = [key for key, entry in self._entries.items() if not entry.users]
             dropped = [self._entries.pop(key) for key in idle]

@@ -1,8 +1,8 @@
-"""tf.data's transformations by functions of ours, so that iterators begin quickly.
+"""tf.data's transformations with functions of ours, whose iterators start quickly.
 
-Each iterator over a dataset instantiates the functions in it, and TensorFlow (2.21) takes some
-3 ms for each: it places the operations on devices, and optimizes them. Ours run on one device as
-they are, and say so by the attribute that tf.data looks for. A user's functions do not come here.
+An iterator instantiates each function of its dataset. TensorFlow 2.21 takes some 3 ms for each, to
+place the operations on devices and to optimize them. Our functions run on one device unchanged, and
+have the attribute that tells tf.data so. This module is not for users' functions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-# TensorFlow imports the others when they are first used, while somebody waits for an element.
+# TensorFlow imports the others at first use, while a consumer waits for an element.
 from tensorflow.python.data.ops import (  # noqa: F401
     concatenate_op,
     dataset_ops,
@@ -35,7 +35,7 @@ _ON_ONE_DEVICE = "experimental_ints_on_device"
 
 
 class Traced(NamedTuple):
-    """A function of elements, to be given to operations of tf.data."""
+    """A function of elements, for tf.data's operations."""
 
     function: Any
     output_structure: Any
@@ -45,7 +45,7 @@ def traced(function: Callable[..., Any], specs: Any) -> Traced:
     """A function of elements with these specs."""
     made = _traced(function, specs, {_ON_ONE_DEVICE: True})
     if tf.int32 in structure.get_flat_tensor_types(made.output_structure):
-        # With the attribute, tf.data's optimizer would take such a function for a whole dataset.
+        # With the attribute, tf.data's optimizer would mistake such a function for a dataset.
         made = _traced(function, specs, {})
     return made
 
@@ -69,10 +69,9 @@ def concrete(
     specs: Sequence[Any],
     attributes: dict[str, bool] | None = None,
 ) -> Any:
-    """A function of tensors with these specs, traced as it is, without variables.
+    """A function of tensors with these specs, traced without variables.
 
-    `tf.function` does the same in twice the time, as it makes ready for what is not needed here:
-    variables, gradients, other specs.
+    `tf.function` takes twice as long, as it prepares for variables, gradients and other specs.
     """
     graph = func_graph.func_graph_from_py_func("forebay", function, tuple(specs), {})
     attrs = attributes_lib.parse_func_attrs(attributes or {})
@@ -82,13 +81,13 @@ def concrete(
 def mapped(
     dataset: Dataset, function: Callable[..., Any], *, preserve_cardinality: bool = True
 ) -> Dataset:
-    """`dataset.map(function)`, in the thread that asks for elements."""
+    """`dataset.map(function)`, which runs in the thread that asks for elements."""
     made = traced(function, dataset.element_spec)
     return mapped_by(dataset, made, preserve_cardinality=preserve_cardinality)
 
 
 def mapped_by(dataset: Dataset, made: Traced, *, preserve_cardinality: bool = True) -> Dataset:
-    """The same with a function that was traced before."""
+    """`mapped` with a function that was traced before."""
     variant = gen_dataset_ops.map_dataset(
         dataset._variant_tensor,
         made.function.captured_inputs,
@@ -101,10 +100,10 @@ def mapped_by(dataset: Dataset, made: Traced, *, preserve_cardinality: bool = Tr
 
 
 def until_stopped(function: Callable[[], tuple[Tensor, ...]]) -> Dataset:
-    """A dataset of what a function returns, call by call, until Python in it raises StopIteration.
+    """A dataset of what a function returns, call by call, until its Python raises StopIteration.
 
-    An item takes a third of what one of `from_generator` does. Python waits in the thread that
-    asks, and takes none of TensorFlow's own from others. After an error it is asked again.
+    An item takes a third of the time of `from_generator`. Python waits in the asking thread, not in
+    a thread of TensorFlow's pool. After an error the function is called again.
     """
     endless = tf.data.Dataset.range(tf.int64.max)
     return mapped(endless, lambda _: function(), preserve_cardinality=False)
@@ -116,7 +115,7 @@ def flat_mapped(dataset: Dataset, function: Callable[..., Dataset]) -> Dataset:
 
 
 def opened(dataset: Dataset, made: Traced, captured: Sequence[Tensor] | None = None) -> Dataset:
-    """The same with a function that was traced before, on what it shall have captured."""
+    """`flat_mapped` with a function that was traced before; `captured` replaces its captures."""
     captured = made.function.captured_inputs if captured is None else captured
     spec = made.output_structure._element_spec
     variant = gen_dataset_ops.flat_map_dataset(
@@ -126,17 +125,17 @@ def opened(dataset: Dataset, made: Traced, captured: Sequence[Tensor] | None = N
 
 
 def unbatched(dataset: Dataset) -> Dataset:
-    """`dataset.unbatch()`, of plain tensors; that maps each first, to what it is."""
+    """`dataset.unbatch()` for plain tensors; tf.data's adds a map that changes nothing."""
     spec = tuple(tf.TensorSpec(own.shape[1:], own.dtype) for own in dataset.element_spec)
     variant = gen_experimental_dataset_ops.unbatch_dataset(dataset._variant_tensor, **_types(spec))
     return _Made(dataset, variant, spec)
 
 
 def not_saved(dataset: Dataset) -> Dataset:
-    """The same elements, of which TensorFlow does not save how far an iteration has come.
+    """The same elements, without checkpoints of the iterator.
 
-    Its symbolic checkpoints are refused by what does not know of them, and this asserts nothing of
-    the datasets before it. It takes 12 ns an element.
+    TensorFlow refuses symbolic checkpoints if a dataset doesn't support them; this one doesn't, and
+    asserts nothing about its inputs. It takes 12 ns an element.
     """
     variant = gen_experimental_dataset_ops.assert_next_dataset(
         dataset._variant_tensor, [], **_types(dataset.element_spec)
@@ -145,15 +144,14 @@ def not_saved(dataset: Dataset) -> Dataset:
 
 
 def nothing_of(dataset: Dataset) -> Dataset:
-    """No element, of a cardinality that TensorFlow does not know."""
+    """An empty dataset whose cardinality TensorFlow doesn't know."""
     return dataset.take(0).ignore_errors()
 
 
 def drained(dataset: Dataset, function: Callable[[Any], Any] | None = None) -> Tensor:
-    """Calls a function, if there is one, for each element of a dataset, with its options.
+    """Call a function, if given, for each element of a dataset, with the dataset's options.
 
-    In the thread that iterates, as `mapped` does; but the time of each call is not taken. Without
-    a function nothing is called at all.
+    It runs in the iterating thread, as in `mapped`, but TensorFlow doesn't time each call.
     """
 
     def go_on(state: Tensor, element: Any) -> Tensor:
@@ -175,14 +173,14 @@ def drained(dataset: Dataset, function: Callable[[Any], Any] | None = None) -> T
 
 
 class Once:
-    """Functions for datasets of one tensor: what `begin(argument)` returns in each iteration; `end`
-    gets it when the iteration is over, or dropped.
+    """Functions for a dataset of one tensor: each iteration yields what `begin(argument)` returns,
+    and `end` gets it when the iteration is over or dropped.
     """
 
     def __init__(
         self, begin: Callable[[Tensor], Tensor], end: Callable[[Tensor], Tensor], argument: Any
     ) -> None:
-        """`argument` is the spec of one."""
+        """`argument` is a spec."""
         self._first = traced(begin, argument)
         spec = self._first.output_structure
         self._again, self._last = traced(tf.identity, spec), traced(end, spec)
@@ -202,22 +200,22 @@ class Once:
 
 
 def call_as_it_is(function: Any, *inputs: Tensor, place: int = 0) -> list[Tensor]:
-    """Call a traced function that only puts datasets together, or drives one.
+    """Call a traced function that only builds datasets, or drives one.
 
-    The first call would wait for TensorFlow's optimizer, tens of milliseconds, which has nothing to
-    gain there: datasets are optimized when they are iterated over, and their functions then, too.
+    This skips TensorFlow's optimizer, which takes tens of milliseconds at the first call and gains
+    nothing: datasets and their functions are optimized when they are iterated.
 
-    TensorFlow has one set of kernels for all calls of a function with the same configuration, and
-    of some, `reduce`'s for instance, one works for one call at a time: another would wait until the
-    first has ended. So calls at the same time have a `place` of their own each.
+    All calls of a function with the same configuration share one set of kernels, and some kernels,
+    such as `reduce`'s, serve one call at a time. A second call would wait for the first to end. So
+    each concurrent call has its own `place`.
     """
     config = config_pb2.ConfigProto.FromString(
         context.context().function_call_options.config_proto_serialized
     )
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.experimental.session_metadata.version = place
-    # Not by calling it: CancellationManager.get_cancelable_function keeps the manager in a global
-    # variable, where the calls of all threads find it.
+    # Don't call it directly: CancellationManager.get_cancelable_function keeps the manager in a
+    # global variable, which the calls of all threads share.
     found: list[Tensor] = execute.execute(
         function.name.decode(),
         num_outputs=len(function.outputs),
@@ -234,7 +232,7 @@ class _Made(dataset_ops._VariantDataset):  # type: ignore[misc]
         super().__init__(variant, spec)
 
     def _inputs(self) -> list[Dataset]:
-        return [self._source]  # whose options are its own, too
+        return [self._source]  # it inherits these options
 
 
 def _types(spec: Any) -> dict[str, Any]:
