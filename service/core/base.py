@@ -1,9 +1,9 @@
 """The base of the core's topics: commands, decisions, and lookups in the state.
 
 A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
-splits.py, skips.py, saves.py, terms.py) holds its commands, their decide functions, and the apply
-functions of its events. Topics import this file and each other, in one direction;
-machine.py puts them together.
+splits.py, skips.py, saves.py, terms.py) holds its commands with their decide functions, and its
+kinds of events with their apply functions. Topics import this file and each other, in one
+direction; machine.py puts them together.
 """
 
 from __future__ import annotations
@@ -42,9 +42,27 @@ Decide = dict[type[Command], Callable[[State, Any], Decision]]
 """A topic's decide functions, by command. They read the state and change nothing. They may raise
 the errors of service/errors.py; then nothing has happened."""
 
-Apply = dict[str, Callable[[State, Any], None]]
-"""A topic's apply functions, by the event's kind. They change the state and decide nothing;
-decide has already refused whatever could fail."""
+
+class EventKind(NamedTuple):
+    """All that the program knows of a kind of events, but for its transitions (lifecycles.py)."""
+
+    apply: Callable[[State, Any], None]
+    """Changes the state and decides nothing: decide has already refused whatever could fail."""
+    answer: Callable[[Any], Any] | None = None
+    """The answer that the event gives to its command, also to a retry; by default it gives none."""
+    is_quiet: bool = False
+    """Wakes nobody who waits for a change."""
+    may_free_stream: bool = False
+    """May make a stream of a save available to a worker."""
+
+
+Events = dict[str, EventKind]
+"""A topic's events, by their names in events.proto."""
+
+
+def itself(body: Any) -> Any:
+    """For events that are the answer."""
+    return body
 
 
 class Ids:

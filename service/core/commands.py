@@ -15,7 +15,7 @@ from .saves import (
     StartSave,
 )
 from .skips import SkipSplit
-from .splits import FindSplits, GetSplit, LeaseSplits
+from .splits import FindSplits, GetSplit, LeaseSplits, ProbeSplits, ReturnSplits
 from .tasks import CompleteTask
 from .terms import ElectLeader
 from .workers import LoseWorker, RegisterWorker
@@ -41,12 +41,14 @@ __all__ = [
     "LeaseSplits",
     "LeaveIteration",
     "LoseWorker",
+    "ProbeSplits",
     "RegisterDataset",
     "RegisterWorker",
     "RemoveDataset",
     "RemoveJob",
     "RemoveTask",
     "ReportRound",
+    "ReturnSplits",
     "SkipSplit",
     "StartSave",
 ]

@@ -7,7 +7,16 @@ from msgspec.structs import replace
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import ranges
-from .base import Apply, Command, Decide, Decision, Ids, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    Ids,
+    itself,
+    reserve_id,
+)
 from .iterations import collected, forget_tasks_nobody_reads, let_go, used
 from .places import require_list
 from .read_kinds import kind_of
@@ -195,4 +204,7 @@ DECIDE: Decide = {
     LeaveIteration: _leave_iteration,
     EjectConsumers: _eject_consumers,
 }
-APPLY: Apply = {"consumer_joined": _consumer_joined, "consumer_left": _consumer_left}
+EVENTS: Events = {
+    "consumer_joined": EventKind(_consumer_joined, answer=itself),
+    "consumer_left": EventKind(_consumer_left),
+}

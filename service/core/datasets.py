@@ -13,7 +13,16 @@ from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
-from .base import Apply, Command, Decide, Decision, find_dataset, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    find_dataset,
+    itself,
+    reserve_id,
+)
 from .jobs import readers_of, removed
 from .saves import is_absolute
 from .state import Dataset, Job, State
@@ -239,10 +248,10 @@ DECIDE: Decide = {
     ForgetBlob: _forget_blob,
     DecideCompression: _decide_compression,
 }
-APPLY: Apply = {
-    "dataset_registered": _dataset_registered,
-    "dataset_used": _dataset_used,
-    "dataset_removed": _dataset_removed,
-    "blob_deleted": _blob_deleted,
-    "compression_decided": _compression_decided,
+EVENTS: Events = {
+    "dataset_registered": EventKind(_dataset_registered),
+    "dataset_used": EventKind(_dataset_used),
+    "dataset_removed": EventKind(_dataset_removed, answer=itself),
+    "blob_deleted": EventKind(_blob_deleted),
+    "compression_decided": EventKind(_compression_decided),
 }

@@ -5,7 +5,15 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition
 from . import ranges, tasks
-from .base import Apply, Command, Decide, Decision, find_iteration, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    find_iteration,
+    reserve_id,
+)
 from .splits import ledgers, lost_leases
 from .state import Iteration, Job, State
 
@@ -132,10 +140,10 @@ def forget_tasks_nobody_reads(state: State, iteration: Iteration) -> None:
 
 
 DECIDE: Decide = {CollectIteration: _collect_iteration}
-APPLY: Apply = {
-    "iteration_created": _iteration_created,
-    "iteration_finished": _iteration_finished,
-    "iteration_summarized": _iteration_summarized,
-    "iteration_collected": _iteration_collected,
-    "iteration_paused": _iteration_paused,
+EVENTS: Events = {
+    "iteration_created": EventKind(_iteration_created),
+    "iteration_finished": EventKind(_iteration_finished),
+    "iteration_summarized": EventKind(_iteration_summarized),
+    "iteration_collected": EventKind(_iteration_collected),
+    "iteration_paused": EventKind(_iteration_paused),
 }

@@ -5,7 +5,16 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from .base import Apply, Command, Decide, Decision, Ids, find_dataset, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    Ids,
+    find_dataset,
+    reserve_id,
+)
 from .consumers import join, left
 from .iterations import collected
 from .places import require_list
@@ -213,4 +222,7 @@ DECIDE: Decide = {
     JoinJob: _join_job,
     RemoveJob: _remove_job,
 }
-APPLY: Apply = {"job_created": _job_created, "job_removed": _job_removed}
+EVENTS: Events = {
+    "job_created": EventKind(_job_created, answer=lambda body: body.job_id),
+    "job_removed": EventKind(_job_removed),
+}

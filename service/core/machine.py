@@ -29,7 +29,7 @@ from . import (
     terms,
     workers,
 )
-from .base import Apply, Command, Decide, Decision
+from .base import Command, Decide, Decision, Events
 from .state import MAX_ANSWERS, Answer, State
 
 TOPICS = (
@@ -47,7 +47,7 @@ TOPICS = (
 )
 
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}
-APPLY: Apply = {kind: how for topic in TOPICS for kind, how in topic.APPLY.items()}
+EVENTS: Events = {name: kind for topic in TOPICS for name, kind in topic.EVENTS.items()}
 
 
 def decide(state: State, command: Command, now_ms: int) -> Decision:
@@ -75,19 +75,9 @@ def decide(state: State, command: Command, now_ms: int) -> Decision:
 def _answer(event: ev.Event) -> Any:
     """The answer that this event gives to its command; None if it answers nothing."""
     kind = event.WhichOneof("event")
-    if kind == "job_created":
-        return event.job_created.job_id
-    if kind == "consumer_joined":
-        return event.consumer_joined
-    if kind == "splits_leased":
-        return event.splits_leased
-    if kind == "split_skipped":
-        return True
-    if kind == "dataset_removed":
-        return event.dataset_removed
-    if kind == "save_started":
-        return event.save_started
-    return None
+    assert kind is not None
+    answer = EVENTS[kind].answer
+    return None if answer is None else answer(getattr(event, kind))
 
 
 def apply(state: State, event: ev.Event) -> None:
@@ -102,7 +92,7 @@ def apply(state: State, event: ev.Event) -> None:
     state.sequence += 1
     state.time_ms = event.time_ms
     state.recent.append((state.sequence, event))
-    APPLY[kind](state, body)
+    EVENTS[kind].apply(state, body)
     if event.HasField("request"):
         if kind == "consumer_joined":
             state.consumers[body.consumer_id].caller = event.request.caller

@@ -21,7 +21,14 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import tasks
-from .base import Apply, Command, Decide, Decision, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    reserve_id,
+)
 from .read_kinds import COORDINATED, kind_of
 from .splits import lost_leases
 from .state import Barrier, Consumer, Iteration, State, Task
@@ -183,11 +190,11 @@ def _task_removed(state: State, event: ev.TaskRemoved) -> None:
 
 
 DECIDE: Decide = {ReportRound: _report_round, RemoveTask: _remove_task}
-APPLY: Apply = {
-    "consumer_began": _consumer_began,
-    "task_proposed": _task_proposed,
-    "round_targeted": _round_targeted,
-    "consumer_blocked": _consumer_blocked,
-    "task_started": _task_started,
-    "task_removed": _task_removed,
+EVENTS: Events = {
+    "consumer_began": EventKind(_consumer_began),
+    "task_proposed": EventKind(_task_proposed),
+    "round_targeted": EventKind(_round_targeted),
+    "consumer_blocked": EventKind(_consumer_blocked),
+    "task_started": EventKind(_task_started),
+    "task_removed": EventKind(_task_removed),
 }

@@ -29,7 +29,16 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unimplemented
 from . import ranges
-from .base import Apply, Command, Decide, Decision, Ids, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    Ids,
+    itself,
+    reserve_id,
+)
 from .ranges import Ranges
 from .read_kinds import staying
 from .state import (
@@ -528,12 +537,12 @@ DECIDE: Decide = {
     CompleteStream: _complete_stream,
     FailSave: _fail_save,
 }
-APPLY: Apply = {
-    "save_started": _save_started,
-    "stream_assigned": _stream_assigned,
-    "save_split_assigned": _save_split_assigned,
-    "chunk_committed": _chunk_committed,
-    "stream_completed": _stream_completed,
-    "save_finished": _save_finished,
-    "save_failed": _save_failed,
+EVENTS: Events = {
+    "save_started": EventKind(_save_started, answer=itself, may_free_stream=True),
+    "stream_assigned": EventKind(_stream_assigned, may_free_stream=True),
+    "save_split_assigned": EventKind(_save_split_assigned, is_quiet=True),
+    "chunk_committed": EventKind(_chunk_committed, is_quiet=True),
+    "stream_completed": EventKind(_stream_completed, may_free_stream=True),
+    "save_finished": EventKind(_save_finished, may_free_stream=True),
+    "save_failed": EventKind(_save_failed, may_free_stream=True),
 }

@@ -9,7 +9,14 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import MAX_REASON
 from ..errors import NotFound
-from .base import Apply, Command, Decide, Decision, find_task
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    find_task,
+)
 from .state import MAX_SKIPS, Skip, State
 
 
@@ -48,4 +55,4 @@ def _split_skipped(state: State, event: ev.SplitSkipped) -> None:
 
 
 DECIDE: Decide = {SkipSplit: _skip_split}
-APPLY: Apply = {"split_skipped": _split_skipped}
+EVENTS: Events = {"split_skipped": EventKind(_split_skipped, answer=lambda _: True)}

@@ -12,7 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from .base import Apply, Command, Decide, Decision, find_iteration, find_task, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    find_iteration,
+    find_task,
+    itself,
+    reserve_id,
+)
 from .ledger import Ledger, Offer
 from .state import Iteration, Lease, State, Task
 
@@ -33,13 +43,7 @@ class GetSplit(Command, frozen=True, kw_only=True):
 
 
 class LeaseSplits(Command, frozen=True, kw_only=True):
-    """→ LeaseBegun …, LeaseReturned …, then SplitsLeased or PassStarted.
-
-    Answers as GetSplit does. `want=0` without reports is a query; None means that splits remain or
-    may be found. `want=0` with reports answers None. But if a numbered request returns part of a
-    lease, the answer is a new lease of the kept part; without a number, the kept part counts as
-    begun.
-    """
+    """→ LeaseBegun …, then SplitsLeased or PassStarted. Answers as GetSplit does."""
 
     task_id: int
     source: int
@@ -47,7 +51,29 @@ class LeaseSplits(Command, frozen=True, kw_only=True):
     want: int
     or_later: bool = False  # if that pass is over, lease from the current one
     begun: tuple[int, ...] = ()
+
+
+class ReturnSplits(Command, frozen=True, kw_only=True):
+    """→ LeaseBegun …, LeaseReturned …, perhaps SplitsLeased.
+
+    Answers None. But if a numbered request returns part of a lease, the answer is a new lease of
+    the kept part; without a number, the kept part counts as begun.
+    """
+
+    task_id: int
+    begun: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
+
+
+class ProbeSplits(Command, frozen=True, kw_only=True):
+    """Asks whether a pass is over, and leads to no event. Answers a SplitsLeased without splits if
+    it is, and None if splits remain or may be found.
+    """
+
+    task_id: int
+    source: int
+    pass_number: int
+    or_later: bool = False
 
 
 class FindSplits(Command, frozen=True, kw_only=True):
@@ -68,39 +94,12 @@ def _get_split(state: State, command: GetSplit) -> Decision:
 
 
 def _lease_splits(state: State, command: LeaseSplits) -> Decision:
-    task = find_task(state, command.task_id)
-    if task is None or task.completed:
-        raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
-    events = [lease_begun(i) for i in dict.fromkeys(command.begun) if i in task.leases]
-    kept: list[ev.Event] = []
-    for lease_id, count in dict(command.returned).items():
-        if lease_id in task.leases and lease_id not in command.begun:
-            lease = state.leases[lease_id]
-            if not 0 < count <= lease.count:
-                raise InvalidArgument(
-                    f"lease {lease_id} holds {lease.count} splits; {count} cannot be returned"
-                )
-            if command.want > 0:
-                raise InvalidArgument("a request that returns splits cannot want others; want 0")
-            if count < lease.count and command.request is not None:
-                events.append(all_returned(lease))
-                kept.append(_leased_anew(state, lease, lease.count - count))
-            else:
-                returned = ev.LeaseReturned(lease_id=lease_id, count=count)
-                events.append(ev.Event(lease_returned=returned))
-    if len(kept) > 1:
-        raise InvalidArgument(
-            f"parts of {len(kept)} leases are returned, and one answer tells of one lease: return "
-            "them one by one"
-        )
+    if command.want < 1:
+        raise InvalidArgument(f"{command.want} splits are wanted; want 1 or more")
+    task = _running(state, command.task_id)
+    events = _begun(task, command.begun)
     iteration = state.iterations[task.iteration_id]
-    if command.want <= 0 and (command.begun or command.returned):
-        return Decision([*events, *kept], kept[0].splits_leased if kept else None)
     ledger = _find_ledger(iteration, command.source)
-    if command.want <= 0:
-        offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
-        over = not (offer.total or offer.waits)
-        return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
     if ledger.leased_with is not None:
         raise InvalidArgument(
             f"split provider {command.source} is zipped with {ledger.leased_with}, and leased "
@@ -114,6 +113,52 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
         want = min(want, MAX_NAMES)
     leased = _lease(state, offer, want, iteration, command.source, task)
     return Decision([*events, *leased.events], leased.answer)
+
+
+def _return_splits(state: State, command: ReturnSplits) -> Decision:
+    task = _running(state, command.task_id)
+    events = _begun(task, command.begun)
+    kept: list[ev.Event] = []
+    for lease_id, count in dict(command.returned).items():
+        if lease_id not in task.leases or lease_id in command.begun:
+            continue
+        lease = state.leases[lease_id]
+        if not 0 < count <= lease.count:
+            raise InvalidArgument(
+                f"lease {lease_id} holds {lease.count} splits; {count} cannot be returned"
+            )
+        if count < lease.count and command.request is not None:
+            events.append(all_returned(lease))
+            kept.append(_leased_anew(state, lease, lease.count - count))
+        else:
+            returned = ev.LeaseReturned(lease_id=lease_id, count=count)
+            events.append(ev.Event(lease_returned=returned))
+    if len(kept) > 1:
+        raise InvalidArgument(
+            f"parts of {len(kept)} leases are returned, and one answer tells of one lease: return "
+            "them one by one"
+        )
+    return Decision([*events, *kept], kept[0].splits_leased if kept else None)
+
+
+def _probe_splits(state: State, command: ProbeSplits) -> Decision:
+    task = _running(state, command.task_id)
+    ledger = _find_ledger(state.iterations[task.iteration_id], command.source)
+    offer = ledger.offer(ledger.size_together, command.pass_number, command.or_later)
+    over = not (offer.total or offer.waits)
+    return Decision([], ev.SplitsLeased(pass_number=offer.pass_number) if over else None)
+
+
+def _running(state: State, task_id: int) -> Task:
+    """Raises NotFound."""
+    task = find_task(state, task_id)
+    if task is None or task.completed:
+        raise NotFound(f"Task {task_id} not found: it has ended, or its worker was lost")
+    return task
+
+
+def _begun(task: Task, lease_ids: tuple[int, ...]) -> list[ev.Event]:
+    return [lease_begun(i) for i in dict.fromkeys(lease_ids) if i in task.leases]
 
 
 def _lease(
@@ -295,12 +340,18 @@ def _splits_found(state: State, event: ev.SplitsFound) -> None:
     ledger.grow(event.names, event.complete)
 
 
-DECIDE: Decide = {GetSplit: _get_split, LeaseSplits: _lease_splits, FindSplits: _find_splits}
-APPLY: Apply = {
-    "splits_leased": _splits_leased,
-    "lease_begun": _lease_begun,
-    "lease_returned": _lease_returned,
-    "lease_lost": _lease_lost,
-    "pass_started": _pass_started,
-    "splits_found": _splits_found,
+DECIDE: Decide = {
+    GetSplit: _get_split,
+    LeaseSplits: _lease_splits,
+    ReturnSplits: _return_splits,
+    ProbeSplits: _probe_splits,
+    FindSplits: _find_splits,
+}
+EVENTS: Events = {
+    "splits_leased": EventKind(_splits_leased, answer=itself, is_quiet=True),
+    "lease_begun": EventKind(_lease_begun, is_quiet=True),
+    "lease_returned": EventKind(_lease_returned, is_quiet=True),
+    "lease_lost": EventKind(_lease_lost),
+    "pass_started": EventKind(_pass_started, is_quiet=True),
+    "splits_found": EventKind(_splits_found, is_quiet=True),
 }

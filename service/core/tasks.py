@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...journal.proto import events_pb2 as ev
-from .base import Apply, Command, Decide, Decision, Ids, find_task, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    Ids,
+    find_task,
+    reserve_id,
+)
 from .read_kinds import COORDINATED, kind_of, staying
 from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller
@@ -162,4 +171,7 @@ def _forget_answers(state: State, task: Task) -> None:
 
 
 DECIDE: Decide = {CompleteTask: _complete_task}
-APPLY: Apply = {"task_created": _task_created, "task_completed": _task_completed}
+EVENTS: Events = {
+    "task_created": EventKind(_task_created),
+    "task_completed": EventKind(_task_completed),
+}

@@ -7,7 +7,13 @@ import hashlib
 from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
 from . import consumers, splits, tasks, workers
-from .base import Apply, Command, Decide, Decision
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+)
 from .consumers import left
 from .iterations import collected, over
 from .places import listed
@@ -119,13 +125,13 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
 
 def _begin_anew(state: State, journal_id: str) -> None:
     """Apply the dismissals that format 1 did not journal, but implied by a new journal id."""
-    how = splits.APPLY | consumers.APPLY | workers.APPLY  # no journaled events, so not `apply`
+    kinds = splits.EVENTS | consumers.EVENTS | workers.EVENTS  # not journaled, so not by `apply`
     for event in _dismissals(state):
         kind = event.WhichOneof("event") or ""
-        how[kind](state, getattr(event, kind))
+        kinds[kind].apply(state, getattr(event, kind))
     tasks.forget_lost(state, lambda _: True)
     state.next_id = _first_id(state, journal_id)
 
 
 DECIDE: Decide = {ElectLeader: _elect_leader}
-APPLY: Apply = {"leader_elected": _leader_elected}
+EVENTS: Events = {"leader_elected": EventKind(_leader_elected)}

@@ -5,7 +5,15 @@ from __future__ import annotations
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
-from .base import Apply, Command, Decide, Decision, Ids, reserve_id
+from .base import (
+    Command,
+    Decide,
+    Decision,
+    EventKind,
+    Events,
+    Ids,
+    reserve_id,
+)
 from .places import find_place
 from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases
@@ -160,8 +168,8 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
 
 
 DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}
-APPLY: Apply = {
-    "worker_registered": _worker_registered,
-    "worker_drains": _worker_drains,
-    "worker_lost": _worker_lost,
+EVENTS: Events = {
+    "worker_registered": EventKind(_worker_registered, may_free_stream=True),
+    "worker_drains": EventKind(_worker_drains, may_free_stream=True),
+    "worker_lost": EventKind(_worker_lost, may_free_stream=True),
 }

@@ -22,7 +22,7 @@ from ...journal.proto import events_pb2 as ev
 from ...storage import Fenced, Storage, StorageError, Writer
 from ..core import commands as c
 from ..core.encoding import encode_state
-from ..core.machine import apply, decide
+from ..core.machine import EVENTS, apply, decide
 from ..core.saves import size_of_saves
 from ..core.state import State
 from ..errors import Unavailable
@@ -31,14 +31,6 @@ from .leadership import Leadership
 from .options import DispatcherOptions
 
 log = logging.getLogger(__name__)
-
-_QUIET = frozenset(
-    {
-        *("splits_leased", "lease_begun", "lease_returned", "pass_started"),
-        *("splits_found", "save_split_assigned", "chunk_committed"),
-    }
-)
-"""Events that wake no `wait_until`."""
 
 AT_ONCE = 256
 """The batch size of removals."""
@@ -139,7 +131,7 @@ class Decider:
         for callback in self._subscribers:
             for event in events:
                 callback(event)
-        if not all(event.WhichOneof("event") in _QUIET for event in events):
+        if not all(EVENTS[event.WhichOneof("event") or ""].is_quiet for event in events):
             for future, changed in self._waiting.items():
                 if not future.done() and changed():
                     future.set_result(None)

@@ -342,28 +342,16 @@ class ForebayFace:
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         self._dispatcher.failure_detector.heard_of(request.task_id)
-        state = self._dispatcher.state
-        lease = c.LeaseSplits(
-            request=(
-                (lease_caller(request.task_id, request.source), request.request.number)
-                if request.request.number
-                else None
-            ),
-            task_id=request.task_id,
-            source=request.source,
-            pass_number=request.pass_number,
-            want=request.want,
-            or_later=request.or_later,
-            begun=tuple(request.begun),
-            returned=tuple((r.lease_id, r.count) for r in request.returned),
-        )
-        task = state.tasks.get(lease.task_id)
-        leased: ev.SplitsLeased | None = await self._dispatcher.execute(lease)
-        if leased is None and lease.want > 0 and task is not None:
-            await self._dispatcher.growing_sources.wait(task.iteration_id, lease.source)
-            leased = await self._dispatcher.execute(lease)
+        command = lease_command(request)
+        leased: ev.SplitsLeased | None = await self._dispatcher.execute(command)
+        wants = isinstance(command, c.LeaseSplits)
+        if leased is None and wants:
+            task = self._dispatcher.state.tasks.get(request.task_id)
+            if task is not None:
+                await self._dispatcher.growing_sources.wait(task.iteration_id, request.source)
+            leased = await self._dispatcher.execute(command)
         if leased is None:
-            return pb.LeaseSplitsResponse(not_yet=lease.want > 0)
+            return pb.LeaseSplitsResponse(not_yet=wants)
         response = pb.LeaseSplitsResponse(
             lease_id=leased.lease_id,
             first=leased.first,
@@ -372,7 +360,7 @@ class ForebayFace:
             pass_number=leased.pass_number,
         )
         if leased.count:  # the task may be lost by now, if this is a retry
-            ledgers = find_iteration(state, leased.iteration_id).ledgers
+            ledgers = find_iteration(self._dispatcher.state, leased.iteration_id).ledgers
             names = ledgers[leased.source].names
             response.names.extend(names[leased.first : leased.first + leased.count])
         return response
@@ -484,6 +472,37 @@ class ForebayFace:
                 await asyncio.sleep(0)  # let other requests run
                 since_s = time.monotonic()
         return pb.GetStatusResponse(status=b"".join(found).decode())
+
+
+def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
+    """One message carries three commands."""
+    numbered = (lease_caller(request.task_id, request.source), request.request.number)
+    number = numbered if request.request.number else None
+    begun = tuple(request.begun)
+    if request.want > 0:
+        if request.returned:
+            raise InvalidArgument("a request that returns splits cannot want others; want 0")
+        return c.LeaseSplits(
+            request=number,
+            task_id=request.task_id,
+            source=request.source,
+            pass_number=request.pass_number,
+            want=request.want,
+            or_later=request.or_later,
+            begun=begun,
+        )
+    if begun or request.returned:
+        returned = tuple((r.lease_id, r.count) for r in request.returned)
+        return c.ReturnSplits(
+            request=number, task_id=request.task_id, begun=begun, returned=returned
+        )
+    return c.ProbeSplits(
+        request=number,
+        task_id=request.task_id,
+        source=request.source,
+        pass_number=request.pass_number,
+        or_later=request.or_later,
+    )
 
 
 def _stream(save: Save, number: int) -> pb.Stream:

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
 from ..core import commands as c
+from ..core.machine import EVENTS
 from ..core.saves import find_save, is_absolute, may_assign, streams_of, waits_for
 from ..core.state import EndedSave, Save, Worker
 from ..errors import (
@@ -62,14 +63,6 @@ WITHHELD = -math.inf
 
 RETRY_S = 5.0
 """The pause before writing a save's end to its directory is retried."""
-
-_MAY_FREE = frozenset(
-    {
-        *("save_started", "stream_assigned", "stream_completed", "save_finished", "save_failed"),
-        *("worker_registered", "worker_drains", "worker_lost"),
-    }
-)
-"""Events that may make another stream available to a worker."""
 
 _CODE_NAMES = {number: name for name, number in tf.Code.items()}
 
@@ -321,7 +314,7 @@ class Saves:
                 continue
 
     def _see(self, event: ev.Event) -> None:
-        if event.WhichOneof("event") in _MAY_FREE:
+        if EVENTS[event.WhichOneof("event") or ""].may_free_stream:
             self._changes += 1
             self._say_who_is_lacking()
         if event.HasField("save_finished") or event.HasField("save_failed"):

@@ -96,6 +96,10 @@ class Cluster:
             )
         )  # fmt: skip
 
+    def report(self, task_id: int, number: int, **what: Any) -> None:
+        """What was begun and what is returned, where no further splits are wanted."""
+        self.do(c.ReturnSplits(request=(f"task/{task_id}/0", number), task_id=task_id, **what))
+
     def leave(self, consumer_id: int) -> None:
         self.do(c.LeaveIteration(consumer_id=consumer_id, reason="it said goodbye"))
 
@@ -117,14 +121,14 @@ def live(cluster: Cluster) -> None:
     reader = cluster.join(shared)
     first, second = cluster.task(one), cluster.task(two)
     a, b = cluster.lease(first, 9, 1), cluster.lease(second, 9, 1)
-    cluster.lease(first, 0, 2, begun=(a.lease_id,))
-    cluster.lease(second, 0, 2, returned=((b.lease_id, 4),))
+    cluster.report(first, 2, begun=(a.lease_id,))
+    cluster.report(second, 2, returned=((b.lease_id, 4),))
     c2, d2 = cluster.lease(first, 5, 3), cluster.lease(second, 30, 3)
     do(c.LoseWorker(worker_id=one, reason="no sign of life"))  # with c2, and comes back
     one = cluster.worker(1)
-    cluster.lease(first, 0, 4, begun=(c2.lease_id,))
+    cluster.report(first, 4, begun=(c2.lease_id,))
     e = cluster.lease(first, 2, 5, pass_number=1)
-    cluster.lease(second, 0, 4, returned=((d2.lease_id, 3),))  # of the pass before
+    cluster.report(second, 4, returned=((d2.lease_id, 3),))  # of the pass before
     cluster.lease(first, 9, 6, pass_number=1, or_later=True, begun=(e.lease_id,))
     do(c.LoseWorker(worker_id=two, reason="it said goodbye", left=True))
     two = cluster.worker(3, "w:1")  # in the place of the first

@@ -311,16 +311,30 @@ class Dispatcher(RuleBasedStateMachine):
         if held:
             iteration = self.live.iterations[self.live.tasks[task_id].iteration_id]
             pass_number = iteration.ledgers[source].pass_number + later
-        command = c.LeaseSplits(
-            request=self.numbered(f"task/{task_id}/{source}"),
-            task_id=task_id,
-            source=source,
-            pass_number=pass_number,
-            want=want,
-            or_later=or_later,
-            begun=tuple(held[:done]),
-            returned=tuple((lease, back) for lease in held[-1:]) if want <= 0 else (),
-        )
+        request, begun = self.numbered(f"task/{task_id}/{source}"), tuple(held[:done])
+        if want > 0:
+            command: c.Command = c.LeaseSplits(
+                request=request,
+                task_id=task_id,
+                source=source,
+                pass_number=pass_number,
+                want=want,
+                or_later=or_later,
+                begun=begun,
+            )
+        elif held:
+            returned = tuple((lease, back) for lease in held[-1:])
+            command = c.ReturnSplits(
+                request=request, task_id=task_id, begun=begun, returned=returned
+            )
+        else:
+            command = c.ProbeSplits(
+                request=request,
+                task_id=task_id,
+                source=source,
+                pass_number=pass_number,
+                or_later=or_later,
+            )
         self.run(command)
 
     @rule(

@@ -56,9 +56,7 @@ def test_who_wants_none_is_told_of_the_end_of_the_pass_only() -> None:
     given.iteration()
 
     def ask(pass_number: int) -> ev.SplitsLeased | None:
-        asking = c.LeaseSplits(
-            task_id=given.task_of(second), source=0, pass_number=pass_number, want=0
-        )
+        asking = c.ProbeSplits(task_id=given.task_of(second), source=0, pass_number=pass_number)
         answer: ev.SplitsLeased | None = given.when(asking)
         assert given.then == []
         return answer
@@ -154,10 +152,8 @@ def test_what_is_kept_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> 
     assert lease is not None
     if earlier:
         assert given.lease(given.task_of(other), 1, pass_number=1)
-    back = c.LeaseSplits(
-        request=(lease_caller(task_id, 0), 2), task_id=task_id, source=0, pass_number=0, want=0,
-        returned=((lease.lease_id, 4),),
-    )  # fmt: skip
+    number = (lease_caller(task_id, 0), 2)
+    back = c.ReturnSplits(request=number, task_id=task_id, returned=((lease.lease_id, 4),))
     kept = given.when(back)
     assert given.then == ["lease_returned", "splits_leased"]
     assert (kept.first, kept.count, kept.pass_number) == (lease.first, lease.count - 4, 0)
@@ -174,8 +170,7 @@ def test_what_is_kept_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> 
     again = given.lease(given.task_of(other), 10)
     assert again is not None
     assert again.first == kept.first + kept.count
-    begun = c.LeaseSplits(task_id=task_id, source=0, pass_number=0, want=0, begun=(kept.lease_id,))
-    given.when(begun)
+    given.when(c.ReturnSplits(task_id=task_id, begun=(kept.lease_id,)))
     assert given.then == ["lease_begun"]
     given.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
     assert "lease_lost" not in given.then
@@ -188,10 +183,7 @@ def test_of_one_lease_at_a_time_a_part_is_returned() -> None:
     task_id = given.task_of(worker_id)
     leases = [given.lease(task_id, 4) for _ in range(2)]
     back = tuple((lease.lease_id, 2) for lease in leases if lease is not None)
-    command = c.LeaseSplits(
-        request=(lease_caller(task_id, 0), 2), task_id=task_id, source=0, pass_number=0, want=0,
-        returned=back,
-    )  # fmt: skip
+    command = c.ReturnSplits(request=(lease_caller(task_id, 0), 2), task_id=task_id, returned=back)
     with pytest.raises(InvalidArgument, match="parts of 2 leases are returned"):
         given.when(command)
     whole = msgspec.structs.replace(command, returned=((back[0][0], 4), back[1]))

@@ -17,7 +17,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.core.commands import ReportRound
 from forebay.service.core.encoding import SCHEMA, decode_state, encode_state
-from forebay.service.core.machine import apply
+from forebay.service.core.machine import TOPICS, apply
 from forebay.service.core.state import State
 from forebay.service.core.status import status
 from forebay.service.dispatcher.recovery import recover
@@ -87,6 +87,11 @@ def test_a_golden_journal_leads_to_its_state(path: Path, snapshot: bool, tmp_pat
     state, replayed = recover(FileStorage(journal))
     assert (replayed < state.sequence) == snapshot
     expect_all(described(state), expected(path / "state.json"))
+
+
+def test_each_kind_of_event_is_declared_once() -> None:
+    kinds = [field.name for field in ev.Event.DESCRIPTOR.oneofs_by_name["event"].fields]
+    assert sorted(kind for topic in TOPICS for kind in topic.EVENTS) == sorted(kinds)
 
 
 def test_the_golden_journals_hold_what_a_cluster_decides() -> None:

@@ -22,6 +22,7 @@ import pytest
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
+from forebay.service.dispatcher.forebay_face import lease_command
 from forebay.service.errors import Unimplemented
 from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.tf_data.evaluate import evaluate
@@ -71,19 +72,11 @@ class Cluster:
         with self._lock:
             pause_s = self._random.uniform(0, PAUSE_S)
         time.sleep(pause_s)
-        lease = c.LeaseSplits(
-            task_id=request.task_id,
-            source=request.source,
-            pass_number=request.pass_number,
-            want=request.want,
-            or_later=request.or_later,
-            begun=tuple(request.begun),
-        )
         with self._lock:
-            leased = self._given.when(lease)
+            leased = self._given.when(lease_command(request))
             if leased is None and request.want:
                 self._find(request.source)
-                leased = self._given.when(lease)
+                leased = self._given.when(lease_command(request))
         if leased is None:
             return pb.LeaseSplitsResponse()
         names = self._ledgers[request.source].names

@@ -34,7 +34,7 @@ from forebay.service.delivery.cached import CachedOutput
 from forebay.service.delivery.rounds import RoundsOutput
 from forebay.service.dispatcher import decider
 from forebay.service.dispatcher.decider import Decider
-from forebay.service.dispatcher.failure_detector import FailureDetector
+from forebay.service.dispatcher.garbage_collector import GarbageCollector
 from forebay.service.dispatcher.history import JournalHistory
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
@@ -151,14 +151,16 @@ def keeps_splits_at_drain() -> AbstractContextManager[None]:
 
 def forgets_what_an_earlier_pass_handed_back() -> AbstractContextManager[None]:
     """An `apply` that drops what is handed back once the next pass has begun."""
-    returned = splits.APPLY["lease_returned"]
+    returned = splits.EVENTS["lease_returned"].apply
 
     def forgets(state: State, event: ev.LeaseReturned) -> None:
         ledger = splits.ledger_of(state, state.leases[event.lease_id])
         returned(state, event)
         ledger.left_over.clear()
 
-    return patch.dict(machine.APPLY, lease_returned=forgets)
+    return patch.dict(
+        machine.EVENTS, lease_returned=splits.EVENTS["lease_returned"]._replace(apply=forgets)
+    )
 
 
 def takes_the_end_of_a_pass_for_the_end() -> AbstractContextManager[None]:
@@ -183,21 +185,23 @@ def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
 
 def forgets_the_tasks_of_lost_workers() -> AbstractContextManager[None]:
     """An `apply` after which a worker that was given up, and comes back, begins anew."""
-    lost = machine.APPLY["worker_lost"]
+    lost = machine.EVENTS["worker_lost"].apply
 
     def forgets(state: State, event: Any) -> None:
         lost(state, event)
         state.lost_tasks.clear()
 
-    return patch.dict(machine.APPLY, worker_lost=forgets)
+    return patch.dict(
+        machine.EVENTS, worker_lost=machine.EVENTS["worker_lost"]._replace(apply=forgets)
+    )
 
 
 def keeps_every_epoch() -> AbstractContextManager[None]:
     """A dispatcher that has its workers go on with every epoch that was left early."""
 
-    async def bound(self: FailureDetector) -> None: ...
+    async def bound(self: GarbageCollector) -> None: ...
 
-    return replaced(FailureDetector, _bound_idle_iterations=bound)
+    return replaced(GarbageCollector, _bound_idle_iterations=bound)
 
 
 def forgets_what_is_finished() -> AbstractContextManager[None]:
