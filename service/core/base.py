@@ -1,9 +1,9 @@
 """The base of the core's topics: commands, decisions, and lookups in the state.
 
 A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
-splits.py, skips.py, saves.py, terms.py) holds its commands with their decide functions, and its
-kinds of events with their apply functions. Topics import this file and each other, in one
-direction; machine.py puts them together.
+splits.py, skips.py, saves.py, save_streams.py, terms.py) holds its commands with their decide
+functions, and its kinds of events with their apply functions. Topics import this file and each
+other, in one direction; machine.py puts them together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import NotFound, Unavailable
-from .state import Dataset, Iteration, State, Task
+from .state import Dataset, EndedSave, Iteration, Save, State, Task
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -113,3 +113,11 @@ def find_task(state: State, task_id: int) -> Task | None:
             "once the worker has registered again"
         )
     return task
+
+
+def find_save(state: State, path: str) -> Save | EndedSave:
+    """The save at the path, running or remembered. Raises NotFound."""
+    save_id = state.save_at.get(path)
+    if save_id is None:
+        raise NotFound(f"the dispatcher does not know of a save at {path!r}")
+    return state.saves.get(save_id) or state.ended_saves[save_id]

@@ -6,14 +6,8 @@ from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveData
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob, JoinJob, RemoveJob
 from .rounds import RemoveTask, ReportRound
-from .saves import (
-    AssignSplit,
-    AssignStream,
-    CommitChunk,
-    CompleteStream,
-    FailSave,
-    StartSave,
-)
+from .save_streams import AssignSplit, AssignStream, CommitChunk, CompleteStream
+from .saves import FailSave, StartSave
 from .skips import SkipSplit
 from .splits import FindSplits, GetSplit, LeaseSplits, ProbeSplits, ReturnSplits
 from .tasks import CompleteTask

@@ -22,6 +22,7 @@ from . import (
     jobs,
     lifecycles,
     rounds,
+    save_streams,
     saves,
     skips,
     splits,
@@ -44,6 +45,7 @@ TOPICS = (
     splits,
     skips,
     saves,
+    save_streams,
 )
 
 DECIDE: Decide = {command: how for topic in TOPICS for command, how in topic.DECIDE.items()}

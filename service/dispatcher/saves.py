@@ -26,8 +26,10 @@ from google.protobuf.message import DecodeError
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
 from ..core import commands as c
+from ..core.base import find_save
 from ..core.machine import EVENTS
-from ..core.saves import find_save, is_absolute, may_assign, streams_of, waits_for
+from ..core.save_streams import may_assign, streams_of
+from ..core.saves import is_absolute, waits_for
 from ..core.state import EndedSave, Save, Worker
 from ..errors import (
     AlreadyExists,

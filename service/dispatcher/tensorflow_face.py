@@ -19,8 +19,9 @@ from ...journal.splits import grows, split_value
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core import ranges
-from ..core.base import find_dataset
-from ..core.saves import completed_streams, find_save, is_orphaned
+from ..core.base import find_dataset, find_save
+from ..core.save_streams import is_orphaned
+from ..core.saves import completed_streams
 from ..core.splits import running_tasks
 from ..core.state import Dataset, EndedSave, Worker
 from ..errors import (

@@ -16,7 +16,7 @@ from forebay.service.core import state as states
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide
-from forebay.service.core.saves import may_assign, streams_of
+from forebay.service.core.save_streams import may_assign, streams_of
 from forebay.service.core.state import Save, State
 from forebay.service.core.status import status
 from forebay.service.errors import (

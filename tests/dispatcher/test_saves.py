@@ -20,7 +20,7 @@ from google.protobuf import text_format
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.saves import may_assign
+from forebay.service.core.save_streams import may_assign
 from forebay.service.core.state import EndedSave
 from forebay.service.dispatcher import save_directory, saves
 from forebay.service.dispatcher.dispatcher import Dispatcher

@@ -21,7 +21,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc, pipelines
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.core import commands as c
-from forebay.service.core.saves import streams_of
+from forebay.service.core.save_streams import streams_of
 from forebay.service.dispatcher import save_directory
 from forebay.service.dispatcher.forebay_face import _stream
 from forebay.service.errors import FailedPrecondition
