@@ -32,7 +32,12 @@ from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.pipelines.python import child, child_blocks, run_states
-from forebay.service.pipelines.python.child_blocks import LINGER_S, MESSAGE_BYTES, SLABS, Failed
+from forebay.service.pipelines.python.child_blocks import (
+    LINGER_S,
+    MESSAGE_BYTES,
+    SLABS,
+    FunctionFailed,
+)
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
@@ -514,14 +519,14 @@ def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended()
         def run_bundle(self, split: int, take: Callable[[object], None]) -> pb.Metrics:
             take(1)
             take("two")
-            with pytest.raises(Failed) as failed:
+            with pytest.raises(FunctionFailed) as failed:
                 made._blocks.flush_block()
             made._blocks.broken = failed.value  # as the thread leaves it
             return pb.Metrics()
 
     with child_here(lambda split: [], 1) as (made, said):
         made._function = Counting()  # type: ignore[assignment]
-        with pytest.raises(Failed, match="split 0, element 1: element is 'two'"):
+        with pytest.raises(FunctionFailed, match="split 0, element 1: element is 'two'"):
             made._run(0, 1, 0, None, True)
         assert [kind for kind, *_ in said()] == ["block"]
         assert made._at[2] == 0
@@ -562,7 +567,7 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
 ) -> None:
     """So that nothing of it is lost, nor waited for."""
     errors: list[Exception] = [OSError(errno.EMFILE, "too many"), MemoryError(), OSError("no"), *[
-        Failed("RESOURCE_EXHAUSTED", "it cannot be described", 2, 1)
+        FunctionFailed("RESOURCE_EXHAUSTED", "it cannot be described", 2, 1)
     ]]  # fmt: skip
 
     def refused(size: int) -> NoReturn:
@@ -575,7 +580,7 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
         monkeypatch.setattr(made._sender._lender, "reserve", refused)
         credit = made._sender._credit
         while errors:
-            with pytest.raises(Failed) as failed:
+            with pytest.raises(FunctionFailed) as failed:
                 made._run(0, 3, 1, None, False)
             assert failed.value.args[0] == "RESOURCE_EXHAUSTED"
             assert failed.value.args[2:] == (0, 1)

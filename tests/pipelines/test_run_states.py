@@ -11,7 +11,7 @@ import pytest
 from forebay.journal.splits import MAX_REASON
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SkipReport, SplitRange
-from forebay.service.pipelines.python.children import Died, Failed, Place
+from forebay.service.pipelines.python.children import Died, ElementPlace, Failed
 from forebay.service.pipelines.python.run_states import (
     SILENT_S,
     Answered,
@@ -26,8 +26,8 @@ from forebay.service.pipelines.python.run_states import (
     Instruction,
     Looked,
     Policy,
-    Run,
     RunStates,
+    StartRun,
     Waited,
     Warn,
 )
@@ -49,9 +49,9 @@ def states(
 def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> None:
     made, tell = states()
     assert tell(Begun()) == [Ask()]
-    assert tell(Granted(SplitRange(0, 3, 0))) == [Run(0, 0, 3, 0), Ask()]
-    assert tell(Granted(SplitRange(3, 1, 0))) == [Run(1, 3, 1, 0)]
-    assert tell(Came(0, 5, Place(1, 2))) == []
+    assert tell(Granted(SplitRange(0, 3, 0))) == [StartRun(0, 0, 3, 0), Ask()]
+    assert tell(Granted(SplitRange(3, 1, 0))) == [StartRun(1, 3, 1, 0)]
+    assert tell(Came(0, 5, ElementPlace(1, 2))) == []
     assert tell(Done(1)) == [Ask()]
     assert tell(Granted(None)) == []
     assert not made.is_over
@@ -62,11 +62,11 @@ def test_a_range_is_asked_for_when_a_slot_has_nothing_to_do_and_not_before() -> 
 def test_what_was_to_be_run_again_goes_on_behind_what_came() -> None:
     _, tell = states(RETRY, 1, width=1)
     tell(Begun())
-    assert tell(Granted(SplitRange(0, 9, 0))) == [Run(0, 0, 9, 0)]
-    tell(Came(0, 7, Place(2, 3)))
-    assert tell(Broke(0, Failed("UNKNOWN", "why", Place(2, 4)))) == [Run(0, 2, 7, 4)]
-    died = Died("exit code 7", Place(6, 0), sent=Place(5, 0))
-    assert tell(Broke(0, died)) == [Run(0, 5, 4, 0)]
+    assert tell(Granted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
+    tell(Came(0, 7, ElementPlace(2, 3)))
+    assert tell(Broke(0, Failed("UNKNOWN", "why", ElementPlace(2, 4)))) == [StartRun(0, 2, 7, 4)]
+    died = Died("exit code 7", ElementPlace(6, 0), sent=ElementPlace(5, 0))
+    assert tell(Broke(0, died)) == [StartRun(0, 5, 4, 0)]
     with pytest.raises(PipelineError, match=r"w:1: split 6, element 0: the process .* exit code 7"):
         tell(Broke(0, died))
 
@@ -78,9 +78,9 @@ def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
     tell(Begun())
     tell(Granted(SplitRange(0, 3, 0)))
     tell(Granted(SplitRange(3, 3, 0)))
-    died = Died("with the worker's fork server", Place(-1, -1), Place(-1, 0))
-    assert tell(Broke(0, died)) == [Run(0, 0, 3, 0)]
-    assert tell(Broke(1, died)) == [Run(1, 3, 3, 0)]
+    died = Died("with the worker's fork server", ElementPlace(-1, -1), ElementPlace(-1, 0))
+    assert tell(Broke(0, died)) == [StartRun(0, 0, 3, 0)]
+    assert tell(Broke(1, died)) == [StartRun(1, 3, 3, 0)]
     with pytest.raises(PipelineError, match="its start: the process that ran it ended"):
         tell(Broke(0, died))
 
@@ -88,25 +88,27 @@ def test_starts_that_fail_count_for_their_own_splits(on_error: OnError) -> None:
 def test_a_bundle_is_run_again_from_its_first_split() -> None:
     _, tell = states(RETRY, 1, width=1, bundle_start=10)
     tell(Begun())
-    assert tell(Granted(SplitRange(4, 5, 0))) == [Run(0, 4, 5, 10)]
-    tell(Came(0, 7, Place(6, 1)))
-    assert tell(Broke(0, Died("exit code 7", Place(7, 0), Place(7, 0)))) == [Run(0, 4, 5, 17)]
+    assert tell(Granted(SplitRange(4, 5, 0))) == [StartRun(0, 4, 5, 10)]
+    tell(Came(0, 7, ElementPlace(6, 1)))
+    assert tell(Broke(0, Died("exit code 7", ElementPlace(7, 0), ElementPlace(7, 0)))) == [
+        StartRun(0, 4, 5, 17)
+    ]
 
 
 def test_a_split_is_skipped_once_that_was_allowed() -> None:
     made, tell = states(SKIP, width=1)
     tell(Begun())
-    assert tell(Granted(SplitRange(0, 9, 0))) == [Run(0, 0, 9, 0)]
-    tell(Came(0, 2, Place(1, 1)))
-    died = Died("exit code 7", Place(3, 2), sent=Place(1, 1))
+    assert tell(Granted(SplitRange(0, 9, 0))) == [StartRun(0, 0, 9, 0)]
+    tell(Came(0, 2, ElementPlace(1, 1)))
+    died = Died("exit code 7", ElementPlace(3, 2), sent=ElementPlace(1, 1))
     report, ask = tell(Broke(0, died))
     assert ask == Ask()  # nothing waits for the answer but what was lost
     reason = "split 3, element 2: the process that ran it ended: exit code 7"
     assert report == SkipReport(3, 0, reason, 100)  # what was made of it did not come
     assert tell(Granted(None)) == [] and not made.is_over
-    assert tell(Answered(True)) == [Run(0, 1, 2, 1)]
-    assert tell(Done(0)) == [Run(0, 4, 5, 0)]
-    (report,) = tell(Broke(0, Failed("UNKNOWN", "x" * 9999, Place(4, 0))))
+    assert tell(Answered(True)) == [StartRun(0, 1, 2, 1)]
+    assert tell(Done(0)) == [StartRun(0, 4, 5, 0)]
+    (report,) = tell(Broke(0, Failed("UNKNOWN", "x" * 9999, ElementPlace(4, 0))))
     assert len(report.reason) == MAX_REASON
     with pytest.raises(PipelineError, match=r"x\n\(no more than 100 splits are skipped"):
         tell(Answered(False))
@@ -117,31 +119,31 @@ def test_a_limit_of_0_asks_nobody() -> None:
     tell(Begun())
     tell(Granted(SplitRange(0, 9, 0)))
     with pytest.raises(PipelineError, match="why"):
-        tell(Broke(0, Failed("UNKNOWN", "why", Place(0, 0))))
+        tell(Broke(0, Failed("UNKNOWN", "why", ElementPlace(0, 0))))
 
 
 def test_who_takes_too_long_is_ended_once_and_not_for_what_others_wait() -> None:
     made, tell = states(timeout_s=5)
     tell(Begun())
     tell(Granted(SplitRange(0, 9, 0)))
-    assert tell(Looked({0: Place(-1, -1)}), 6) == []  # its start may take a minute
-    assert tell(Looked({0: Place(0, 0)}), 10) == []
+    assert tell(Looked({0: ElementPlace(-1, -1)}), 6) == []  # its start may take a minute
+    assert tell(Looked({0: ElementPlace(0, 0)}), 10) == []
     tell(Waited(20))
-    assert tell(Looked({0: Place(0, 0)}), 34) == []
-    assert tell(Looked({0: Place(0, 0)}), 35) == [EndLate(0)]
-    assert tell(Looked({0: Place(0, 0)}), 60) == []
+    assert tell(Looked({0: ElementPlace(0, 0)}), 34) == []
+    assert tell(Looked({0: ElementPlace(0, 0)}), 35) == [EndLate(0)]
+    assert tell(Looked({0: ElementPlace(0, 0)}), 60) == []
     with pytest.raises(PipelineError, match="0: it has taken longer than 5 s") as raised:
-        tell(Broke(0, Died("it was killed by SIGKILL", Place(0, 0), Place(0, 0))))
+        tell(Broke(0, Died("it was killed by SIGKILL", ElementPlace(0, 0), ElementPlace(0, 0))))
     assert raised.value.code == "DEADLINE_EXCEEDED"
     assert made.patience_s == 5
 
     made, _ = states()
     made.handle(Begun(), 0)
     made.handle(Granted(SplitRange(0, 9, 0)), 0)
-    assert made.handle(Looked({0: Place(0, 0)}), 1) == []
-    (said,) = made.handle(Looked({0: Place(0, 0)}), 1 + SILENT_S)
+    assert made.handle(Looked({0: ElementPlace(0, 0)}), 1) == []
+    (said,) = made.handle(Looked({0: ElementPlace(0, 0)}), 1 + SILENT_S)
     assert said == Warn("a Python dataset's function is in split 0, element 0 for 60 s")
-    assert made.handle(Looked({0: Place(0, 0)}), 100) == []
+    assert made.handle(Looked({0: ElementPlace(0, 0)}), 100) == []
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -152,8 +154,8 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
     size = {split: rng.randrange(4) for split in range(30)}
     made, tell = states(on_error, 1000, width=rng.randint(1, 3))
     firsts = iter(range(0, 30, 5))
-    running: dict[int, list[Place]] = {}  # what is to come yet
-    asked, reports, came = 0, [], Counter[Place]()
+    running: dict[int, list[ElementPlace]] = {}  # what is to come yet
+    asked, reports, came = 0, [], Counter[ElementPlace]()
     skipped: dict[int, int] = {}
     todo = tell(Begun())
     while not made.is_over:
@@ -164,10 +166,10 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
                 case SkipReport(split, element):
                     reports.append(split)
                     skipped[split] = element
-                case Run(slot, first, count, start):
+                case StartRun(slot, first, count, start):
                     assert slot not in running
                     running[slot] = [
-                        Place(s, e)
+                        ElementPlace(s, e)
                         for s in range(first, first + count)
                         for e in range(start if s == first else 0, size[s])
                     ]
@@ -186,7 +188,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
             taken = rng.randint(0, len(left))
             if taken:
                 came.update(left[:taken])
-                behind = Place(left[taken - 1].split, left[taken - 1].element + 1)
+                behind = ElementPlace(left[taken - 1].split, left[taken - 1].element + 1)
                 assert tell(Came(slot, taken, behind)) == []
                 del left[:taken]
             todo = []
@@ -197,11 +199,11 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
                 del running[slot]
                 lost = rng.randrange(len(left)) if rng.random() < 0.5 else 0
                 at = left[lost]  # what is before it was made and not sent, if it died
-                died = Died("exit code 7", at, Place(left[0].split, 0))
+                died = Died("exit code 7", at, ElementPlace(left[0].split, 0))
                 failed = Failed("UNKNOWN", "why", at)
                 todo = tell(Broke(slot, died if lost else failed))
     wanted = {
-        Place(split, element)
+        ElementPlace(split, element)
         for split in range(30)
         for element in range(skipped.get(split, size[split]))
     }

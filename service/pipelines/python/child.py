@@ -60,7 +60,7 @@ from .child_blocks import (
     MAX_ROWS,
     MESSAGE_BYTES,
     Blocks,
-    Failed,
+    FunctionFailed,
     Sender,
     code_of,
     shown,
@@ -100,7 +100,7 @@ class FunctionProcess:
     def serve(self) -> NoReturn:
         try:
             self._load()
-        except Failed as failed:
+        except FunctionFailed as failed:
             self._sender.send(["failed", *failed.args])
             sys.exit(1)
         while True:
@@ -115,7 +115,7 @@ class FunctionProcess:
                         getattr(self._function, "teardown", _nothing)()
                         sys.exit(0)
                 self._sender.send(["end"])
-            except Failed as failed:
+            except FunctionFailed as failed:
                 self._sender.send(["failed", *failed.args])
 
     def _load(self) -> None:
@@ -130,13 +130,13 @@ class FunctionProcess:
             self._dataset.ClearField("function")
             getattr(self._function, "setup", _nothing)()
         except ModuleNotFoundError as error:
-            raise Failed(
+            raise FunctionFailed(
                 "FAILED_PRECONDITION",
                 f"the dataset needs the module {error.name!r}, which is not there on the worker: "
                 "install it there",
             ) from error
         except BaseException as error:
-            raise Failed(
+            raise FunctionFailed(
                 "FAILED_PRECONDITION",
                 f"the dataset's function cannot be unpickled, or set up, on the worker:\n"
                 f"{traceback_of(error)}",
@@ -167,14 +167,14 @@ class FunctionProcess:
                     sent = pool.submit(send, block.count, columns_of(block), (0, self._at[1]))
                 if sent is not None:
                     sent.result()
-        except Failed as failed:
+        except FunctionFailed as failed:
             raise failed.placed(0, self._at[1]) from None
         except PipelineError as error:
-            raise Failed(error.code, error.message, 0, self._at[1]) from None
+            raise FunctionFailed(error.code, error.message, 0, self._at[1]) from None
         except ForebayError as error:
-            raise Failed(status_of(error), str(error), 0, self._at[1]) from None
+            raise FunctionFailed(status_of(error), str(error), 0, self._at[1]) from None
         except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
-            raise Failed(code_of(error), traceback_of(error), 0, self._at[1]) from None
+            raise FunctionFailed(code_of(error), traceback_of(error), 0, self._at[1]) from None
 
     def _run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         random.seed(seed)
@@ -216,7 +216,7 @@ class FunctionProcess:
         element = 0
         counted: pb.Metrics | None = None
         last_s = time.monotonic()
-        failed: Failed | None = None
+        failed: FunctionFailed | None = None
 
         # Local names are faster in the loop over elements.
         lock, process, pid_of, now = blocks.lock, os.getpid(), os.getpid, time.monotonic
@@ -238,7 +238,7 @@ class FunctionProcess:
                             blocks.flush()
                             blocks.at_once = False
                             last_s = now()
-                    except Failed as error:
+                    except FunctionFailed as error:
                         failed = error  # even if the function catches it
                         raise
                 element += 1
@@ -254,7 +254,7 @@ class FunctionProcess:
                     raise self._failed(split, 0, str(misfit)) from None
                 for value in found:
                     take(value)
-        except Failed:
+        except FunctionFailed:
             raise
         except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
             if failed is not None:
@@ -265,10 +265,12 @@ class FunctionProcess:
 
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
-    ) -> Failed:
+    ) -> FunctionFailed:
         is_bundle = hasattr(self._function, "run_bundle")  # a chain takes pickled splits
         name = "" if is_bundle else f" ({shown(self._splits[split])})"
-        return Failed(code, f"split {split}{name}, element {element}: {what}", split, element)
+        return FunctionFailed(
+            code, f"split {split}{name}, element {element}: {what}", split, element
+        )
 
 
 def _nothing(*_: object) -> None: ...

@@ -63,17 +63,17 @@ Counted = Sequence[tuple[int, pb.Metrics]]
 """Metrics by split."""
 
 
-class Failed(Exception):
+class FunctionFailed(Exception):
     """The user's function has failed; ends the request."""
 
     def __init__(self, code: str, text: str, split: int = -1, element: int = -1) -> None:
         text = text.encode(errors="backslashreplace").decode()  # file names may have any bytes
         super().__init__(code, text[: 2 * MAX_TEXT], split, element)
 
-    def placed(self, split: int, element: int) -> Failed:
+    def placed(self, split: int, element: int) -> FunctionFailed:
         """The same failure at this place."""
         code, text, *_ = self.args
-        return Failed(code, text, split, element)
+        return FunctionFailed(code, text, split, element)
 
 
 class Sender:
@@ -95,12 +95,14 @@ class Sender:
             self._free(*message[1:])
 
     def send(self, message: list[Any], descriptor: int | None = None) -> None:
-        """Raises Failed if the message is too large."""
+        """Raises FunctionFailed if the message is too large."""
         self.require_process()
         given = [] if descriptor is None else [descriptor]
         data = msgspec.msgpack.encode(message)
         if len(data) > MESSAGE_BYTES:
-            raise Failed("RESOURCE_EXHAUSTED", f"a message of {len(data)} bytes cannot be sent")
+            raise FunctionFailed(
+                "RESOURCE_EXHAUSTED", f"a message of {len(data)} bytes cannot be sent"
+            )
         try:
             socket.send_fds(self._connection, [data], given)
         except OSError:
@@ -109,8 +111,8 @@ class Sender:
     def send_columns(
         self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
     ) -> None:
-        """Send a block of these columns, once there is credit. Raises Failed and errors of shared
-        memory."""
+        """Send a block of these columns, once there is credit. Raises FunctionFailed and errors of
+        shared memory."""
         size = max(1, sum(column.size for column in columns))
         self.require_process()  # before a fork takes or writes what is the original's
         self._wait_for_credit()
@@ -128,8 +130,8 @@ class Sender:
                 metrics, apart = b"", metrics
             try:
                 self.send(["block", count, size, header, slab, behind, metrics], descriptor)
-            except Failed as failed:
-                raise Failed(
+            except FunctionFailed as failed:
+                raise FunctionFailed(
                     failed.args[0],
                     f"an element of {len(columns)} tensors cannot be described: stack them",
                 ) from None
@@ -179,7 +181,7 @@ class Blocks:
         sender: Sender,
         structure: str,
         at: memoryview,
-        failed: Callable[..., Failed],
+        failed: Callable[..., FunctionFailed],
     ) -> None:
         """`at` is child.py's file of three int64. `failed` makes an error from split, element."""
         self.lock = threading.RLock()
@@ -212,7 +214,7 @@ class Blocks:
         self._making.clear()
 
     def add(self, value: Any, split: int, element: int, took_s: float) -> None:
-        """Add an element, which took `took_s` to make. Raises Failed."""
+        """Add an element, which took `took_s` to make. Raises FunctionFailed."""
         leaves: list[Any] = []
         try:
             self._flatten(value, leaves)
@@ -237,7 +239,7 @@ class Blocks:
         self._bytes += size
 
     def end_split(self, split: int, counted: pb.Metrics | None) -> None:
-        """All elements of the split were added. Raises Failed."""
+        """All elements of the split were added. Raises FunctionFailed."""
         self._sender.require_process()
         with self.lock:
             self.raise_broken()
@@ -258,8 +260,8 @@ class Blocks:
         self.began_s = 0.0  # when its first element was made
 
     def flush(self) -> None:
-        """Send the block; if an element does not fit, those before it. Raises Failed, also after
-        having sent all elements before the one that failed."""
+        """Send the block; if an element does not fit, those before it. Raises FunctionFailed, also
+        after having sent all elements before the one that failed."""
         self._sender.require_process()
         with self.lock:
             self.raise_broken()
@@ -314,13 +316,13 @@ class Blocks:
         behind: tuple[int, int],
         counted: Counted,
     ) -> None:
-        """Raises Misfit, and Failed at the first element if all are lost."""
+        """Raises Misfit, and FunctionFailed at the first element if all are lost."""
         try:
             columns = [column_of(f, column) for f, column in zip(self._fields, values, strict=True)]
             self._sender.send_columns(count, columns, behind, counted)
         except Misfit:
             raise
-        except Failed as failed:
+        except FunctionFailed as failed:
             raise failed.placed(*first) from None
         except BaseException as error:  # noqa: BLE001 - mostly no descriptors or memory
             code = "RESOURCE_EXHAUSTED" if isinstance(error, OSError) else code_of(error)

@@ -29,7 +29,7 @@ from .fork_server import ForkServer, ended
 TEARDOWN_MS = 5_000
 
 
-class Place(NamedTuple):
+class ElementPlace(NamedTuple):
     """An element: its split, and its index in the split."""
 
     split: int
@@ -40,14 +40,14 @@ class Received(NamedTuple):
     """Elements, the place behind them, and the metrics of splits that end with them."""
 
     block: Block
-    behind: Place
+    behind: ElementPlace
     metrics: pb.Metrics
 
 
 class Counted(NamedTuple):
     """Metrics, up to this place, of splits that end without elements."""
 
-    behind: Place
+    behind: ElementPlace
     metrics: pb.Metrics
 
 
@@ -77,7 +77,7 @@ class Failed(NamedTuple):
 
     code: str
     text: str
-    at: Place
+    at: ElementPlace
 
 
 class Died(NamedTuple):
@@ -85,8 +85,8 @@ class Died(NamedTuple):
     splits before `sent` were sent completely."""
 
     how: str
-    at: Place
-    sent: Place
+    at: ElementPlace
+    sent: ElementPlace
 
 
 Event = Received | Counted | Asked | AskedIfOver | Ended | Failed | Died
@@ -128,14 +128,14 @@ class PythonChild:
         return not _readable(self._control, timeout_ms=0)
 
     @property
-    def at(self) -> Place:
+    def at(self) -> ElementPlace:
         """The place that it reports to be at."""
-        return Place(*self._at[:2].tolist())
+        return ElementPlace(*self._at[:2].tolist())
 
     @property
-    def sent(self) -> Place:
+    def sent(self) -> ElementPlace:
         """The place before which it reports to have sent everything."""
-        return Place(int(self._at[2]), 0)
+        return ElementPlace(int(self._at[2]), 0)
 
     def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
         """Start these splits, without the first `start` elements; call `receive` until Ended,
@@ -176,9 +176,9 @@ class PythonChild:
                 payload = self._payload(size, slab, descriptors)
                 loan = None if slab is None else self._borrower.loan(slab, payload)
                 block = replace(read(count, header, payload), loan=loan)
-                return Received(block, Place(*behind), pb.Metrics.FromString(metrics))
+                return Received(block, ElementPlace(*behind), pb.Metrics.FromString(metrics))
             case ["counted", behind, metrics]:
-                return Counted(Place(*behind), pb.Metrics.FromString(metrics))
+                return Counted(ElementPlace(*behind), pb.Metrics.FromString(metrics))
             case ["ask", number, "range", source, opening, endless]:
                 return Asked(number, source, opening, endless)
             case ["ask", number, "over", sources]:
@@ -186,7 +186,7 @@ class PythonChild:
             case ["end"]:
                 return Ended()
             case ["failed", code, text, split, element]:
-                return Failed(code, text, Place(split, element))
+                return Failed(code, text, ElementPlace(split, element))
         return self._died()
 
     def _died(self) -> Died:

@@ -19,12 +19,12 @@ from ....journal.splits import MAX_REASON
 from ...errors import PipelineError
 from ...proto.python_pb2 import RETRY, SKIP, OnError
 from ..splits import SkipReport, SplitRange
-from .children import Died, Failed, Place
+from .children import Died, ElementPlace, Failed
 
 SILENT_S = 60.0
 """An element that takes this long is logged."""
 
-NOWHERE = Place(-1, 0)
+NOWHERE = ElementPlace(-1, 0)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Policy:
     where: str  # the worker, for people
     is_built: bool = False  # all elements count as one split, whose number means nothing
 
-    def said(self, at: Place) -> str:
+    def said(self, at: ElementPlace) -> str:
         """The place in words, for people."""
         if at.split < 0:
             return "its start"
@@ -60,7 +60,7 @@ class Came(NamedTuple):
 
     slot: int
     elements: int
-    behind: Place
+    behind: ElementPlace
 
 
 class Done(NamedTuple):
@@ -85,7 +85,7 @@ class Answered(NamedTuple):
 class Looked(NamedTuple):
     """The places of these slots' processes, which have no unread messages."""
 
-    places: dict[int, Place]
+    places: dict[int, ElementPlace]
 
 
 class Waited(NamedTuple):
@@ -101,7 +101,7 @@ class Ask(NamedTuple):
     """Get the next range."""
 
 
-class Run(NamedTuple):
+class StartRun(NamedTuple):
     """Run these splits in the slot, without the first `start` elements of the first split, or of
     the bundle."""
 
@@ -121,7 +121,7 @@ class Warn(NamedTuple):
     text: str
 
 
-Instruction = Ask | Run | SkipReport | EndLate | Warn
+Instruction = Ask | StartRun | SkipReport | EndLate | Warn
 """A SkipReport gets an Answered."""
 
 
@@ -132,8 +132,8 @@ class _Work:
     first: int
     stop: int
     start: int = 0
-    behind: Place = NOWHERE  # behind the last element that came
-    seen: Place = NOWHERE  # the process's last known place
+    behind: ElementPlace = NOWHERE  # behind the last element that came
+    seen: ElementPlace = NOWHERE  # the process's last known place
     since_s: float = 0.0  # when it was first seen there
     warned: bool = False
     late: str = ""  # why its process was told to end
@@ -208,11 +208,11 @@ class RunStates:
                     out.append(Ask())
                 break
             work = self._working[slot] = self._waiting.popleft()
-            work.behind, work.since_s = Place(work.first, work.start), now_s
-            out.append(Run(slot, work.first, work.stop - work.first, work.start))
+            work.behind, work.since_s = ElementPlace(work.first, work.start), now_s
+            out.append(StartRun(slot, work.first, work.stop - work.first, work.start))
         return out
 
-    def _look(self, slot: int, place: Place, now_s: float) -> list[Instruction]:
+    def _look(self, slot: int, place: ElementPlace, now_s: float) -> list[Instruction]:
         """Check whether a process takes too long for an element, or for its start."""
         work = self._working[slot]
         if place != work.seen:

@@ -46,8 +46,8 @@ from .run_states import (
     Granted,
     Looked,
     Policy,
-    Run,
     RunStates,
+    StartRun,
     Waited,
     Warn,
 )
@@ -176,7 +176,7 @@ class PythonRun:
     def _handle(self, event: Event) -> None:
         for instruction in self._states.handle(event, time.monotonic()):
             match instruction:
-                case Run(slot, first, count, start):
+                case StartRun(slot, first, count, start):
                     child = self._busy[slot] = self._free_child()
                     self._begin(child, first, count, start)
                 case EndLate(slot):
