@@ -134,7 +134,7 @@ class Consumer:
         self._inbox: _Inbox = queue.SimpleQueue()
         self._wait_log = WaitLog()
         self._given: tuple[Client, Key, Block] | None = None  # the block the trainer has now
-        self._leaving = False
+        self._leaving = threading.Event()
         self._closed = threading.Event()
         # Guards `_given` and `_closed`. Reentrant: garbage collection may call `close`.
         self._lock = threading.RLock()
@@ -171,7 +171,7 @@ class Consumer:
 
         `nothing`, if given, is yielded after each second without a block.
 
-        WaitLog for an absent dispatcher without limit. A dispatcher with another journal counts as
+        Waits for an absent dispatcher without limit. A dispatcher with another journal counts as
         absent: a training program that failed there would restart on the wrong journal.
 
         Raises PipelineError when the pipeline fails on a worker, and NotFound when the dispatcher
@@ -180,10 +180,12 @@ class Consumer:
         others have passed, or one of them was restarted without the others. It raises
         FailedPrecondition, or PipelineError of that code, if another consumer has the same index.
         """
-        while not self._is_over():
+        while not self._leaving.is_set():
             try:
                 taken = self.mode.take()
-                if taken is None:
+                if taken is None:  # else the block is given, even if its worker is gone by now
+                    if self.mode.has_ended():
+                        return
                     self._handle_next()
                     continue
             except queue.Empty:
@@ -191,7 +193,7 @@ class Consumer:
                     yield nothing
                 continue
             except ForebayError:
-                if self._leaving:
+                if self._leaving.is_set():
                     return
                 raise
             self._wait_log.restart()
@@ -210,9 +212,6 @@ class Consumer:
                 if not self._closed.is_set():
                     self._given = None
                     client.taken(block, (task_id, 0))
-
-    def _is_over(self) -> bool:
-        return self._leaving or self.mode.has_ended()
 
     def handle_inbox(self) -> None:
         """Handle what is in the inbox, without waiting. Raises what `blocks` raises."""
@@ -255,7 +254,7 @@ class Consumer:
 
     def leave(self) -> None:
         """End `blocks`, and close: now, or when a taker has given its last element. Thread-safe."""
-        self._leaving = True
+        self._leaving.set()
         if self.taker is None:
             self.close()
             return

@@ -42,3 +42,25 @@ def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynam
             assert consumer.mode.has_ended()
     finally:
         consumer.close()
+
+
+def test_a_block_that_is_here_is_given_though_its_worker_seems_dead_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "BlockClient", Client)
+    monkeypatch.setattr(Client, "all", {}, raising=False)
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1)  # type: ignore[arg-type]
+    try:
+        consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1)]))
+        consumer.mode.update(pb.ConsumerHeartbeatResponse(finished=True))  # it is given up
+        worker = Client.all[11]
+        worker.silence = (True, 0.0)
+        assert not consumer.mode.has_ended()
+        worker.send(1, 5)
+        consumer.handle_inbox()
+        worker.silence = (True, 1000.0)
+        assert [block.count for block in consumer.blocks()] == [1]
+        assert worker.stopped == [1]
+    finally:
+        consumer.close()
