@@ -21,7 +21,7 @@ from forebay.service.core import (
     places,
     ranges,
     read_kinds,
-    saves,
+    save_streams,
     splits,
     workers,
 )
@@ -396,7 +396,7 @@ def writes_chunks_again() -> AbstractContextManager[None]:
 
 def ends_a_save_early() -> AbstractContextManager[None]:
     """A dispatcher that ends a save when all streams that there are have ended."""
-    return replaced(saves, _together=lambda save: save.sources[0].next)
+    return replaced(save_streams, _together=lambda save: save.sources[0].next)
 
 
 class Variant(NamedTuple):
