@@ -91,6 +91,14 @@ class Component:
         return map(np.reshape, map(values.__getitem__, slices), self.shapes.tolist())
 
 
+def rank(component: Component) -> int:
+    """The rank of one element."""
+    if component.shapes is not None:
+        return int(component.shapes.shape[1])
+    values = component.values
+    return (values.lengths if isinstance(values, Strings) else values).ndim - 1
+
+
 class Encodings:
     """A cache of a block's encodings, for blocks with several consumers. Thread-safe."""
 
@@ -183,37 +191,51 @@ def _varying(values: Array | Strings, shapes: Array) -> Component:
 
 
 def strided(block: Block, first: int, stride: int, count: int) -> Block:
-    """A block of the elements `first`, `first + stride`, …, `count` of them.
+    """A block of the elements `first`, `first + stride`, …, `count` of them: as `picked`."""
+    return picked(block, range(first, first + (count - 1) * stride + 1, stride))
 
-    A stride of 1 gives views. Others are copied, so that they don't keep the elements between in
-    memory. `index` is the first element's; the others' are `stride` apart.
+
+def picked(block: Block, indexes: range | Array) -> Block:
+    """A block of the elements at these ascending indexes, at least one.
+
+    A range without gaps gives views. Others are copied, so that they don't keep the elements
+    between in memory. `index` is the first element's.
     """
-    if stride == 1:
-        rest = split(block, first)[1] if first else block
-        return split(rest, count)[0] if count < rest.count else rest
-    chosen = slice(first, first + (count - 1) * stride + 1, stride)
-    components = tuple(_strided(component, chosen) for component in block.components)
+    first, count = int(indexes[0]), len(indexes)
+    chosen: Any = indexes
+    if isinstance(indexes, range):
+        if indexes.step == 1 or count == 1:
+            rest = split(block, first)[1] if first else block
+            return split(rest, count)[0] if count < rest.count else rest
+        chosen = slice(indexes.start, indexes.stop, indexes.step)
+    components = tuple(_picked(component, chosen) for component in block.components)
     return Block(count, components, block.bundle, block.index + first)
 
 
-def _strided(component: Component, chosen: slice) -> Component:
+def _picked(component: Component, chosen: Any) -> Component:
     values, shapes = component.values, component.shapes
     if shapes is None:
         return Component(_rows(values, chosen))
     sizes = np.prod(shapes, axis=1, dtype=np.int64)
-    return _varying(_runs(values, sizes, chosen), shapes[chosen].copy())
+    return _varying(_runs(values, sizes, chosen), _copied(shapes, chosen))
 
 
-def _rows(values: Array | Strings, chosen: slice) -> Array | Strings:
+def _rows(values: Array | Strings, chosen: Any) -> Array | Strings:
     """The chosen elements, each of which is a row of `values`."""
     if not isinstance(values, Strings):
-        return values[chosen].copy()
+        return _copied(values, chosen)
     sizes = values.lengths.reshape(len(values), -1).sum(axis=1)
     data = values.data[_mask(sizes, chosen)]
-    return Strings(values.lengths[chosen].copy(), data)
+    return Strings(_copied(values.lengths, chosen), data)
 
 
-def _runs(values: Array | Strings, sizes: Array, chosen: slice) -> Array | Strings:
+def _copied(values: Array, chosen: Any) -> Array:
+    """These rows, in memory of their own."""
+    rows: Array = values[chosen]  # of a slice it is a view, of indexes a copy
+    return rows.copy() if isinstance(chosen, slice) else rows
+
+
+def _runs(values: Array | Strings, sizes: Array, chosen: Any) -> Array | Strings:
     """The values of the chosen elements, which have `sizes` values each."""
     mask = _mask(sizes, chosen)
     if not isinstance(values, Strings):
@@ -221,7 +243,7 @@ def _runs(values: Array | Strings, sizes: Array, chosen: slice) -> Array | Strin
     return Strings(values.lengths[mask], values.data[np.repeat(mask, values.lengths)])
 
 
-def _mask(sizes: Array, chosen: slice) -> npt.NDArray[np.bool_]:
+def _mask(sizes: Array, chosen: Any) -> npt.NDArray[np.bool_]:
     """A mask of the values that belong to the chosen elements."""
     elements = np.zeros(len(sizes), np.bool_)
     elements[chosen] = True
@@ -255,6 +277,74 @@ def _joined(parts: Sequence[Component]) -> Component:
         for part, array in zip(parts, arrays, strict=True)
     ]
     return Component(values, np.concatenate(shapes))
+
+
+def merged(parts: Sequence[tuple[Block, Array]]) -> Block:
+    """The elements of several blocks in one: those of each go to the places that are given with it,
+    which together are all places from 0 on. Components and ranks must be the same.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    count = sum(block.count for block, _ in parts)
+    columns = zip(*(block.components for block, _ in parts), strict=True)
+    places = [places for _, places in parts]
+    return Block(count, tuple(_merged(column, places, count) for column in columns))
+
+
+def _merged(parts: Sequence[Component], places: Sequence[Array], count: int) -> Component:
+    values = [part.values for part in parts]
+    shapes = {v.shape[1:] for v in values if not isinstance(v, Strings)}
+    if len(shapes) == 1 and all(part.shapes is None for part in parts):
+        found: Array | None = None
+        for array, at in zip(values, places, strict=True):
+            if isinstance(array, Strings):
+                break
+            if found is None:
+                found = np.empty((count, *array.shape[1:]), array.dtype)
+            found[_as_slice(at)] = array
+        if found is not None:
+            return Component(found)
+    return _in_order(_joined(parts), np.argsort(np.concatenate(places), kind="stable"))
+
+
+def _as_slice(at: Array) -> Any:
+    """These indexes as a slice, if they are at equal distances: that is faster."""
+    if len(at) < 2:
+        return at
+    step = int(at[1] - at[0])
+    return slice(int(at[0]), int(at[-1]) + 1, step) if (np.diff(at) == step).all() else at
+
+
+def _in_order(component: Component, order: Array) -> Component:
+    """The component's elements in this order."""
+    values, shapes = component.values, component.shapes
+    if isinstance(values, Strings):
+        lengths = values.lengths
+        if shapes is None:
+            sizes = lengths.reshape(len(lengths), -1).sum(axis=1)
+            return Component(Strings(lengths[order], _cut_out(values.data, sizes, order)))
+        sizes = np.prod(shapes, axis=1, dtype=np.int64)
+        stops = np.concatenate([[0], np.cumsum(lengths)])
+        ends = np.cumsum(sizes)
+        data_sizes = stops[ends] - stops[ends - sizes]
+        data = _cut_out(values.data, data_sizes, order)
+        return Component(Strings(_cut_out(lengths, sizes, order), data), shapes[order])
+    if shapes is None:
+        return Component(values[order])
+    sizes = np.prod(shapes, axis=1, dtype=np.int64)
+    return Component(_cut_out(values, sizes, order), shapes[order])
+
+
+def _cut_out(values: Array, sizes: Array, order: Array) -> Array:
+    """Pieces of `sizes` values each, joined in this order."""
+    stops = np.cumsum(sizes)
+    starts = stops - sizes
+    if len(values) < 64 * len(sizes):  # an index for each value; else a slice for each piece
+        lengths = sizes[order]
+        shift = np.repeat(starts[order] - (np.cumsum(lengths) - lengths), lengths)
+        return values[shift + np.arange(len(shift))]
+    pairs = zip(starts[order].tolist(), stops[order].tolist(), strict=True)
+    return np.concatenate([values[start:stop] for start, stop in pairs])
 
 
 def buffers(component: Component) -> list[Array]:

@@ -147,12 +147,13 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.trainers.jax_arrays": HEAVY | {"torch"},
     **{
         f"service.trainers.{name}": HEAVY | {"torch", "jax"}
-        for name in ("batches", "group_preemption", "jobs", "preemption", "shapes")
+        for name in ("group_preemption", "jobs", "preemption", "shapes")
     },
     "service.trainers.loaders": HEAVY | {"jax"},
     "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
     "service.trainers.pytorch": HEAVY | {"jax"},
     "service.client.registration": {"tensorflow", "keras"},
+    "service.client.batches": HEAVY | {"torch", "jax"},
     "service.transport": HEAVY | {"grpc"},
 }
 

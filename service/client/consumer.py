@@ -32,6 +32,7 @@ from .heartbeats import Heartbeats, News
 from .links import Client, Links, WorkerLink
 from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
+from .ordered import OrderedMode
 from .rounds import RoundsMode
 from .waits import WaitLog
 
@@ -73,17 +74,17 @@ class Mode(Protocol):
     def update(self, news: News) -> None:
         """The dispatcher's news: read the tasks that it lists."""
 
-    def arrived(self, client: Client, task_id: int, block: Block) -> None:
+    def arrived(self, client: Client, key: Key, block: Block) -> None:
         """A block has come, before `deliver`. Called by a transport thread."""
 
-    def deliver(self, client: Client, task_id: int, block: Block) -> None:
-        """A block has come."""
+    def deliver(self, client: Client, key: Key, block: Block) -> None:
+        """A block of this subscription has come."""
 
     def held_by_others(self, task_id: int) -> None:
         """Other consumers hold the task's last elements, and may hand them back."""
 
-    def end(self, task_id: int, end: End) -> None:
-        """The worker sends nothing more of the task. Raises PipelineError if it failed."""
+    def end(self, key: Key, end: End) -> None:
+        """The worker sends nothing more of the subscription. Raises PipelineError if it failed."""
 
     def gone(self, link: WorkerLink) -> None:
         """The worker process of this link is gone."""
@@ -96,7 +97,7 @@ class _Delivery(NamedTuple):
     """An item that a worker sent."""
 
     client: Client
-    task_id: int
+    key: Key
     item: Block | End | EndPending
 
 
@@ -156,11 +157,14 @@ class Consumer:
             lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
             refused=self._heartbeats.refused,
         )
-        self.mode: Mode = (
-            FirstCome(reading, self.links)
-            if reading.num_consumers is None
-            else RoundsMode(reading, self.links, self.handle_inbox, self._heartbeats.say_now)
-        )
+        self.mode: Mode
+        if reading.ordered is not None:
+            self.mode = OrderedMode(reading.ordered, self.links, joined)
+        elif reading.num_consumers is not None:
+            now = self._heartbeats.say_now
+            self.mode = RoundsMode(reading, self.links, self.handle_inbox, now)
+        else:
+            self.mode = FirstCome(reading, self.links)
         if joined.HasField("news"):
             self._hear(joined.news)
         self._heartbeats.start()
@@ -242,11 +246,11 @@ class Consumer:
             if (link := self.links.remove(item.uid, item.client)) is not None:
                 self.mode.gone(link)
         elif isinstance(item.item, EndPending):
-            self.mode.held_by_others(item.task_id)
+            self.mode.held_by_others(item.key[0])
         elif isinstance(item.item, Block):
-            self.mode.deliver(item.client, item.task_id, item.item)
+            self.mode.deliver(item.client, item.key, item.item)
         else:
-            self.mode.end(item.task_id, item.item)
+            self.mode.end(item.key, item.item)
 
     def is_ours(self) -> bool:
         """Whether this process made the consumer. A fork shares its connections: leave them be."""
@@ -299,6 +303,10 @@ class Consumer:
                 self.not_handed_back += link.reading
                 log.warning("a worker has not heard what is handed back to it, which is lost")
         try:
+            last = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
+            self.mode.report(last)
+            if last.bundles:  # lengths that were learned, for who goes on from here
+                self._dispatcher.call(last, News, timeout_s=2, patience_s=2)
             self._dispatcher.call(
                 pb.LeaveIterationRequest(consumer_id=self.consumer_id),
                 pb.LeaveIterationResponse,
@@ -325,7 +333,7 @@ class Consumer:
             self.mode.heard(news)
         self._inbox.put(news)
 
-    def _deliver(self, client: Client, task_id: int, item: Block | End | EndPending) -> None:
+    def _deliver(self, client: Client, key: Key, item: Block | End | EndPending) -> None:
         if isinstance(item, Block):
-            self.mode.arrived(client, task_id, item)
-        self._inbox.put(_Delivery(client, task_id, item))
+            self.mode.arrived(client, key, item)
+        self._inbox.put(_Delivery(client, key, item))

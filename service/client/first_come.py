@@ -18,6 +18,7 @@ from ..blocks import Block
 from ..delivery import End, TaskFailed, TaskUnknown
 from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
+from ..transport.messages import Key
 from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
 from .options import ReadOptions, TargetWorkers
@@ -155,10 +156,11 @@ class FirstCome:
 
     # -- what workers say ----------------------------------------------------------------------
 
-    def arrived(self, client: Client, task_id: int, block: Block) -> None:
+    def arrived(self, client: Client, key: Key, block: Block) -> None:
         pass
 
-    def deliver(self, client: Client, task_id: int, block: Block) -> None:
+    def deliver(self, client: Client, key: Key, block: Block) -> None:
+        task_id = key[0]
         self._held_by_others.discard(task_id)
         if block.skipped and self._reading.cache is not None:
             self._reading.cache.skip(block.skipped)
@@ -168,7 +170,8 @@ class FirstCome:
         self._held_by_others.add(task_id)
         self._held_at_s = time.monotonic()
 
-    def end(self, task_id: int, end: End) -> None:
+    def end(self, key: Key, end: End) -> None:
+        task_id = key[0]
         self._held_by_others.discard(task_id)
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)

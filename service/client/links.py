@@ -21,6 +21,7 @@ from ..transport import (
     LocalClient,
     local_worker,
 )
+from ..transport.messages import Key
 from .options import ReadOptions
 
 ASK_AGAIN_S = 0.1
@@ -51,7 +52,7 @@ class Links:
         reading: ReadOptions,
         credit_bytes: int,
         *,
-        deliver: Callable[[Client, int, Block | End | EndPending], None],
+        deliver: Callable[[Client, Key, Block | End | EndPending], None],
         lost: Callable[[int, Client, str], None],
         refused: Callable[[int, ConnectionRefused | None], None],
     ) -> None:
@@ -147,8 +148,8 @@ class Links:
         uid = task.worker_uid
         client: Client
 
-        def deliver(task_id: int, _: int, item: Block | End | EndPending) -> None:
-            self._deliver(client, task_id, item)
+        def deliver(task_id: int, number: int, item: Block | End | EndPending) -> None:
+            self._deliver(client, (task_id, number), item)
 
         def lost(reason: str) -> None:
             self._lost(uid, client, reason)

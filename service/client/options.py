@@ -13,6 +13,7 @@ from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
+from .positions import Ordered, check_index
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class ReadOptions:
     num_consumers: int | None = None  # None: not a coordinated read
     cache: CrossTrainerCache | None = None
     dynamic: bool = False  # tasks share splits, so another task produces what one loses
+    ordered: Ordered | None = None  # an ordered read; None: another one
     hands_back: bool = False  # whether other consumers get the elements this one does not take
 
     @property
@@ -169,24 +171,12 @@ def reading(
 
     Raises ValueError for invalid arguments, Unimplemented for those of a later version.
     """
-    if (consumer_index is None) != (num_consumers is None):
+    check_index(consumer_index, num_consumers)
+    if num_consumers is not None and job_name is None:
         raise InvalidArgument(
-            "Must either set both `consumer_index` and `num_consumers`, or neither. "
-            f"consumer_index={consumer_index}, num_consumers={num_consumers}"
+            "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
+            f"{num_consumers}."
         )
-    if num_consumers is not None:
-        if job_name is None:
-            raise InvalidArgument(
-                "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
-                f"{num_consumers}."
-            )
-        if not (isinstance(num_consumers, int) and num_consumers > 0):
-            raise InvalidArgument(f"num_consumers={num_consumers!r} must be a positive integer")
-        if not (isinstance(consumer_index, int) and 0 <= consumer_index < num_consumers):
-            raise InvalidArgument(
-                f"consumer_index={consumer_index!r} must be from 0 to {num_consumers - 1}, as "
-                f"num_consumers={num_consumers}"
-            )
     bound: Any = max_outstanding_requests
     if bound == AUTOTUNE:
         bound = None

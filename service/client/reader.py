@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
@@ -44,6 +45,11 @@ PATIENCE_S = 60.0
 ASK_AGAIN_S = 1.0
 """How long one attempt to reach a dispatcher takes; in between, the caller may give up."""
 
+
+GROUP_S = 20.0
+"""How long a consumer of an ordered read waits for others that its group cannot have."""
+
+ASK_GROUP_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +107,8 @@ class Reader:
         self._policy = policy
         self._job_name = job_name
         self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
-        if job_name and not self._is_static and how.num_consumers is None and how.cache is None:
+        shared = how.num_consumers is None and how.cache is None and how.ordered is None
+        if job_name and not self._is_static and shared:
             self.how = replace(self.how, hands_back=True)
         self._expected = first_epoch if expects_it else None  # None once it was joined
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count
@@ -130,7 +137,7 @@ class Reader:
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
-        if self._policy == ShardingPolicy.DYNAMIC:
+        if self._policy == ShardingPolicy.DYNAMIC or self.how.ordered is not None:
             require_splittable(definition.sources, definition.unsplittable)
         if self.how.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
@@ -189,6 +196,7 @@ class Reader:
         self, dispatcher: DispatcherClient, nothing: Block | None
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
+        ordered = self.how.ordered
         epoch = self._next_epoch() if self._job_name else 0
         if self.how.cache is not None and epoch > 1:
             raise InvalidArgument(
@@ -202,12 +210,15 @@ class Reader:
             num_consumers=self.how.num_consumers,
             target_workers=self.how.targets,
             cross_trainer_cache=self.how.cache is not None,
+            order=None if ordered is None else ordered.spec,
         )
-
+        member = None if ordered is None else ordered.member
         index = None if self.how.num_consumers is None else self.how.consumer_index
 
         def ask(**how: Any) -> Generator[Block, None, pb.JoinIterationResponse]:
-            request = pb.JoinIterationRequest(epoch=epoch, consumer_index=index, **how)
+            request = pb.JoinIterationRequest(
+                epoch=epoch, consumer_index=index, member=member, **how
+            )
             call = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
             return (yield from self._answered(call, nothing))
 
@@ -229,7 +240,7 @@ class Reader:
                     self._say_that_it_is_over(epoch)
             return joined
         except BaseException:
-            if epoch:
+            if epoch and ordered is None:
                 heapq.heappush(self._not_joined, epoch)
             raise
 
@@ -243,6 +254,8 @@ class Reader:
         )  # fmt: skip
 
     def _next_epoch(self) -> int:
+        if self.how.ordered is not None:
+            return 1  # its one iteration has all epochs
         try:
             return heapq.heappop(self._not_joined)
         except IndexError:
@@ -268,9 +281,15 @@ class Reader:
         """Retries `ask` until a dispatcher answers, and returns the answer. Yields `nothing`, if
         given, after each attempt. Raises _ToStop."""
         asked = False
+        give_up_s = time.monotonic() + GROUP_S
         while True:
             try:
                 return ask(patience_s=ASK_AGAIN_S, again=asked)
+            except AlreadyExists:  # a consumer that was killed a moment ago still counts as there
+                if time.monotonic() >= give_up_s:
+                    raise
+                asked = False
+                time.sleep(ASK_GROUP_S)
             except Unavailable as error:
                 if not asked:
                     log.warning("cannot begin to read dataset %s yet: %s", self.dataset_id, error)

@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable
 
 from ..block_limits import cost
-from ..blocks import Block, Component, Strings, joined, split
+from ..blocks import Block, joined, rank, split
 from ..delivery import End, EndOfTask, Rounds, Superseded, TaskFailed, TaskUnknown
 from ..errors import FailedPrecondition, PipelineError
 from ..proto import forebay_pb2 as pb
+from ..transport.messages import Key
 from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
 from .options import ReadOptions
@@ -248,7 +249,8 @@ class RoundsMode:
             number = task.received - task.starting_round
         return Rounds(self._reading.consumer_index, self._reading.num_consumers or 1, number)
 
-    def arrived(self, client: Client, task_id: int, block: Block) -> None:
+    def arrived(self, client: Client, key: Key, block: Block) -> None:
+        task_id = key[0]
         with self._step:
             task = self._tasks.get(task_id)
             if task is not None:
@@ -257,13 +259,14 @@ class RoundsMode:
         if task is None:  # it is over
             client.taken(block)
 
-    def deliver(self, client: Client, task_id: int, block: Block) -> None:
+    def deliver(self, client: Client, key: Key, block: Block) -> None:
         pass
 
     def held_by_others(self, task_id: int) -> None:
         pass
 
-    def end(self, task_id: int, end: End) -> None:
+    def end(self, key: Key, end: End) -> None:
+        task_id = key[0]
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
         if isinstance(end, Superseded):
@@ -290,13 +293,5 @@ class RoundsMode:
 
 def _alike(one: Block, other: Block) -> bool:
     """Whether one block may hold elements of both."""
-    ranks = [[_rank(component) for component in block.components] for block in (one, other)]
+    ranks = [[rank(component) for component in block.components] for block in (one, other)]
     return ranks[0] == ranks[1]
-
-
-def _rank(component: Component) -> int:
-    """The rank of one element."""
-    if component.shapes is not None:
-        return int(component.shapes.shape[1])
-    values = component.values
-    return (values.lengths if isinstance(values, Strings) else values).ndim - 1

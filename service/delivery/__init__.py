@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from .addressed import AddressedOutput, BundleRun
 from .any_output import AnyOutput
 from .base import (
-    BundleForgotten,
     End,
-    EndOfBundle,
+    EndOfSlice,
     EndOfTask,
     EndPending,
     Listener,
@@ -20,24 +18,23 @@ from .base import (
     TaskOutput,
     TaskUnknown,
 )
+from .bundles import BundleRun, BundlesOutput
 from .cached import MAX_TRAINERS, CachedOutput, Skips
 from .memory import MemoryBudget
-from .orders import ANY, Addressed, AnyBlock, Cached, Order, Rounds
+from .orders import ANY, AnyBlock, Cached, Order, Rounds, Slice
 from .rounds import RoundsOutput
 
 __all__ = [
     "ANY",
     "MAX_TRAINERS",
-    "Addressed",
-    "AddressedOutput",
     "AnyBlock",
     "AnyOutput",
-    "BundleForgotten",
     "BundleRun",
+    "BundlesOutput",
     "Cached",
     "CachedOutput",
     "End",
-    "EndOfBundle",
+    "EndOfSlice",
     "EndOfTask",
     "EndPending",
     "Listener",
@@ -49,6 +46,7 @@ __all__ = [
     "Rounds",
     "RoundsOutput",
     "Skips",
+    "Slice",
     "Subscription",
     "Superseded",
     "TaskFailed",

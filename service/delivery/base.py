@@ -39,8 +39,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...journal.proto import events_pb2 as ev
@@ -69,32 +69,17 @@ class TaskUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class EndOfBundle:
-    """The bundle has ended; this subscription's last block of it was given before."""
+class EndOfSlice:
+    """The slice has ended: its last block was given before, or the bundle ends earlier."""
 
     bundle: int
-    length: int  # elements, of all readers
-
-
-@dataclass(frozen=True, slots=True)
-class BundleForgotten:
-    """No run of the bundle gives this reader the elements from `index` on.
-
-    The reader may ask again once the bundle is run again for it. Earlier blocks remain valid.
-    """
-
-    bundle: int
-    index: int  # of the reader's next element
+    length: int  # elements that the bundle is known to have
+    complete: bool  # it has no more
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A reader of a newer `generation` has replaced this one.
-
-    If `generation` is the reader's own, a later subscription asked for the same elements.
-    """
-
-    generation: int
+    """A later subscription asked for the same elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +89,7 @@ class EndPending:
     elements: int  # that the other subscriptions hold
 
 
-End = EndOfTask | TaskFailed | TaskUnknown | EndOfBundle | BundleForgotten | Superseded
+End = EndOfTask | TaskFailed | TaskUnknown | EndOfSlice | Superseded
 
 
 class OutputCancelled(ForebayError):
@@ -117,12 +102,9 @@ class OutputReset(ForebayError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some elements of a task: how many, and which, if known."""
+    """Some elements of a task."""
 
     count: int
-    bundle: int | None = None
-    index: int = 0  # of the first
-    stride: int = 1  # from each to the next
 
 
 class Listener(Protocol):
@@ -425,37 +407,15 @@ class TaskOutput(ABC):
         if self._on_change is not None:
             self._on_change(self)
 
-    def _acknowledged(self, blocks: Iterable[Block], stride: int = 1) -> None:
-        if self._listener is not None:
-            for part in parts_of(blocks, stride):
-                self._listener.acknowledged(part)
+    def _acknowledged(self, blocks: Iterable[Block]) -> None:
+        if self._listener is not None and (count := sum(block.count for block in blocks)):
+            self._listener.acknowledged(Part(count))
 
-    def _dropped(self, blocks: Iterable[Block], stride: int = 1) -> None:
-        if self._listener is not None:
-            for part in parts_of(blocks, stride):
-                self._listener.dropped(part)
+    def _dropped(self, blocks: Iterable[Block]) -> None:
+        if self._listener is not None and (count := sum(block.count for block in blocks)):
+            self._listener.dropped(Part(count))
 
 
 def refused(order: Order, offered: str) -> TaskFailed:
     """The answer to an order of another policy."""
     return TaskFailed("INVALID_ARGUMENT", f"{order!r} of a task that gives {offered}")
-
-
-def parts_of(blocks: Iterable[Block], stride: int) -> Iterator[Part]:
-    """The blocks' parts; blocks that follow one another make one part."""
-    part: Part | None = None
-    for block in filter(lambda block: block.count, blocks):
-        if part is not None and _follows(part, block):
-            part = replace(part, count=part.count + block.count)
-            continue
-        if part is not None:
-            yield part
-        part = Part(block.count, block.bundle, block.index, stride)
-    if part is not None:
-        yield part
-
-
-def _follows(part: Part, block: Block) -> bool:
-    if part.bundle != block.bundle:
-        return False
-    return block.bundle is None or block.index == part.index + part.count * part.stride

@@ -13,13 +13,10 @@ from ..blocks import Block
 from ..errors import InvalidArgument, ProtocolError
 from ..proto import transfer_pb2 as pb
 
-MAX_STRIDE = 1 << 16
-"""Bounds the readers of a bundle's run: a whole group has one for each remainder of its stride."""
+MAX_CONSUMERS = 1 << 16
+"""Bounds the consumers that read together."""
 
 MAX_INDEX = 1 << 62
-
-BundleReader = tuple[int, int]
-"""A reader of a bundle: its group's stride, and the remainder of the reader's indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,41 +39,66 @@ class AnyBlock(Order):
 
 
 @dataclass(frozen=True, slots=True)
-class Addressed(Order):
-    """Elements `index`, `index + stride`, … of a bundle, to its end.
+class Slice(Order):
+    """Elements of a bundle, and then how many elements it is known to have (bundles.py).
 
-    The `generation` grows whenever the readers go back or change, and ends what belongs to older
-    ones. Raises ValueError for invalid numbers.
+    `runs` are pairs of an index and a count, one behind another: ascending, disjoint. They may be
+    empty: such a slice is a query, which ends when the bundle has more than `known` elements, or
+    has ended. Elements before `until` are made without regard to what readers have taken. The
+    reader needs no element of the bundle before `keep`, and nothing of bundles whose place is
+    before `floor`. It is one of several `readers`. Raises ValueError for invalid numbers.
     """
 
     bundle: int
-    index: int = 0
-    stride: int = 1
-    generation: int = 0
+    place: int = 0
+    runs: tuple[int, ...] = ()
+    until: int = 0
+    known: int = 0
+    keep: int = 0
+    floor: int = 0
+    reader: int = 0
+    readers: int = 1
 
     def __post_init__(self) -> None:
-        if not (0 <= self.bundle <= MAX_INDEX and 0 <= self.index <= MAX_INDEX):
-            raise ValueError(f"there is no element {self.index} of a bundle {self.bundle}")
-        if not 0 <= self.generation <= MAX_INDEX:
-            raise ValueError(f"there is no generation {self.generation}")
-        if not 1 <= self.stride <= MAX_STRIDE:
-            raise ValueError(f"a stride of {self.stride}; it is 1 to {MAX_STRIDE}")
+        numbers = [self.bundle, self.place, self.until, self.known, self.keep, self.floor]
+        numbers += self.runs[-2:]
+        if not all(0 <= number <= MAX_INDEX for number in numbers):
+            raise ValueError(f"a slice has numbers from 0 to {MAX_INDEX}, not {numbers}")
+        if not 0 <= self.reader < self.readers <= MAX_CONSUMERS:
+            raise ValueError(f"reader {self.reader} of {self.readers}; at most {MAX_CONSUMERS}")
+        if len(self.runs) % 2:
+            raise ValueError(f"{len(self.runs)} numbers, where each run has an index and a count")
+        stop = 0
+        for start, count in zip(self.runs[::2], self.runs[1::2], strict=True):
+            if start < stop or count < 1:
+                raise ValueError(f"a run of {count} elements from {start} on, after {stop}")
+            stop = start + count
 
     @property
-    def reader(self) -> BundleReader:
-        return self.stride, self.index % self.stride
+    def stop(self) -> int:
+        """Behind the last of its elements."""
+        return sum(self.runs[-2:])
 
-    def together(self) -> list[Addressed]:
-        """The orders of all readers of the group, from `index` on."""
-        return [dataclasses.replace(self, index=self.index + i) for i in range(self.stride)]
-
-    def after(self, block: Block) -> Addressed:
-        if (block.bundle, block.index) != (self.bundle, self.index):
+    def after(self, block: Block) -> Slice:
+        if block.bundle != self.bundle or self.runs[:1] != (block.index,):
             raise ValueError(
-                f"element {block.index} of bundle {block.bundle}, where bundle {self.bundle} from "
-                f"{self.index} on was asked for"
+                f"elements from {block.index} on of bundle {block.bundle}, where those from "
+                f"{self.runs[:1]} on of bundle {self.bundle} come next"
             )
-        return dataclasses.replace(self, index=block.index + block.count * self.stride)
+        return dataclasses.replace(self, runs=runs_after(self.runs, block.count))
+
+
+def runs_after(runs: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The runs without their first `count` elements. Raises ValueError if they have fewer."""
+    at = 0
+    while count and at < len(runs) and runs[at + 1] <= count:
+        count -= runs[at + 1]
+        at += 2
+    if not count:
+        return runs[at:]
+    if at == len(runs):
+        raise ValueError(f"{count} elements more than a slice has")
+    return (runs[at] + count, runs[at + 1] - count, *runs[at + 2 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +112,10 @@ class Rounds(Order):
     round: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.consumer < self.of <= MAX_STRIDE:
-            raise ValueError(f"consumer {self.consumer} of {self.of}; at most {MAX_STRIDE}, from 0")
+        if not 0 <= self.consumer < self.of <= MAX_CONSUMERS:
+            raise ValueError(
+                f"consumer {self.consumer} of {self.of}; at most {MAX_CONSUMERS}, from 0"
+            )
         if not 0 <= self.round <= MAX_INDEX:
             raise ValueError(f"there is no round {self.round}")
 
@@ -118,6 +142,7 @@ class Cached(Order):
 
 
 ANY = AnyBlock()
+_SLICE_NUMBERS = ("bundle", "place", "until", "known", "keep", "floor", "reader", "readers")
 
 
 def encode(order: Order, read: pb.Read) -> pb.Read:
@@ -126,10 +151,10 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
         case AnyBlock(hands_back):
             read.any.hands_back = hands_back
             read.any.SetInParent()
-        case Addressed(bundle, index, stride, generation):
-            addressed = read.addressed
-            addressed.bundle, addressed.index, addressed.stride = bundle, index, stride
-            addressed.generation = generation
+        case Slice():
+            for field in _SLICE_NUMBERS:
+                setattr(read.slice, field, getattr(order, field))
+            read.slice.runs.extend(order.runs)
         case Rounds(consumer, of, number):
             rounds = read.rounds
             rounds.consumer, rounds.of, rounds.round = consumer, of, number
@@ -145,8 +170,8 @@ def decode(read: pb.Read) -> Order:
     match read.WhichOneof("order"):
         case "any":
             return AnyBlock(read.any.hands_back)
-        case "addressed":
-            return _of(read, Addressed, ("bundle", "index", "stride", "generation"))
+        case "slice":
+            return _of(read, Slice, (*_SLICE_NUMBERS, "runs"))
         case "rounds":
             return _of(read, Rounds, ("consumer", "of", "round"))
         case "cached":
@@ -158,6 +183,9 @@ def decode(read: pb.Read) -> Order:
 def _of(read: pb.Read, kind: type[Order], fields: tuple[str, ...]) -> Order:
     asked = getattr(read, read.WhichOneof("order") or "")
     try:
-        return kind(**{field: getattr(asked, field) for field in fields})
+        values = {field: getattr(asked, field) for field in fields}
+        if "runs" in values:
+            values["runs"] = tuple(values["runs"])
+        return kind(**values)
     except ValueError as error:
         raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None

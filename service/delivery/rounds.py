@@ -91,7 +91,7 @@ class RoundsOutput(TaskOutput):
                 )
             subscription = _RoundsSubscription(self, order.consumer)
             if (before := self._readers.get(order.consumer)) is not None:
-                before.end = Superseded(0)
+                before.end = Superseded()
             self._readers[order.consumer] = subscription
             self.changed.notify_all()
             return subscription

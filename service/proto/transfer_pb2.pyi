@@ -41,10 +41,10 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("task_id", "any", "addressed", "rounds", "cached", "received", "subscription", "cut")
+    __slots__ = ("task_id", "any", "slice", "rounds", "cached", "received", "subscription", "cut")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ANY_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSED_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
@@ -52,13 +52,13 @@ class Read(_message.Message):
     CUT_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     any: Any
-    addressed: Addressed
+    slice: Slice
     rounds: Rounds
     cached: Cached
     received: int
     subscription: int
     cut: CutBlock
-    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., addressed: _Optional[_Union[Addressed, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ..., cut: _Optional[_Union[CutBlock, _Mapping]] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., any: _Optional[_Union[Any, _Mapping]] = ..., slice: _Optional[_Union[Slice, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., cached: _Optional[_Union[Cached, _Mapping]] = ..., received: _Optional[int] = ..., subscription: _Optional[int] = ..., cut: _Optional[_Union[CutBlock, _Mapping]] = ...) -> None: ...
 
 class CutBlock(_message.Message):
     __slots__ = ("bytes", "checksum", "codec")
@@ -76,17 +76,27 @@ class Any(_message.Message):
     hands_back: bool
     def __init__(self, hands_back: bool = ...) -> None: ...
 
-class Addressed(_message.Message):
-    __slots__ = ("bundle", "index", "stride", "generation")
+class Slice(_message.Message):
+    __slots__ = ("bundle", "place", "runs", "until", "keep", "floor", "reader", "readers", "known")
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    STRIDE_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     bundle: int
-    index: int
-    stride: int
-    generation: int
-    def __init__(self, bundle: _Optional[int] = ..., index: _Optional[int] = ..., stride: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    place: int
+    runs: _containers.RepeatedScalarFieldContainer[int]
+    until: int
+    keep: int
+    floor: int
+    reader: int
+    readers: int
+    known: int
+    def __init__(self, bundle: _Optional[int] = ..., place: _Optional[int] = ..., runs: _Optional[_Iterable[int]] = ..., until: _Optional[int] = ..., keep: _Optional[int] = ..., floor: _Optional[int] = ..., reader: _Optional[int] = ..., readers: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
 
 class Rounds(_message.Message):
     __slots__ = ("consumer", "of", "round")
@@ -147,15 +157,14 @@ class Goodbye(_message.Message):
     def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class ToConsumer(_message.Message):
-    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_bundle", "bundle_forgotten", "superseded", "end_pending", "farewell", "pong")
+    __slots__ = ("welcome", "block", "end_of_task", "task_failed", "task_unknown", "refused", "end_of_slice", "superseded", "end_pending", "farewell", "pong")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     END_OF_TASK_FIELD_NUMBER: _ClassVar[int]
     TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
     TASK_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    END_OF_BUNDLE_FIELD_NUMBER: _ClassVar[int]
-    BUNDLE_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    END_OF_SLICE_FIELD_NUMBER: _ClassVar[int]
     SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     END_PENDING_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
@@ -166,13 +175,12 @@ class ToConsumer(_message.Message):
     task_failed: TaskFailed
     task_unknown: TaskUnknown
     refused: Refused
-    end_of_bundle: EndOfBundle
-    bundle_forgotten: BundleForgotten
+    end_of_slice: EndOfSlice
     superseded: Superseded
     end_pending: EndPending
     farewell: Farewell
     pong: Pong
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_bundle: _Optional[_Union[EndOfBundle, _Mapping]] = ..., bundle_forgotten: _Optional[_Union[BundleForgotten, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., end_pending: _Optional[_Union[EndPending, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., end_of_task: _Optional[_Union[EndOfTask, _Mapping]] = ..., task_failed: _Optional[_Union[TaskFailed, _Mapping]] = ..., task_unknown: _Optional[_Union[TaskUnknown, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., end_of_slice: _Optional[_Union[EndOfSlice, _Mapping]] = ..., superseded: _Optional[_Union[Superseded, _Mapping]] = ..., end_pending: _Optional[_Union[EndPending, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Pong(_message.Message):
     __slots__ = ()
@@ -262,39 +270,27 @@ class EndPending(_message.Message):
     elements: int
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
-class EndOfBundle(_message.Message):
-    __slots__ = ("task_id", "subscription", "bundle", "length")
+class EndOfSlice(_message.Message):
+    __slots__ = ("task_id", "subscription", "bundle", "length", "complete")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     subscription: int
     bundle: int
     length: int
-    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
-
-class BundleForgotten(_message.Message):
-    __slots__ = ("task_id", "subscription", "bundle", "index")
-    TASK_ID_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    BUNDLE_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    task_id: int
-    subscription: int
-    bundle: int
-    index: int
-    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    complete: bool
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., bundle: _Optional[int] = ..., length: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class Superseded(_message.Message):
-    __slots__ = ("task_id", "subscription", "generation")
+    __slots__ = ("task_id", "subscription")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     subscription: int
-    generation: int
-    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class TaskFailed(_message.Message):
     __slots__ = ("task_id", "code", "message", "subscription")

@@ -24,11 +24,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from ..client.batches import Layout, batched, check_batch_size, laid_out
 from ..client.open_iterations import stopping
 from ..client.options import ShardingPolicy
 from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
 from ..errors import InvalidArgument, Unavailable
-from .batches import Layout, batched, check_batch_size, laid_out
 from .context import TaskContext
 from .jax_lockstep import Exchange
 from .jobs import Service, bound_of, evaluates, open_job

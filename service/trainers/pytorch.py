@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..blocks import Component, Strings
+from ..client.batches import Layout, check_batch_size, laid_out
 from ..client.options import ShardingPolicy
 from ..client.progress import EpochIterator
 from ..errors import InvalidArgument
-from .batches import Layout, check_batch_size, laid_out
 from .context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
 from .loaders import LoaderWords

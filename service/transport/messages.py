@@ -15,9 +15,8 @@ from google.protobuf.message import DecodeError
 from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
 from ..blocks import Array, Block, Component, Strings, buffers
 from ..delivery import (
-    BundleForgotten,
     End,
-    EndOfBundle,
+    EndOfSlice,
     EndOfTask,
     EndPending,
     Superseded,
@@ -67,12 +66,11 @@ def encode_end(task_id: int, end: End | EndPending, subscription: int = 0) -> by
             message.task_failed.code, message.task_failed.message = code, text[:MAX_TEXT]
         case TaskUnknown():
             message.task_unknown.SetInParent()
-        case EndOfBundle(bundle, length):
-            message.end_of_bundle.bundle, message.end_of_bundle.length = bundle, length
-        case BundleForgotten(bundle, index):
-            message.bundle_forgotten.bundle, message.bundle_forgotten.index = bundle, index
-        case Superseded(generation):
-            message.superseded.generation = generation
+        case EndOfSlice(bundle, length, complete):
+            message.end_of_slice.bundle, message.end_of_slice.length = bundle, length
+            message.end_of_slice.complete = complete
+        case Superseded():
+            message.superseded.SetInParent()
     header = getattr(message, message.WhichOneof("message") or "")
     header.task_id, header.subscription = task_id, subscription
     return message.SerializeToString()
@@ -90,14 +88,11 @@ def decode_end(message: pb.ToConsumer) -> tuple[Key, End | EndPending] | None:
             return _key(failed), TaskFailed(failed.code, failed.message)
         case "task_unknown":
             return _key(message.task_unknown), TaskUnknown()
-        case "end_of_bundle":
-            ended = message.end_of_bundle
-            return _key(ended), EndOfBundle(ended.bundle, ended.length)
-        case "bundle_forgotten":
-            gone = message.bundle_forgotten
-            return _key(gone), BundleForgotten(gone.bundle, gone.index)
+        case "end_of_slice":
+            ended = message.end_of_slice
+            return _key(ended), EndOfSlice(ended.bundle, ended.length, ended.complete)
         case "superseded":
-            return _key(message.superseded), Superseded(message.superseded.generation)
+            return _key(message.superseded), Superseded()
     return None
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
+from .bundle_tasks import BundleTask
 from .observer import Observer
 from .task_states import (
     Cancel,
@@ -28,33 +29,35 @@ from .tasks import TaskRunner
 
 log = logging.getLogger(__name__)
 
+AnyTask = TaskRunner | BundleTask
+
 
 class RunningTasks:
     """The runners of a worker's tasks. Thread-safe."""
 
     def __init__(
-        self, make: Callable[[pb.Task], TaskRunner], blocks: BlockServer, observer: Observer
+        self, make: Callable[[pb.Task], AnyTask], blocks: BlockServer, observer: Observer
     ) -> None:
         """`make` makes a task's runner, whose output `blocks` then serves."""
         self.states = TaskStates()  # to read; `handle` and `report` change it
         self._make = make
         self._blocks = blocks
         self._observer = observer
-        self._runners: dict[int, TaskRunner] = {}  # of each task that is not ABSENT in `states`
-        self._ending: list[TaskRunner] = []  # cancelled, threads still running
+        self._runners: dict[int, AnyTask] = {}  # of each task that is not ABSENT in `states`
+        self._ending: list[AnyTask] = []  # cancelled, threads still running
         self._lock = threading.Lock()  # guards the two fields above, and `states`
 
-    def runner_of(self, task_id: int) -> TaskRunner | None:
+    def runner_of(self, task_id: int) -> AnyTask | None:
         """The runner of a current or recently completed task; None if unknown."""
         with self._lock:
             return self._runners.get(task_id)
 
-    def runners(self) -> list[TaskRunner]:
+    def runners(self) -> list[AnyTask]:
         """Those of all tasks, KEPT ones included."""
         with self._lock:
             return [*self._runners.values()]
 
-    def unfinished(self) -> list[TaskRunner]:
+    def unfinished(self) -> list[AnyTask]:
         with self._lock:
             return [self._runners[i] for i in self.states.unfinished() if i in self._runners]
 
@@ -98,7 +101,7 @@ class RunningTasks:
             runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
             self.states.handle(Ended(task.task_id))
 
-    def report(self, runner: TaskRunner, event: HandedOut | Ended) -> list[Instruction]:
+    def report(self, runner: AnyTask, event: HandedOut | Ended) -> list[Instruction]:
         """Handle a runner's event. Events of cancelled runners are ignored: after a journal
         change the same task id may belong to another runner."""
         with self._lock:

@@ -177,12 +177,19 @@ class TaskPipeline:
                 self._dispatcher, task.task_id, sources, self._observer,
                 processes, when_read, self._requests,
             )  # fmt: skip
+        self._run = self._open(dataset).run(self._feed)
+        return self._run
+
+    def open_bundles(self) -> Pipeline:
+        """The pipeline of an ordered read's task, whose bundles the caller runs."""
+        return self._open(self._datasets.of(self._task))
+
+    def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:
         self.definition = dataset.definition
         self._pipeline = self._pipelines.open(
-            task, dataset.definition, dataset.graph, self._may_skip, self._totals
+            self._task, dataset.definition, dataset.graph, self._may_skip, self._totals
         )
-        self._run = self._pipeline.run(self._feed)
-        return self._run
+        return self._pipeline
 
     def _may_skip(self, report: SkipReport) -> bool:
         self._skips += 1

@@ -28,6 +28,7 @@ from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
 from ..delivery import (
     AnyOutput,
+    BundlesOutput,
     CachedOutput,
     Listener,
     MemoryBudget,
@@ -40,12 +41,13 @@ from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
 from . import not_a_dispatcher
+from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
 from .observer import Observer
 from .options import WorkerOptions
-from .running_tasks import RunningTasks
+from .running_tasks import AnyTask, RunningTasks
 from .saves import StreamWriters
 from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
@@ -224,7 +226,13 @@ class Worker:
         """The save streams written here: number, the save's path, and whether it is complete."""
         return self._streams.progress()
 
-    def _make(self, task: pb.Task) -> TaskRunner:
+    def _make(self, task: pb.Task) -> AnyTask:
+        if task.HasField("order"):
+            bundles = BundlesOutput(budget=self._idle.budget)
+            return BundleTask(
+                task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
+                self._tasks.report, self._datasets,
+            )  # fmt: skip
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
         output = _output(task, self._options, counter, self._idle.budget)
@@ -271,7 +279,7 @@ class Worker:
         except ForebayError as error:
             log.info("the dispatcher hears later that this worker drains: %s", error)
 
-    def _has_ended_or_is_unread(self, runner: TaskRunner, within_s: float) -> bool:
+    def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
         return not self._consumers.is_read(runner.task.task_id) or runner.join(within_s)
 
     # -- the dispatcher ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from forebay.service.block_limits import check_block
 from forebay.service.blocks import Block, Component, Strings, buffers
 from forebay.service.errors import InvalidArgument
 from forebay.service.structure import Ragged, Sparse
-from forebay.service.trainers.batches import Layout, batched, padded
+from forebay.service.client.batches import Layout, batched, padded
 
 STRUCTURE = json.dumps(
     {

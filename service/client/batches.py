@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..blocks import Block, Component, Strings, joined, numpy_dtype, split
-from ..client.progress import Progress
+from ..blocks import Block, Component, Strings, joined, numpy_dtype, rank, split
 from ..errors import InvalidArgument
 from ..structure import assemble
+from .progress import Progress
 
 Array = npt.NDArray[Any]
 Convert = Callable[[Any], Any]
@@ -89,19 +89,12 @@ def batched(
 
 def _whole(parts: list[Block]) -> Block:
     for column in zip(*(part.components for part in parts), strict=True):
-        if len(ranks := {_rank(component) for component in column}) > 1:
+        if len(ranks := {rank(component) for component in column}) > 1:
             raise InvalidArgument(
                 f"a batch has elements of ranks {sorted(ranks)}: read them one by one, without "
                 "batch_size, or give them one rank before they are registered"
             )
     return joined(parts)
-
-
-def _rank(component: Component) -> int:
-    if component.shapes is not None:
-        return int(component.shapes.shape[1])
-    values = component.values
-    return (values.lengths if isinstance(values, Strings) else values).ndim - 1
 
 
 class Layout:

@@ -1,0 +1,278 @@
+"""Ordered reads: what was asked for, where the trainer is, and the position that is saved.
+
+A *position* is the number of elements of the training that come before, over all consumers and
+epochs. It names no worker, no consumer and no buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import FailedPrecondition, InvalidArgument
+from ..order import Deal, EpochOrder, permuted
+
+VERSION = 1
+"""Of a saved state."""
+
+MAX_POSITION = 1 << 62
+
+
+@dataclass
+class Epoch:
+    """An epoch of an ordered read, from one consumer's view."""
+
+    number: int
+    start: int  # elements of it that come before the read
+    total: int | None  # elements of an epoch, if they were known at the beginning
+    spec: ev.OrderSpec
+    deal: Deal
+    order: EpochOrder
+    drop_remainder: bool
+    over: bool = False  # whether the trainer has asked for more than there is
+
+    def bundle(self, place: int) -> int:
+        """Which bundle stands at this place of the sequence."""
+        spec = self.spec
+        return permuted(place, spec.bundles, spec.seed, self.number) if spec.shuffle else place
+
+    def end(self) -> int | None:
+        """Where the epoch ends for all consumers, if that is known: an offset in the epoch."""
+        total = self.order.length
+        return None if total is None else self.deal.end(total, self.drop_remainder)
+
+    def position(self, batches: int) -> int:
+        """The position after this consumer has been given so many batches of the epoch."""
+        end, total = self.end(), self.order.length
+        if self.over and total is not None:
+            return (self.number + 1) * total
+        after = self.deal.position_after(batches, MAX_POSITION if end is None else end)
+        if total is not None and after == end:  # what was dropped is behind us, too
+            after = total
+        return self.number * (self.total or 0) + after
+
+
+@dataclass(eq=False)
+class Ordered:
+    """An ordered read, from epoch to epoch: its parameters, and how far the trainer has come."""
+
+    seed: int = 0
+    shuffle: bool = True
+    cycle_length: int = 16
+    block_length: int = 1
+    bundle_splits: int = 0  # 0: the dispatcher chooses
+    batch_size: int | None = None
+    drop_remainder: bool = False
+    start_position: int = 0
+    start_step: int | None = None  # instead of start_position
+    consumer_index: int = 0
+    num_consumers: int = 1
+    lengths: list[int] = field(default_factory=list)  # by bundle; -1: not known
+    epoch: Epoch | None = None  # that is read, or was read last
+    given: int = 0  # batches of it that the trainer has; elements without batch_size
+
+    @property
+    def spec(self) -> ev.OrderSpec:
+        """The order as a dispatcher is asked for it."""
+        return ev.OrderSpec(
+            seed=self.seed,
+            shuffle=self.shuffle,
+            cycle_length=self.cycle_length,
+            block_length=self.block_length,
+            bundle_splits=self.bundle_splits,
+        )
+
+    @property
+    def member(self) -> ev.GroupMember:
+        """This consumer in its group."""
+        return ev.GroupMember(
+            index=self.consumer_index,
+            consumers=self.num_consumers,
+            start_position=self.position() if self.start_step is None else 0,
+            batch_size=self.batch_size or 1,
+        )
+
+    @property
+    def group_name(self) -> str | None:
+        """The name of a job that all consumers with these parameters share; None for one alone."""
+        if self.num_consumers == 1:
+            return None
+        return (
+            f"ordered/{self.seed}/{self.shuffle:d}/{self.cycle_length}/{self.block_length}/"
+            f"{self.bundle_splits}"
+        )
+
+    @property
+    def total(self) -> int | None:
+        """The elements of an epoch, if all lengths are known."""
+        return None if -1 in self.lengths or not self.lengths else sum(self.lengths)
+
+    def position(self) -> int:
+        """How many elements of the training come before what the trainer is given next."""
+        if self.epoch is None:
+            return self.start_position
+        return self.epoch.position(self.given)
+
+    def learn(self, spec: ev.OrderSpec, lengths: Iterable[int]) -> None:
+        """The dispatcher knows these lengths; -1: it does not know one."""
+        if len(self.lengths) != spec.bundles:
+            self.lengths = [-1] * spec.bundles
+        for bundle, length in enumerate(lengths):
+            if length >= 0:
+                self.lengths[bundle] = length
+
+    def begin(self, spec: ev.OrderSpec) -> Epoch:
+        """Begin where the trainer is. While lengths are unknown, that is taken to be in the first
+        epoch: begin again once they are known. Raises InvalidArgument."""
+        if self.epoch is not None and (self.given or self.epoch.over):
+            self.start_position, self.start_step = self.position(), None
+        total = self.total
+        number, start = self._start(total)
+        self.given = 0
+        deal = Deal(start, self.batch_size or 1, self.num_consumers, self.consumer_index)
+        if start and total is not None and deal.end(total, self.drop_remainder) <= start:
+            number, start = number + 1, 0
+            deal = Deal(0, deal.batch_size, deal.consumers, deal.index)
+        self.epoch = Epoch(
+            number, start, total, spec, deal, EpochOrder(0, 1, 1), self.drop_remainder
+        )
+        lengths = [self.lengths[self.epoch.bundle(place)] for place in range(spec.bundles)]
+        self.epoch.order = EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
+        return self.epoch
+
+    def _start(self, total: int | None) -> tuple[int, int]:
+        """The epoch, and the offset in it."""
+        step = self.num_consumers * (self.batch_size or 1)
+        if self.start_step is None:
+            if total == 0 and self.start_position:
+                raise InvalidArgument(
+                    f"start_position={self.start_position} of a dataset without elements: leave it "
+                    "out"
+                )
+            return divmod(self.start_position, total) if total else (0, self.start_position)
+        if total is None:
+            return 0, self.start_step * step
+        steps = total // step if self.drop_remainder else -(-total // step)
+        if self.start_step and not steps:
+            raise InvalidArgument(
+                f"start_step={self.start_step} of a dataset whose epochs have no whole step: they "
+                f"have {total} elements, and a step takes {step}"
+            )
+        epoch, steps_before = divmod(self.start_step, steps) if steps else (0, 0)
+        return epoch, steps_before * step
+
+    # -- saved states --------------------------------------------------------------------------
+
+    def state(self, dataset: str) -> dict[str, Any]:
+        """The position, and what it is a position in: JSON of under 300 bytes."""
+        spec = self.epoch.spec if self.epoch is not None else self.spec
+        return {
+            "forebay": VERSION,
+            "position": self.position(),
+            "dataset": dataset,
+            "order": [
+                *(spec.seed, int(spec.shuffle), spec.cycle_length, spec.block_length),
+                *(spec.bundle_splits, spec.bundles),
+            ],
+            "step": (self.batch_size or 1) * self.num_consumers,
+        }
+
+    def load(self, state: Any, dataset: str) -> None:
+        """Go on at the state's position. Raises InvalidArgument for what is no such state, and
+        FailedPrecondition for one of another dataset, order or global batch."""
+        if not (
+            isinstance(state, dict)
+            and isinstance(position := state.get("position"), int)
+            and isinstance(order := state.get("order"), list)
+            and len(order) == 6
+            and all(isinstance(number, int) for number in order)
+        ):
+            raise InvalidArgument(
+                f"{state!r:.200} is no state of an ordered read: give what state_dict() returned"
+            )
+        if state.get("forebay") != VERSION:
+            raise InvalidArgument(
+                f"the state is of version {state.get('forebay')!r}, and this is version {VERSION}: "
+                "read it with the Forebay that saved it"
+            )
+        if not 0 <= position <= MAX_POSITION:
+            raise InvalidArgument(f"the state's position is {position}: it was damaged")
+        mine = [self.seed, int(self.shuffle), self.cycle_length, self.block_length]
+        if self.bundle_splits:
+            mine.append(self.bundle_splits)
+        step = (self.batch_size or 1) * self.num_consumers
+        for what, saved, here in (
+            ("dataset", state.get("dataset"), dataset),
+            ("order (seed, shuffle, cycle_length, block_length, bundle_splits)",
+             order[: len(mine)], mine),
+            ("global batch (batch_size × num_consumers)", state.get("step"), step),
+        ):  # fmt: skip
+            if saved != here:
+                raise FailedPrecondition(
+                    f"the state is of another {what}: {saved!r}, and this read has {here!r}: read "
+                    "as the saved read did, or begin anew without the state"
+                )
+        self.bundle_splits = order[4]
+        self.start_position, self.start_step, self.epoch, self.given = position, None, None, 0
+
+
+def ordered_options(
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    cycle_length: int = 16,
+    block_length: int = 1,
+    bundle_splits: int | None = None,
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    start_position: int = 0,
+    start_step: int | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+) -> Ordered:
+    """Check the arguments of an ordered read. Raises InvalidArgument."""
+    numbers = {
+        "seed": (seed, -(1 << 63)),
+        "cycle_length": (cycle_length, 1),
+        "block_length": (block_length, 1),
+        "bundle_splits": (1 if bundle_splits is None else bundle_splits, 1),
+        "batch_size": (1 if batch_size is None else batch_size, 1),
+        "start_position": (start_position, 0),
+        "start_step": (start_step or 0, 0),
+    }
+    for name, (number, least) in numbers.items():
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        if not (is_number and least <= number <= MAX_POSITION * 2 - 1):
+            raise InvalidArgument(f"{name}={number!r} must be an integer from {least} on")
+    if start_position and start_step is not None:
+        raise InvalidArgument(
+            f"start_position={start_position} and start_step={start_step}: give one of them"
+        )
+    if drop_remainder and batch_size is None:
+        raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
+    check_index(consumer_index, num_consumers)
+    return Ordered(
+        seed, bool(shuffle), cycle_length, block_length, bundle_splits or 0, batch_size,
+        bool(drop_remainder), start_position, start_step,
+        consumer_index or 0, 1 if num_consumers is None else num_consumers,
+    )  # fmt: skip
+
+
+def check_index(consumer_index: int | None, num_consumers: int | None) -> None:
+    """Raises InvalidArgument unless both are given and fit, or neither is."""
+    if (consumer_index is None) != (num_consumers is None):
+        raise InvalidArgument(
+            "Must either set both `consumer_index` and `num_consumers`, or neither. "
+            f"consumer_index={consumer_index}, num_consumers={num_consumers}"
+        )
+    if num_consumers is None:
+        return
+    if not (isinstance(num_consumers, int) and num_consumers > 0):
+        raise InvalidArgument(f"num_consumers={num_consumers!r} must be a positive integer")
+    if not (isinstance(consumer_index, int) and 0 <= consumer_index < num_consumers):
+        raise InvalidArgument(
+            f"consumer_index={consumer_index!r} must be from 0 to {num_consumers - 1}, as "
+            f"num_consumers={num_consumers}"
+        )

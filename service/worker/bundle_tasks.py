@@ -1,0 +1,172 @@
+"""BundleTask: runs the bundles of an ordered read's task, as its consumers ask for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ...journal.splits import source_size
+from ..connections.dispatcher_client import DispatcherClient
+from ..delivery import BundleRun, BundlesOutput, OutputCancelled, TaskFailed
+from ..errors import ForebayError, PipelineError, status_of
+from ..pipelines import Pipeline, SplitRange
+from ..proto import forebay_pb2 as pb
+from .observer import Observer, Undelivered
+from .task_pipeline import Datasets, Pipelines, TaskPipeline
+from .task_states import Ended, HandedOut, Instruction
+from .tasks import end_after
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How long the task's thread waits at a time for a bundle to run."""
+
+MAX_RUNS = 1024
+"""How many runs a task has at most, most of which wait for their readers."""
+
+
+class BundleTask:
+    """A task of an ordered read, in the place of a TaskRunner.
+
+    It runs as many bundles at a time as there are processors; more have begun and wait for their
+    readers. It neither completes nor loses anything: any worker makes its elements again. It is
+    never parked, as it ends with its consumers.
+    """
+
+    is_parked = may_be_parked = False
+
+    def __init__(
+        self,
+        task: pb.Task,
+        dispatcher: DispatcherClient,
+        output: BundlesOutput,
+        starting: threading.Semaphore,
+        pipelines: Pipelines,
+        observer: Observer,
+        report: Callable[[BundleTask, HandedOut | Ended], list[Instruction]],
+        datasets: Datasets | None = None,
+    ) -> None:
+        """The arguments are as of TaskRunner."""
+        self.task = task
+        self.output = output
+        self.pipeline = TaskPipeline(task, dispatcher, pipelines, observer, datasets)
+        self._starting = starting
+        self._observer = observer
+        self._report = report
+        self._splits = 0
+        self._at_once = max(2, len(os.sched_getaffinity(0)))
+        self._thread = threading.Thread(
+            target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Stop running. Idempotent."""
+        self.output.cancel()
+        self.pipeline.cancel()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; whether it has ended. A thread that never started has."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def drain(self, give_up_s: float) -> None:
+        """Consumers go on at other workers, and read here until then."""
+
+    def undelivered(self, lacking: int = 0) -> Undelivered | None:
+        """None: nothing is lost."""
+        return None
+
+    # -- parking, of which there is none -------------------------------------------------------
+
+    def is_being_parked(self) -> bool:
+        return False
+
+    def park(self, opens: int, most_bytes: int) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def cut(self) -> None:
+        pass
+
+    def shed(self) -> int:
+        return 0
+
+    def is_pass_over(self) -> bool | None:
+        return False
+
+    # -- its threads ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        runs = ThreadPoolExecutor(MAX_RUNS, thread_name_prefix=f"{self._thread.name}-run")
+        try:
+            with self._starting:
+                pipeline = self.pipeline.open_bundles()
+            definition = self.pipeline.definition
+            self._splits = min(map(source_size, definition.sources), default=0)
+            self.output.compression = definition.compression
+            while True:
+                if (run := self.output.next_run(self._at_once, LOOK_S)) is not None:
+                    runs.submit(self._produce, pipeline, run)
+        except ForebayError as error:
+            self._end(error)
+        except BaseException as bug:  # consumers must not wait for ever
+            self.output.fail("INTERNAL", f"the worker failed: {bug!r}")
+            self._report(self, Ended(self.task.task_id))
+            raise
+        finally:
+            runs.shutdown(cancel_futures=True)
+            self.pipeline.close()
+
+    def _end(self, error: ForebayError) -> None:
+        end = end_after(error, None)
+        if isinstance(end, TaskFailed):
+            self.output.fail(end.code, end.message)
+            self._observer.failed(self.task, error)
+        else:
+            self.output.cancel()
+        self._report(self, Ended(self.task.task_id))
+
+    def _produce(self, pipeline: Pipeline, run: BundleRun) -> None:
+        """Make a run's elements."""
+        order = self.task.order
+        first = run.number % order.bundles * order.bundle_splits
+        splits = SplitRange(first, min(order.bundle_splits, self._splits - first), 0)
+        try:
+            made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
+            blocks = made.blocks()
+            try:
+                for block in blocks:
+                    run.put(block)
+                run.finish()
+            except OutputCancelled:
+                made.cancel()
+                for _ in blocks:  # frees its resources
+                    pass
+            except BaseException:
+                made.cancel()
+                raise
+        except OutputCancelled:
+            pass
+        except PipelineError as error:
+            self._fail(run, error.code, error.message)
+        except ForebayError as error:
+            self._fail(run, status_of(error), str(error))
+        except Exception as bug:
+            self._fail(run, "INTERNAL", f"the worker failed: {bug!r}")
+            log.exception("bundle %d of task %d failed", run.number, self.task.task_id)
+
+    @staticmethod
+    def _fail(run: BundleRun, code: str, message: str) -> None:
+        try:
+            run.fail(code, message)
+        except OutputCancelled:
+            pass
