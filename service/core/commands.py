@@ -5,6 +5,7 @@ from .consumers import EjectConsumers, JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob, JoinJob, RemoveJob
+from .lengths import LearnLengths
 from .rounds import RemoveTask, ReportRound
 from .save_streams import AssignSplit, AssignStream, CommitChunk, CompleteStream
 from .saves import FailSave, StartSave
@@ -32,6 +33,7 @@ __all__ = [
     "GetSplit",
     "JoinIteration",
     "JoinJob",
+    "LearnLengths",
     "LeaseSplits",
     "LeaveIteration",
     "LoseWorker",

@@ -18,6 +18,7 @@ from .base import (
     reserve_id,
 )
 from .iterations import collected, forget_tasks_nobody_reads, let_go, used
+from .ordered import check_member, member_of
 from .places import require_list
 from .read_kinds import kind_of
 from .state import MAX_DEPARTED, Consumer, Iteration, Job, State
@@ -39,6 +40,8 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 
     Each worker without a task of the iteration gets one if the read kind says so (read_kinds.py).
     Raises FailedPrecondition if the kind bars TensorFlow's and Forebay's consumers from sharing.
+    Raises AlreadyExists if another consumer has that place in an ordered read's group, or is of a
+    group of another size.
 
     An index that has begun to read means that its consumer was restarted, even if it has left. All
     consumers then leave, and the iteration restarts: → ConsumerLeft …, LeaseLost …,
@@ -50,12 +53,14 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     epoch: int
     stock: bool = False
     consumer_index: int | None = None  # of a coordinated read
+    member: ev.GroupMember | None = None  # of an ordered read
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):
     """→ ConsumerLeft, and IterationCollected for the last consumer of a job without a name.
 
-    The last consumer of a coordinated read ends its tasks; later consumers begin with round 0.
+    The last consumer of a coordinated or ordered read ends its tasks. Later consumers of a
+    coordinated read begin with round 0.
     An unknown consumer has already left: no event.
     """
 
@@ -80,11 +85,25 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
             f"Job id {command.job_id} not found: it was collected, or this dispatcher lost its "
             "state; read the dataset again"
         )
-    return join(state, job, command.epoch, Ids(state), command.stock, command.consumer_index)
+    return join(
+        state,
+        job,
+        command.epoch,
+        Ids(state),
+        command.stock,
+        command.consumer_index,
+        command.member,
+    )
 
 
 def join(
-    state: State, job: Job, epoch: int, ids: Ids, stock: bool, consumer_index: int | None
+    state: State,
+    job: Job,
+    epoch: int,
+    ids: Ids,
+    stock: bool,
+    consumer_index: int | None,
+    member: ev.GroupMember | None,
 ) -> Decision:
     """Like JoinIteration, but the state need not contain the job yet."""
     require_list(state, job.sharding)
@@ -97,6 +116,7 @@ def join(
         )
     events = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
+    check_member(state, job, epoch, iteration, member)
     if iteration is not None and consumer_index is not None:
         anew = consumer_index in iteration.begun_indices
         for consumer_id in sorted(iteration.consumers):
@@ -129,6 +149,7 @@ def join(
         iteration_id=iteration.iteration_id,
         stock=stock,
         consumer_index=consumer_index,
+        member=member,
     )
     return Decision([*events, ev.Event(consumer_joined=joined)], joined)
 
@@ -147,8 +168,9 @@ def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool
 def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
     consumer_id = reserve_id(state, event.consumer_id)
     index = event.consumer_index if event.HasField("consumer_index") else None
+    member = member_of(event.member) if event.HasField("member") else None
     state.consumers[consumer_id] = Consumer(
-        consumer_id, event.iteration_id, stock=event.stock, index=index
+        consumer_id, event.iteration_id, stock=event.stock, index=index, member=member
     )
     iteration = state.iterations[event.iteration_id]
     iteration.consumers.add(consumer_id)

@@ -131,6 +131,7 @@ EARLIER: dict[str, Callable[[Any], Any]] = {
     "7def4e6b7414062f": _lost_tasks_to_tasks,
     "45b342bb4307ed57": _ended_saves,
     "8bea72ae9ea39145": _begun_indices,
+    "586d9ddf81cfb734": lambda state: state,
 }
 """Earlier schemas, with the functions that convert their states to today's fields.
 

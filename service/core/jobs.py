@@ -17,10 +17,9 @@ from .base import (
 )
 from .consumers import join, left
 from .iterations import collected
+from .ordered import MAX_CONSUMERS, completed, matches, order_of
 from .places import require_list
-from .state import STATIC, Job, State
-
-MAX_CONSUMERS = 1 << 16  # every worker keeps memory for each
+from .state import STATIC, Job, JobOrder, State
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
@@ -32,6 +31,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     num_consumers: int | None = None
     cross_trainer_cache: bool = False
     target_workers: int = 0
+    order: ev.OrderSpec | None = None  # of an ordered read; bundle_splits 0: choose
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -43,6 +43,7 @@ class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
 
     epoch: int
     consumer_index: int | None = None  # of a coordinated read
+    member: ev.GroupMember | None = None  # of an ordered read
 
 
 class RemoveJob(Command, frozen=True, kw_only=True):
@@ -60,6 +61,8 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         _require_same_parameters(job, command)
         return Decision([], job.job_id)
     dataset = find_dataset(state, command.dataset_id)
+    if command.order is not None:
+        _check_ordered(command)
     if command.num_consumers is not None:
         _check_coordinated(command, command.num_consumers)
     if command.sharding not in ev.Sharding.values():
@@ -84,6 +87,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         num_consumers=command.num_consumers,
         cross_trainer_cache=command.cross_trainer_cache,
         target_workers=command.target_workers,
+        order=None if command.order is None else completed(dataset, command.order),
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
 
@@ -98,7 +102,7 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         job = state.jobs[job_id]
         if job.dataset_id != command.dataset_id:
             return Decision([], job)
-    joined = join(state, job, command.epoch, ids, False, command.consumer_index)
+    joined = join(state, job, command.epoch, ids, False, command.consumer_index, command.member)
     return Decision([*created, *joined.events], joined.answer)
 
 
@@ -123,6 +127,24 @@ def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
             )
 
 
+def _check_ordered(command: GetOrCreateJob) -> None:
+    wrong = {
+        f"{_sharding(command.sharding)} sharding; use OFF: its bundles divide the dataset": (
+            command.sharding != ev.OFF
+        ),
+        f"a coordinated read (num_consumers={command.num_consumers}); leave out one of them": (
+            command.num_consumers is not None
+        ),
+        "the cross-trainer cache; leave out one of them": command.cross_trainer_cache,
+        'target_workers "LOCAL": any consumer has to reach all workers; use "AUTO" or "ANY"': (
+            _targets(command.target_workers) == "LOCAL"
+        ),
+    }
+    for what, found in wrong.items():
+        if found:
+            raise InvalidArgument(f"an ordered read does not go with {what}")
+
+
 def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:
     for what, existing, got in (
         ("processing mode", _sharding(job.sharding), _sharding(command.sharding)),
@@ -133,6 +155,11 @@ def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:
             _enabled(command.cross_trainer_cache),
         ),
         ("target workers", _targets(job.target_workers), _targets(command.target_workers)),
+        (
+            "order",
+            _order(job.order),
+            _order(job.order if matches(job.order, command.order) else command.order),
+        ),
     ):
         if existing != got:
             raise InvalidArgument(
@@ -150,6 +177,13 @@ def _enabled(flag: bool) -> str:
     return "enabled" if flag else "disabled"
 
 
+def _order(order: JobOrder | ev.OrderSpec | None) -> str:
+    if order is None:
+        return "none"
+    names = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits")
+    return ", ".join(f"{name}={getattr(order, name)}" for name in names)
+
+
 def _targets(number: int) -> str:
     return {1: "AUTO", 2: "ANY", 3: "LOCAL"}.get(number, str(number))
 
@@ -163,6 +197,7 @@ def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
         event.num_consumers if event.HasField("num_consumers") else None,
         event.cross_trainer_cache,
         event.target_workers,
+        order_of(event.order) if event.HasField("order") else None,
         used_ms=used_ms,
     )
 

@@ -20,6 +20,7 @@ from . import (
     datasets,
     iterations,
     jobs,
+    lengths,
     lifecycles,
     rounds,
     save_streams,
@@ -44,6 +45,7 @@ TOPICS = (
     rounds,
     splits,
     skips,
+    lengths,
     saves,
     save_streams,
 )

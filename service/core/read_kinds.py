@@ -26,6 +26,12 @@ class Shared:
     is_for_one_kind_of_consumers = False
     """Whether TensorFlow's and Forebay's consumers cannot read it together."""
 
+    tasks_complete = True
+    """Whether its tasks reach the end of the data."""
+
+    drops_draining_workers = False
+    """Whether a worker's task is removed when it begins to drain. If not, it finishes the task."""
+
     stays_listed = False
     """Whether a lost worker's task stays listed until all consumers agree to remove it."""
 
@@ -140,6 +146,7 @@ class Coordinated(Shared):
     is_for_one_kind_of_consumers = True
     """The two request a task's removal differently, and wait for each other in each round."""
 
+    tasks_complete = False
     stays_listed = True
 
     def when_somebody_joins(
@@ -195,8 +202,45 @@ class Coordinated(Shared):
         return []
 
 
+class Ordered(Shared):
+    """Ordered reads (ordered.py): a worker runs any bundle when a consumer asks for it."""
+
+    ends_with_its_consumers = True
+    tasks_complete = False
+
+    drops_draining_workers = True
+    """Consumers open its bundles at other workers, from the element where they are."""
+
+    def when_a_worker_comes(
+        self,
+        state: State,
+        iteration: Iteration,
+        worker: ev.WorkerRegistered,
+        lost: Sequence[Task],
+        ids: Ids,
+    ) -> list[ev.Event]:
+        return (
+            []
+            if worker.draining
+            else super().when_a_worker_comes(state, iteration, worker, lost, ids)
+        )
+
+    def when_a_task_ends(
+        self,
+        state: State,
+        iteration: Iteration,
+        workers: Sequence[int],
+        ids: Ids,
+        completes: Task | None = None,
+    ) -> list[ev.Event]:
+        return []
+
+
 def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
-    """Whether the worker can run the dataset: TensorFlow's, and some of ours, run graphs only."""
+    """Whether the worker can run the job's tasks: TensorFlow's run no bundles, and these and some
+    of ours run graphs only."""
+    if job.order is not None and worker.stock:
+        return False
     if not (worker.stock or worker.no_python):
         return True
     dataset = state.datasets[job.dataset_id]
@@ -208,6 +252,12 @@ def why_no_task(state: State, iteration: Iteration) -> str:
     workers, job = state.workers.values(), state.jobs[iteration.job_id]
     if not workers or any(can_run(state, job, worker) for worker in workers):
         return ""
+    if job.order is not None and all(worker.stock for worker in workers):
+        return (
+            f"job {job.name or job.job_id} is read in order, and the workers that there are, "
+            f"{len(workers)}, are all tf.data service's own, which cannot do that; start one of "
+            "Forebay's"
+        )
     return (
         f"dataset {job.dataset_id} is a Python dataset, and none of the workers that there are, "
         f"{len(workers)}, may run it: tf.data service's own run graphs only, and so do Forebay's "
@@ -216,11 +266,13 @@ def why_no_task(state: State, iteration: Iteration) -> str:
     )
 
 
-SHARED, DIVIDED, COORDINATED = Shared(), Divided(), Coordinated()
+SHARED, DIVIDED, COORDINATED, ORDERED = Shared(), Divided(), Coordinated(), Ordered()
 
 
 def kind_of(job: Job) -> Shared:
-    """SHARED, DIVIDED or COORDINATED."""
+    """SHARED, DIVIDED, COORDINATED or ORDERED."""
+    if job.order is not None:
+        return ORDERED
     if job.num_consumers is not None:
         return COORDINATED
     return DIVIDED if job.sharding in STATIC else SHARED

@@ -183,6 +183,8 @@ def _task_removed(state: State, event: ev.TaskRemoved) -> None:
     tasks.remove(state, task)
     if not is_listed:  # it was pending, so no consumer knows it
         return
+    if not kind_of(state.jobs[iteration.job_id]).stays_listed:  # consumers need no round
+        return
     removed = iteration.removed
     removed[task.task_id] = event.round
     if len(removed) > MAX_REMOVED:

@@ -53,6 +53,7 @@ class Dataset(Struct, dict=True):
     graph_bytes: int = 0  # 0: not known
     registered_ms: int = 0  # 0: not known
     used_ms: int = 0  # when it was registered or read last; 0: not known
+    lengths: dict[int, list[int]] = {}  # of bundles, by their size in splits; −1: not known
 
     @property
     def definition(self) -> ev.DatasetDefinition:
@@ -72,6 +73,17 @@ class Dataset(Struct, dict=True):
         return outline
 
 
+class JobOrder(Struct):
+    """The order of an ordered job: ev.OrderSpec."""
+
+    seed: int
+    shuffle: bool
+    cycle_length: int
+    block_length: int
+    bundle_splits: int
+    bundles: int  # of an epoch
+
+
 class Job(Struct):
     job_id: int
     name: str  # empty: anonymous
@@ -80,6 +92,7 @@ class Job(Struct):
     num_consumers: int | None
     cross_trainer_cache: bool
     target_workers: int
+    order: JobOrder | None = None  # None: it is not ordered
     iterations: dict[int, int] = {}  # epoch → iteration id
     summarized: Ranges = []  # finished epochs whose iterations were removed
     lost_splits: int = 0  # of summarized epochs
@@ -170,6 +183,15 @@ class Task(Struct):
         return 0 if self.orphan is None else self.orphan.uid
 
 
+class GroupMember(Struct):
+    """A consumer's place in the group of an ordered read: ev.GroupMember."""
+
+    index: int
+    consumers: int
+    start_position: int
+    batch_size: int
+
+
 class Consumer(Struct):
     consumer_id: int
     iteration_id: int
@@ -177,6 +199,7 @@ class Consumer(Struct):
     caller: str = ""  # the caller of its numbered JoinIteration; "": not numbered
     stock: bool = False
     index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's, or old
+    member: GroupMember | None = None  # of an ordered read
 
 
 class Worker(Struct):

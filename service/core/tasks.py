@@ -15,7 +15,7 @@ from .base import (
     find_task,
     reserve_id,
 )
-from .read_kinds import COORDINATED, kind_of, staying
+from .read_kinds import kind_of, staying
 from .splits import lease_begun, ledger_of
 from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease_caller, skip_caller
 
@@ -23,7 +23,7 @@ from .state import MAX_LOST_TASKS, Iteration, Orphan, State, Task, Worker, lease
 class CompleteTask(Command, frozen=True, kw_only=True):
     """→ LeaseBegun …, TaskCompleted, (IterationFinished or TaskCreated).
 
-    Ignores unknown tasks, and those of coordinated reads, which never complete.
+    Ignores unknown tasks, and those of coordinated and ordered reads, which never complete.
     """
 
     task_id: int
@@ -35,7 +35,7 @@ def _complete_task(state: State, command: CompleteTask) -> Decision:
         return Decision([], None)
     iteration = state.iterations[task.iteration_id]
     kind = kind_of(state.jobs[iteration.job_id])
-    if kind is COORDINATED:
+    if not kind.tasks_complete:
         return Decision([], None)
     events = [lease_begun(lease_id) for lease_id in task.leases]
     events.append(ev.Event(task_completed=ev.TaskCompleted(task_id=task.task_id)))
@@ -136,7 +136,7 @@ def forget(state: State, iteration: Iteration) -> None:
 
 
 def remove(state: State, task: Task) -> None:
-    """Remove a running or pending task of a coordinated read; the others continue."""
+    """Remove a running or pending task of a coordinated or ordered read; the others continue."""
     iteration = state.iterations[task.iteration_id]
     if task.task_id in iteration.tasks:
         iteration.tasks.remove(task.task_id)

@@ -26,7 +26,8 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     The worker gets a task of each iteration with consumers, and resumes its lost tasks, as the
     iteration's kind allows (read_kinds.py). Answers the worker's id. For a registered
     worker: → TaskProposed for each coordinated read in which it has no task. A draining worker gets
-    no new task: → WorkerDrains, once, with LeaseReturned … and TaskRemoved for each pending task.
+    no new task: → WorkerDrains, once, with LeaseReturned … and TaskRemoved for each pending task,
+    and for each task of an ordered read.
     """
 
     address: str
@@ -129,11 +130,14 @@ def _lose_worker(state: State, command: LoseWorker) -> Decision:
 
 
 def _drains(state: State, worker: Worker) -> list[ev.Event]:
-    """Remove its pending tasks; their leases are returned, since no consumer got an element."""
+    """Remove its pending tasks; their leases are returned, since no consumer got an element. Remove
+    those that consumers can do without at once."""
     events = [ev.Event(worker_drains=ev.WorkerDrains(worker_id=worker.worker_id))]
     for task_id in sorted(worker.tasks):
         task = state.tasks[task_id]
-        if task_id in state.iterations[task.iteration_id].tasks:
+        iteration = state.iterations[task.iteration_id]
+        kind = kind_of(state.jobs[iteration.job_id])
+        if task_id in iteration.tasks and not kind.drops_draining_workers:
             continue
         events += [all_returned(state.leases[lease_id]) for lease_id in task.leases]
         events.append(ev.Event(task_removed=ev.TaskRemoved(task_id=task_id)))

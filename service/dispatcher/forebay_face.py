@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,6 +18,8 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.jobs import epochs_over
+from ..core.lengths import lengths_of
+from ..core.ordered import order_spec
 from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
@@ -28,6 +31,8 @@ from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .worker_polls import worker_poll
+
+log = logging.getLogger(__name__)
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
@@ -82,6 +87,7 @@ class ForebayFace:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
+        self._differing: set[str] = set()  # datasets that a warning was logged about
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -195,6 +201,7 @@ class ForebayFace:
             "consumer_index": request.consumer_index
             if request.HasField("consumer_index")
             else None,
+            "member": request.member if request.HasField("member") else None,
         }
         command: c.Command
         if request.HasField("job"):
@@ -210,8 +217,12 @@ class ForebayFace:
         )
         if joined.consumer_id in state.consumers:  # a retry's consumer may have left
             iteration = state.iterations[joined.iteration_id]
+            job = state.jobs[iteration.job_id]
+            if job.order is not None:
+                response.order.CopyFrom(order_spec(job.order))
+                response.lengths.extend(lengths_of(state, job))
             # In a coordinated read consumers report their round before they get tasks.
-            if state.jobs[iteration.job_id].num_consumers is None:
+            if job.num_consumers is None:
                 response.news.CopyFrom(self._news(iteration))
         return response
 
@@ -231,6 +242,9 @@ class ForebayFace:
         dispatcher.failure_detector.saw(consumer_id)
         if request.HasField("rounds"):
             await self._report_round(consumer_id, request.rounds)
+            self._iteration_of(consumer_id)
+        if request.bundles or request.lengths:
+            await self._learn_lengths(request)
             self._iteration_of(consumer_id)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
         # A heartbeat that does not wait may run beside a poll, so it does not count as one.
@@ -256,6 +270,24 @@ class ForebayFace:
         )
         for held in report.held:
             await self._dispatcher.removals.hold(held, report.consumer_index)
+
+    async def _learn_lengths(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        iteration = self._iteration_of(request.consumer_id)
+        dataset_id = self._dispatcher.state.jobs[iteration.job_id].dataset_id
+        differing = await self._dispatcher.execute(
+            c.LearnLengths(
+                consumer_id=request.consumer_id,
+                bundles=tuple(request.bundles),
+                lengths=tuple(request.lengths),
+            )
+        )
+        if differing and dataset_id not in self._differing:
+            self._differing.add(dataset_id)
+            log.warning(
+                "bundles of dataset %s have had other lengths before: %s. It yields other elements "
+                "each time it runs, so an order of them has no meaning, and its readers fail",
+                dataset_id, differing[:10],
+            )  # fmt: skip
 
     def _news(self, iteration: Iteration) -> pb.ConsumerHeartbeatResponse:
         tasks = self._dispatcher.state.tasks
@@ -333,6 +365,7 @@ class ForebayFace:
                 num_consumers=job.num_consumers or 0,
                 cross_trainer_cache=job.cross_trainer_cache,
                 graph=graphs[job.dataset_id],
+                order=None if job.order is None else order_spec(job.order),
             )
 
     def _unique_graph(self, dataset_id: str) -> str:
@@ -532,6 +565,7 @@ def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
         "num_consumers": request.num_consumers if request.HasField("num_consumers") else None,
         "cross_trainer_cache": request.cross_trainer_cache,
         "target_workers": request.target_workers or TARGET_WORKERS_AUTO,
+        "order": request.order if request.HasField("order") else None,
     }
 
 

@@ -1,0 +1,88 @@
+"""Lengths: how many elements the bundles of a dataset have, as the consumers of an ordered read
+learn them. A later read finds its position with them without running the bundles before it.
+"""
+
+from __future__ import annotations
+
+from ...journal.proto import events_pb2 as ev
+from ..errors import InvalidArgument, NotFound
+from .base import Command, Decide, Decision, EventKind, Events
+from .state import Dataset, Job, State
+
+UNKNOWN = -1
+
+
+class LearnLengths(Command, frozen=True, kw_only=True):
+    """→ LengthsLearned of the unknown ones, or nothing.
+
+    Answers the bundles whose known length is another: it stays as it is.
+    """
+
+    consumer_id: int
+    bundles: tuple[int, ...]
+    lengths: tuple[int, ...]  # of each
+
+
+def _learn_lengths(state: State, command: LearnLengths) -> Decision:
+    consumer = state.consumers.get(command.consumer_id)
+    if consumer is None:
+        raise NotFound(f"Consumer id {command.consumer_id} not found: it left, or was given up")
+    job = state.jobs[state.iterations[consumer.iteration_id].job_id]
+    if job.order is None:
+        raise InvalidArgument(
+            f"consumer {consumer.consumer_id} reports lengths of bundles, and job "
+            f"{job.name or job.job_id} is not read in order"
+        )
+    if len(command.bundles) != len(command.lengths):
+        raise InvalidArgument(
+            f"consumer {consumer.consumer_id} reports {len(command.lengths)} lengths of "
+            f"{len(command.bundles)} bundles; report one of each"
+        )
+    known = state.datasets[job.dataset_id].lengths.get(job.order.bundle_splits, [])
+    new: dict[int, int] = {}
+    differing = []
+    for bundle, length in zip(command.bundles, command.lengths, strict=True):
+        if not 0 <= bundle < job.order.bundles or length < 0:
+            raise InvalidArgument(
+                f"consumer {consumer.consumer_id} reports length {length} of bundle {bundle}: "
+                f"lengths are at least 0, and the bundles are 0 to {job.order.bundles - 1}"
+            )
+        before = known[bundle] if bundle < len(known) else UNKNOWN
+        if before == UNKNOWN:
+            before = new.setdefault(bundle, length)
+        if before != length:
+            differing.append(bundle)
+    if not new:
+        return Decision([], differing)
+    learned = ev.LengthsLearned(
+        dataset_id=job.dataset_id,
+        bundle_splits=job.order.bundle_splits,
+        bundles=new.keys(),
+        lengths=new.values(),
+    )
+    return Decision([ev.Event(lengths_learned=learned)], differing)
+
+
+def _lengths_learned(state: State, event: ev.LengthsLearned) -> None:
+    lengths = state.datasets[event.dataset_id].lengths.setdefault(event.bundle_splits, [])
+    lengths += [UNKNOWN] * (max(event.bundles) + 1 - len(lengths))
+    for bundle, length in zip(event.bundles, event.lengths, strict=True):
+        lengths[bundle] = length
+
+
+def lengths_of(state: State, job: Job) -> list[int]:
+    """Of the bundles of an ordered job, by number; UNKNOWN where nobody has learned it."""
+    assert job.order is not None
+    known = state.datasets[job.dataset_id].lengths.get(job.order.bundle_splits, [])
+    return known + [UNKNOWN] * (job.order.bundles - len(known))
+
+
+def count_known(dataset: Dataset) -> dict[int, int]:
+    """How many lengths of the dataset are known, by the size of bundles."""
+    return {
+        size: len(lengths) - lengths.count(UNKNOWN) for size, lengths in dataset.lengths.items()
+    }
+
+
+DECIDE: Decide = {LearnLengths: _learn_lengths}
+EVENTS: Events = {"lengths_learned": EventKind(_lengths_learned, is_quiet=True)}
