@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -18,8 +19,8 @@ from ..errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavail
 from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
-from ..structure import assemble
 from ..transport import has_local_workers
+from .batches import Layout, laid_out
 from .consumer import Consumer
 from .open_iterations import Taker, stopping
 from .options import (
@@ -33,7 +34,8 @@ from .options import (
     reading,
     sharding_policy,
 )
-from .progress import Blocks, EpochIterator, Progress
+from .positions import ordered_options
+from .progress import EpochIterator
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -116,6 +118,7 @@ class Reader:
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # keeps all iterations on one journal
         self._warns = True  # once, if the job reads another dataset
+        self.fingerprint = ""  # of the registered dataset, set by `definition`
         self.epochs_over = 0  # of the job, at the last `definition` call
         self.cardinality = UNKNOWN_CARDINALITY  # of the registered dataset, set by `definition`
 
@@ -129,6 +132,7 @@ class Reader:
         dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
         self.epochs_over = dataset.epochs_over
         definition = dataset.definition
+        self.fingerprint = fingerprint_of(definition)
         if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
             self.how = replace(self.how, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
@@ -197,7 +201,8 @@ class Reader:
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         ordered = self.how.ordered
-        epoch = self._next_epoch() if self._job_name else 0
+        # An ordered read has all its epochs in one iteration.
+        epoch = self._next_epoch() if self._job_name and ordered is None else 0
         if self.how.cache is not None and epoch > 1:
             raise InvalidArgument(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
@@ -240,7 +245,7 @@ class Reader:
                     self._say_that_it_is_over(epoch)
             return joined
         except BaseException:
-            if epoch and ordered is None:
+            if epoch:
                 heapq.heappush(self._not_joined, epoch)
             raise
 
@@ -254,8 +259,6 @@ class Reader:
         )  # fmt: skip
 
     def _next_epoch(self) -> int:
-        if self.how.ordered is not None:
-            return 1  # its one iteration has all epochs
         try:
             return heapq.heappop(self._not_joined)
         except IndexError:
@@ -322,6 +325,16 @@ def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
     return spec, not definition.structure and compresses(definition)
 
 
+def fingerprint_of(definition: ev.DatasetDefinition) -> str:
+    """What equal datasets have in common, whatever their ids and dispatchers."""
+    content = definition.tf_data_graph.fingerprint or definition.python_function.fingerprint
+    digest = hashlib.sha256(content.encode())
+    for source in definition.sources:
+        digest.update(source.SerializeToString(deterministic=True))
+    digest.update(definition.metadata + definition.structure.encode())
+    return digest.hexdigest()[:16]
+
+
 def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
     """How the elements are nested. Raises InvalidArgument if only TensorFlow can decode that."""
     if not definition.structure:
@@ -344,16 +357,51 @@ class ElementIterator(EpochIterator):
     """
 
     def __init__(self, reader: Reader) -> None:
-        build = assemble(structure_of(reader.dataset_id, reader.definition()))
-
-        def elements(progress: Progress, block: Block) -> Iterator[Any]:
-            columns = [component.elements() for component in block.components]
-            return progress.counted(build(columns, block.count), block.count)
-
-        def give(blocks: Blocks, progress: Progress) -> Iterator[Any]:
-            return itertools.chain.from_iterable(map(partial(elements, progress), blocks))
-
+        layout = Layout(structure_of(reader.dataset_id, reader.definition()))
+        ordered = reader.how.ordered
+        size = None if ordered is None else ordered.batch_size
+        give = partial(laid_out, layout=layout, batch_size=size)
         super().__init__(lambda taker: reader.iterate(taker=taker), give)
+
+
+class OrderedIterator(ElementIterator):
+    """The elements or batches of an ordered read, to the end of its epoch; made by `read`.
+
+    `state_dict` is the position behind what was given: save it with the model. The next iterator
+    of an ordered read goes on there, with any number of consumers and workers.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        assert reader.how.ordered is not None
+        self._ordered = reader.how.ordered
+        self._dataset = reader.fingerprint
+
+    def __next__(self) -> Any:
+        item = super().__next__()
+        self._ordered.given += 1
+        return item
+
+    @property
+    def position(self) -> int:
+        """Elements of the training, over all consumers and epochs, before what comes next."""
+        return self._ordered.position()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position as JSON of under 300 bytes."""
+        return self._ordered.state(self._dataset)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at the state's position. Call it before the first element.
+
+        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
+        dataset, order or global batch, or if elements were given.
+        """
+        if self._ordered.epoch is not None:
+            raise FailedPrecondition(
+                "load_state_dict() after the first element was asked for: call it on a new iterator"
+            )
+        self._ordered.load(state, self._dataset)
 
 
 def read(
@@ -369,6 +417,8 @@ def read(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     initial_epoch: int = 0,
+    ordered: bool = False,
+    **order: Any,
 ) -> ElementIterator:
     """Read one epoch of a registered dataset, without TensorFlow.
 
@@ -385,6 +435,18 @@ def read(
       data_transfer_protocol, cross_trainer_cache, target_workers: as in `from_dataset_id`.
       initial_epoch: how many epochs of a named job are over. The next epoch is read, or the rest
         of it. By default the first epoch is read.
+      ordered: read in one global order, dealt to the consumers in batches (OrderedIterator). The
+        order depends on these alone, all of them optional:
+          seed=0, shuffle=True: each epoch has its own permutation of the bundles, and random
+            operations of the pipeline their own numbers for each bundle.
+          cycle_length=16, block_length=1: bundles are interleaved as by tf.data's `interleave`.
+          bundle_splits: splits of a bundle; by default the dispatcher chooses.
+        and it begins, and is dealt, as these say:
+          batch_size: elements of a batch; by default elements come one by one.
+          drop_remainder=False: leave out the last, smaller global batch of each epoch.
+          start_position=0 (in elements, over all epochs), or start_step (in global batches).
+          consumer_index, num_consumers: step s is the batches s·num_consumers … of the order, and
+            the consumer_index-th of them is this consumer's.
 
     Returns an iterator of elements, which is a context manager too. Raises ValueError for invalid
     arguments, and NotFound for an unknown dataset or static sharding without a list of workers.
@@ -392,17 +454,36 @@ def read(
     workers.
     """
     check_job_name(job_name)
+    policy = sharding_policy(processing_mode)
     how = reading(
         job_name=job_name,
-        consumer_index=consumer_index,
-        num_consumers=num_consumers,
+        consumer_index=None if ordered else consumer_index,
+        num_consumers=None if ordered else num_consumers,
         max_outstanding_requests=max_outstanding_requests,
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
-    policy = sharding_policy(processing_mode)
-    name = name_of_job(dataset_id, job_name)
-    first_epoch = initial_epoch + 1
-    return ElementIterator(Reader(service, dataset_id, policy, name, how, first_epoch=first_epoch))
+    if not ordered:
+        if order:
+            raise InvalidArgument(
+                f"{', '.join(order)}: of an ordered read, or unknown; give ordered=True as well"
+            )
+        name = name_of_job(dataset_id, job_name)
+        first_epoch = initial_epoch + 1
+        reader = Reader(service, dataset_id, policy, name, how, first_epoch=first_epoch)
+        return ElementIterator(reader)
+    options = ordered_options(consumer_index=consumer_index, num_consumers=num_consumers, **order)
+    for what, is_given in (
+        (f"processing_mode={policy.name}", policy != ShardingPolicy.OFF),
+        ("max_outstanding_requests", max_outstanding_requests is not None),
+        ("cross_trainer_cache", cross_trainer_cache is not None),
+        ("initial_epoch, instead of start_position or start_step", initial_epoch > 0),
+        (f"target_workers={target_workers!r}", how.targets == TargetWorkers.LOCAL),
+    ):
+        if is_given:
+            raise InvalidArgument(f"an ordered read does not go with {what}: leave it out")
+    name = name_of_job(dataset_id, job_name or options.group_name)
+    how = replace(how, ordered=options)
+    return OrderedIterator(Reader(service, dataset_id, policy, name, how))

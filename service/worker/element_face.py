@@ -31,7 +31,7 @@ from ..delivery import (
 from ..errors import PipelineError, Unavailable
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
-from .tasks import TaskRunner
+from .running_tasks import AnyTask
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ LOOK_AGAIN_S = 1.0
 class ElementFace:
     """The methods of tensorflow.data.WorkerService that clients call on a Forebay worker."""
 
-    def __init__(self, runner_of: Callable[[int], TaskRunner | None]) -> None:
+    def __init__(self, runner_of: Callable[[int], AnyTask | None]) -> None:
         self._runner_of = runner_of
         self._elements: dict[int, _Elements] = {}
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class ElementFace:
 class _Elements(ABC):
     """Serves a task's elements to stock clients."""
 
-    def __init__(self, runner: TaskRunner) -> None:
+    def __init__(self, runner: AnyTask) -> None:
         self.runner = runner
         self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
@@ -142,7 +142,7 @@ class _Elements(ABC):
 class _TaskElements(_Elements):
     """Gives each element to one client, or with a cross-trainer cache to every trainer."""
 
-    def __init__(self, runner: TaskRunner) -> None:
+    def __init__(self, runner: AnyTask) -> None:
         super().__init__(runner)
         output = runner.output
         self._opened = lru_cache(MAX_TRAINERS)(lambda order: (output.open(order), Skips()))
@@ -176,7 +176,7 @@ class _RoundElements(_Elements):
     go on without the task.
     """
 
-    def __init__(self, runner: TaskRunner) -> None:
+    def __init__(self, runner: AnyTask) -> None:
         super().__init__(runner)
         assert isinstance(runner.output, RoundsOutput)
         self._consumers = runner.output.num_consumers
