@@ -13,7 +13,7 @@ help: ## list the targets
 
 setup: $(READY) ## make .venv with everything in it
 
-$(READY): pyproject.toml constraints.txt scripts/setup
+$(READY): pyproject.toml deploy/tools/pyproject.toml constraints.txt scripts/setup
 	@PYTHON=$(PYTHON) scripts/setup
 	@touch $@
 
@@ -62,4 +62,4 @@ constraints: ## renew constraints.txt with the newest versions that pyproject.to
 	@PYTHON=$(PYTHON) scripts/constraints
 
 clean: ## remove all that make made
-	rm -rf .venv .pkg .frameworks* build dist *.egg-info .*_cache .hypothesis
+	rm -rf .venv .pkg .frameworks* build dist *.egg-info deploy/tools/build deploy/tools/*.egg-info .*_cache .hypothesis

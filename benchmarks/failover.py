@@ -17,8 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
+from ..chaos.proxy import Proxies
 from ..service import ShardingPolicy, read
-from ..service.chaos.proxy import Proxies
 from ..service.errors import ForebayError
 from .calls import ENDLESS
 from .redis import redis_storage

@@ -23,7 +23,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
-from ..service.chaos.proxy import Limit, Proxies
+from ..chaos.proxy import Limit, Proxies
 from ..service.connections.protocols import GRPC, TCP
 from ..service.processes import free_port
 from .reader import SERVICES

@@ -1,4 +1,7 @@
-"""Builds the distribution, installs it where nothing else is, and imports every module.
+"""Builds the distributions, installs them where nothing else is, and imports every module.
+
+forebay is installed by itself first: `forebay chaos` and `forebay bench` must say what to install.
+Then its extra brings forebay-tools, which has their code.
 
 Only the base dependencies are installed there. A module that stops at an extra is imported once
 more here, in the development environment, which has them all but PyTorch and JAX: what needs these
@@ -16,10 +19,8 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FACADES = ("torch", "jax", "keras")
-PACKAGES = (
-    *("storage", "journal", "service", "benchmarks"),
-    *(f"frameworks/{name}" for name in FACADES),
-)
+MAIN = ("storage", "journal", "service", *(f"frameworks/{name}" for name in FACADES))
+TOOLS = ("chaos", "benchmarks")
 SHIPPED = (".py", ".pyi", ".proto", ".typed")
 
 # Prints the modules that need one of the extras, one a line; fails at any other import error.
@@ -33,6 +34,8 @@ for name in sys.argv[2:]:
             raise
         print(name)
 """
+IMPORT_ALL_STRICTLY = ("-W", "error", "-c", IMPORT_ALL)
+EXTRAS = "tensorflow,keras,apache_beam,torch,jax"
 
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:
@@ -44,48 +47,85 @@ def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:
     return done.stdout
 
 
-def shipped_files() -> set[str]:
-    """What the wheel must hold, by its path there."""
+def shipped_files(packages: tuple[str, ...]) -> set[str]:
+    """What the wheel with these packages must hold, by its path there."""
     return {
         f"forebay/{path.relative_to((ROOT / package).parent)}"
-        for package in PACKAGES
+        for package in packages
         for path in (ROOT / package).rglob("*")
         if path.suffix in SHIPPED
     }
 
 
-def module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+def build(project: pathlib.Path, packages: tuple[str, ...], scratch: pathlib.Path) -> pathlib.Path:
+    """Build the project's wheel into `scratch`; fail unless it has these packages and no other."""
+    # The wheel is built from the sdist, so no stale build/ in the repo gets into it.
+    out = scratch / f"of {packages[0]}"
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, project, cwd=scratch)
+    (wheel,) = out.glob("*.whl")
+    files = shipped_files(packages)
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("forebay/")}
+    if wrong := files ^ held:
+        raise SystemExit(
+            f"check_wheel: {wheel.name} lacks {', '.join(sorted(wrong - held)) or 'nothing'}, and "
+            f"must not have {', '.join(sorted(wrong - files)) or 'anything else'}; is the package "
+            f"in [tool.setuptools] packages of {project / 'pyproject.toml'}?"
+        )
+    return wheel.rename(scratch / wheel.name)
+
+
+def check_modules(python: pathlib.Path, packages: tuple[str, ...], scratch: pathlib.Path) -> str:
+    """Import all modules of these packages; return how many there are, and which need an extra."""
+    modules = sorted(
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file in shipped_files(packages)
+        if file.endswith(".py") and not file.endswith("__main__.py")
+    )
+    with_extras = run(python, *IMPORT_ALL_STRICTLY, EXTRAS, *modules, cwd=scratch).split()
+    run(sys.executable, *IMPORT_ALL_STRICTLY, "torch,jax", *with_extras, cwd=scratch)
+    return f"{len(modules)} modules imported; in need of an extra: {with_extras}"
+
+
+def check_says_what_to_install(forebay: pathlib.Path, command: str, scratch: pathlib.Path) -> None:
+    """Without forebay-tools the command must fail with one line that names its extra.
+
+    It names TensorFlow's as well, which is not installed here either.
+    """
+    done = subprocess.run(
+        [forebay, command], cwd=scratch, stderr=subprocess.PIPE, text=True, check=False
+    )
+    one_line = len(done.stderr.splitlines()) == 1
+    if done.returncode != 1 or not one_line or f"'forebay[{command}," not in done.stderr:
+        raise SystemExit(
+            f"check_wheel: without forebay-tools, `forebay {command}` must say what to install; "
+            f"its exit code is {done.returncode}, and it says: {done.stderr}"
+        )
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         scratch = pathlib.Path(directory)
-        # The wheel is built from the sdist, so no stale build/ in the repo gets into it.
-        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", scratch, ROOT, cwd=scratch)
-        (wheel,) = scratch.glob("*.whl")
-        files = shipped_files()
-        if missing := files - set(zipfile.ZipFile(wheel).namelist()):
-            raise SystemExit(
-                f"check_wheel: {wheel.name} lacks {', '.join(sorted(missing))}; "
-                "is the package in [tool.setuptools] packages of pyproject.toml?"
-            )
+        wheel = build(ROOT, MAIN, scratch)
+        tools = build(ROOT / "deploy" / "tools", TOOLS, scratch)
 
         venv.create(scratch / "venv", with_pip=True)
         python = scratch / "venv" / "bin" / "python"
+        forebay = python.with_name("forebay")
         constraints = ROOT / "constraints.txt"
-        run(python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel, cwd=scratch)
+        install = (python, "-m", "pip", "install", "--quiet", "-c", constraints)
+        run(*install, wheel, cwd=scratch)
         run(python, "-m", "pip", "check", cwd=scratch)
+        found = {wheel: check_modules(python, MAIN, scratch)}
+        run(forebay, "--help", cwd=scratch)
+        for command in ("chaos", "bench"):
+            check_says_what_to_install(forebay, command, scratch)
 
-        modules = sorted(
-            module_name(f) for f in files if f.endswith(".py") and not f.endswith("__main__.py")
-        )
-        import_all = ("-W", "error", "-c", IMPORT_ALL)
-        extras = "tensorflow,keras,apache_beam,torch,jax"
-        with_extras = run(python, *import_all, extras, *modules, cwd=scratch).split()
-        run(sys.executable, *import_all, "torch,jax", *with_extras, cwd=scratch)
-        run(python.with_name("forebay"), "--help", cwd=scratch)
-    print(f"{wheel.name}: {len(modules)} modules imported; in need of an extra: {with_extras}")
+        # The extra finds the wheel of the same version in the folder, without an index.
+        run(*install, "--no-index", "--find-links", scratch, "forebay[chaos]", cwd=scratch)
+        run(python, "-m", "pip", "check", cwd=scratch)
+        found[tools] = check_modules(python, TOOLS, scratch)
+        for path, said in found.items():
+            print(f"{path.name}, {path.stat().st_size:,} bytes: {said}")
 
 
 if __name__ == "__main__":

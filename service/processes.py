@@ -46,8 +46,8 @@ except OSError as error:
 
 
 def forebay(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package, such as "cli"."""
-    return [sys.executable, "-m", f"forebay.service.{module}", *arguments]
+    """The command that runs a module of Forebay, such as "service.cli"."""
+    return [sys.executable, "-m", f"forebay.{module}", *arguments]
 
 
 def tied(command: Sequence[str]) -> list[str]:

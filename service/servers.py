@@ -194,7 +194,7 @@ class DispatchServer(_Server):
         self._end()
         level = os.environ.get(LOG_LEVEL)
         process = Child(
-            forebay("cli", "dispatcher", *flags(self._options)),
+            forebay("service.cli", "dispatcher", *flags(self._options)),
             subprocess.PIPE,
             piped=True,
             exit_with_parent=True,

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("storage", "journal", "service", "benchmarks")
+TOOLS = ("chaos", "benchmarks")  # forebay-tools: not for every trainer
+PACKAGES = ("storage", "journal", "service", *TOOLS)
 FACADES = ("torch", "jax", "keras")  # forebay.torch, not to be mistaken for torch
 FOLDERS = [*(ROOT / name for name in PACKAGES), *(ROOT / "frameworks" / name for name in FACADES)]
 
@@ -75,12 +76,12 @@ LAYERS: dict[str, set[str]] = {
     "service.servers": {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
     },
-    "service.chaos": {
-        *("service.client", "service.connections", "journal", "storage", LOOSE, *WORDS)
-    },
-    "service.cli": {"service", "journal", "storage", "benchmarks"},
+    "service.cli": {"service", "journal", "storage"},
+    "service.cli.chaos": {"chaos", LOOSE, "service.cli"},
+    "service.cli.bench": {"benchmarks", LOOSE, "service.cli"},
     "service": {"service"},  # its __init__, the public face
-    "benchmarks": {"service", "journal", "storage", "torch", "jax"},
+    "chaos": {"service.client", "service.connections", "journal", "storage", LOOSE, *WORDS},
+    "benchmarks": {"chaos", "service", "journal", "storage", "torch", "jax"},
     "torch": {"service.trainers"},
     "jax": {"service.trainers"},
     "keras": {"service.trainers"},
@@ -282,20 +283,22 @@ def test_nothing_is_imported_under_a_second_name() -> None:
 STARTS = {  # (who starts, a module that its layer may not import): why it may, as a process
     **{
         (who, "service.cli"): "as a user starts it: a command's options, log and end are its own"
-        for who in ("service.servers", "service.chaos.cluster")
+        for who in ("service.servers", "chaos.cluster")
     },
 }
 
 
 def started_by(name: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """The modules that it names as programs (`forebay("cli")`, "forebay.service.cli"), by line."""
+    """The modules that it names as programs, by line: `forebay("service.cli")`, or
+    "forebay.service.cli".
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Call(
                 func=ast.Name("forebay") | ast.Attribute(attr="forebay"),
                 args=[ast.Constant(str(module)), *_],
             ):
-                started = f"service.{module}"
+                started = module
             case ast.Constant(str(text)) if text.startswith("forebay."):
                 started = text.removeprefix("forebay.")
             case _:
@@ -328,9 +331,9 @@ ONE_DOOR: dict[str, set[str]] = {
     },
     "socket.create_connection": {"service.transport.dial", "benchmarks.loopback"},
     "socket.create_server": {"benchmarks.loopback"},
-    "listen": {"service.transport.server", "service.chaos.proxy"},
-    "asyncio.open_connection": {"service.chaos.proxy"},
-    "asyncio.start_server": {"service.chaos.proxy"},
+    "listen": {"service.transport.server", "chaos.proxy"},
+    "asyncio.open_connection": {"chaos.proxy"},
+    "asyncio.start_server": {"chaos.proxy"},
     "Popen": {"service.processes"},
     "subprocess.run": {"service.pipelines.definitions"},  # of what is `tied`; for its bytes
     "os.fork": {"service.pipelines.python.fork_server"},
@@ -537,7 +540,7 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
         ("forebay.service.client", {"forebay.service.core", "forebay.service.dispatcher"}),
         ("forebay.service.worker", {"forebay.service.core", "forebay.service.dispatcher"}),
         ("forebay.service.trainers.context", HEAVY | {"grpc"}),
-        ("forebay.service.cli", HEAVY),
+        ("forebay.service.cli", HEAVY | {f"forebay.{name}" for name in TOOLS}),
     ],
 )
 def test_import_stays_light(module: str, absent: set[str]) -> None:
@@ -547,9 +550,21 @@ def test_import_stays_light(module: str, absent: set[str]) -> None:
 
 
 def test_every_package_is_shipped() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = {f"forebay.{name.rpartition('.')[0]}" for name in MODULES}
-    assert folders == set(project["tool"]["setuptools"]["packages"])
+    """In one of two distributions of the same version, which the extras name."""
+    main, tools = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+        for folder in (".", "deploy/tools")
+    )
+    folders = {name.rpartition(".")[0] for name in MODULES}
+    of_tools = {folder for folder in folders if any(within(folder, tool) for tool in TOOLS)}
+    for project, wanted in ((main, folders - of_tools), (tools, of_tools)):
+        assert {f"forebay.{w}" for w in wanted} == set(project["tool"]["setuptools"]["packages"])
+    version = main["project"]["version"]
+    assert tools["project"]["version"] == version
+    assert tools["project"]["dependencies"] == [f"forebay=={version}"]
+    for extra in ("chaos", "bench"):
+        needed = main["project"]["optional-dependencies"][extra]
+        assert f"forebay-tools=={version}" in needed
 
 
 def test_constraints_are_plain_versions() -> None:

@@ -9,6 +9,7 @@ import time
 import typer
 
 from ..errors import ForebayError, InvalidArgument
+from .extras import require_tools
 
 WIDTH = 130  # of the tables, at least
 ROWS = typer.Argument(None, metavar="[ROW]…", help="By default, all; an unknown one lists them.")
@@ -36,6 +37,7 @@ def bench(
     ),
 ) -> None:  # fmt: skip
     """Measure Forebay beside TensorFlow's tf.data service, each in processes of its own."""
+    require_tools("bench", "benchmarks")
     from rich.console import Console
 
     from ...benchmarks.plot import load, write_plots

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import ForebayError
+from .extras import require_tools
 
 if TYPE_CHECKING:
-    from ..chaos.report import ChaosReport
+    from ...chaos.report import ChaosReport
 
 ONLY = typer.Option(
     [], help='A kind of fault, such as "kill worker"; repeatable. By default, all.',
@@ -63,11 +64,12 @@ def chaos(
     Exits 1 if a promise was broken. The seed fixes the plan of faults, not how real processes
     interleave: the same seed may find something at one time and not at another.
     """
+    require_tools("chaos", "chaos")
     from rich.console import Console
 
-    from ..chaos.cluster import Options
-    from ..chaos.report import render
-    from ..chaos.run import run_chaos
+    from ...chaos.cluster import Options
+    from ...chaos.report import render
+    from ...chaos.run import run_chaos
 
     for option, file in (("--json", json_file), ("--plot", plot)):
         if file and not pathlib.Path(file).parent.is_dir():  # check before the run
@@ -120,7 +122,7 @@ def _make_directory(out: str) -> pathlib.Path:
 def _write(report: ChaosReport, json_file: str, plot: str) -> None:
     import msgspec
 
-    from ..chaos.plot import write_plot
+    from ...chaos.plot import write_plot
 
     if json_file:
         text = msgspec.json.format(msgspec.json.encode(report), indent=2)

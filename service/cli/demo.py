@@ -100,16 +100,18 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
 
     def start_dispatcher() -> Child:
         log = directory / "dispatcher.log"
-        process = run(log, "cli", "dispatcher", f"--port={port}", f"--storage={journal}")
+        process = run(log, "service.cli", "dispatcher", f"--port={port}", f"--storage={journal}")
         if not process.line():
             raise ForebayError("the dispatcher did not start:\n" + tail(log))
         return process
 
     dispatcher = start_dispatcher()
     for number in range(WORKERS):
-        run(directory / f"worker{number}.log", "cli", "worker", f"--dispatcher={service}")
+        run(directory / f"worker{number}.log", "service.cli", "worker", f"--dispatcher={service}")
     log = directory / "data.log"
-    written = run(log, "cli.demo_data", str(directory / "digits"), str(FILES), service).line()
+    written = run(
+        log, "service.cli.demo_data", str(directory / "digits"), str(FILES), service
+    ).line()
     if not written:
         raise ForebayError("the digits could not be registered:\n" + tail(log))
     registered = json.loads(written)
@@ -120,7 +122,7 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
     for number in range(TRAINERS):
         numbers = map(str, (epochs, BATCH, HELD_OUT))
         log = directory / f"trainer{number}.log"
-        trainer = run(log, "cli.demo_trainer", str(number), service, dataset_id, *numbers)
+        trainer = run(log, "service.cli.demo_trainer", str(number), service, dataset_id, *numbers)
         threading.Thread(target=_collect, args=(trainer, reports), daemon=True).start()
 
     tally = Tally()

@@ -147,7 +147,7 @@ def _passed() -> socket.socket:
         _control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
-            command = forebay("connections.relay", str(number))
+            command = forebay("service.connections.relay", str(number))
             # Not `tied`: the thread of the first call may end before the fork does.
             _program = Child(command, None, exit_with_parent=True, descriptors=[number])
             _owner = os.getpid()

@@ -156,7 +156,7 @@ def evaluate_in_subprocess(
     tensors.
     """
     libraries = json.dumps(list(op_libraries))
-    command = tied(forebay("pipelines.tf_data.evaluate", libraries, *names))
+    command = tied(forebay("service.pipelines.tf_data.evaluate", libraries, *names))
     try:
         done = subprocess.run(command, input=graph, capture_output=True, timeout=timeout_s)
     except subprocess.TimeoutExpired as error:

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
+from forebay.chaos.cluster import Options
+from forebay.chaos.report import decided
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.chaos.cluster import Options
-from forebay.service.chaos.report import decided
 from forebay.storage import open_storage
 
 

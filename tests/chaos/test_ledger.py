@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from forebay.journal.proto import events_pb2 as ev
-from forebay.service.chaos.history import read_history
-from forebay.service.chaos.ledger import (
+from forebay.chaos.history import read_history
+from forebay.chaos.ledger import (
     EPOCH_LEFT,
     EPOCH_PAUSED,
     HANDED_BACK_LATE,
@@ -24,8 +23,9 @@ from forebay.service.chaos.ledger import (
     check,
     check_crowd,
 )
-from forebay.service.chaos.members import Life
-from forebay.service.chaos.records import Ended, Got, Joined, Left, Record, Started
+from forebay.chaos.members import Life
+from forebay.chaos.records import Ended, Got, Joined, Left, Record, Started
+from forebay.journal.proto import events_pb2 as ev
 
 ELEMENTS = 10
 HELD = 2  # elements that a trainer can take with it, of one worker

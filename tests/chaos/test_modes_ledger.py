@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from forebay.chaos.history import read_history
+from forebay.chaos.members import Life
+from forebay.chaos.modes import EACH, STEPS
+from forebay.chaos.modes_ledger import check_modes, check_saved
+from forebay.chaos.records import Ended, Got, Joined, Left, Record
+from forebay.chaos.saves import ELEMENTS as SAVED
+from forebay.chaos.saves import Saved
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.chaos.history import read_history
-from forebay.service.chaos.members import Life
-from forebay.service.chaos.modes import EACH, STEPS
-from forebay.service.chaos.modes_ledger import check_modes, check_saved
-from forebay.service.chaos.records import Ended, Got, Joined, Left, Record
-from forebay.service.chaos.saves import ELEMENTS as SAVED
-from forebay.service.chaos.saves import Saved
 
 JOB, ITERATION, WORKERS, TASKS = 1, 2, (10, 11), (20, 21)
 ELEMENTS = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.service.chaos.plan import LASTS_S, WEIGHTS, make_plan
+from forebay.chaos.plan import LASTS_S, WEIGHTS, make_plan
 from forebay.service.errors import InvalidArgument
 
 MEMBERS = {"dispatcher": 2, "worker": 3, "trainer": 2, "redis": 1, "storage": 1, "crowd": 1}

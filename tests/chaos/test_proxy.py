@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.service.chaos.proxy import Limit, Proxies
+from forebay.chaos.proxy import Limit, Proxies
 from forebay.service.processes import free_port
 
 TIMEOUT_S = 30

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from forebay.service.chaos import trainer
-from forebay.service.chaos.records import (
+from forebay.chaos import trainer
+from forebay.chaos.records import (
     Ended,
     Got,
     Joined,
@@ -18,7 +18,7 @@ from forebay.service.chaos.records import (
     Started,
     read_records,
 )
-from forebay.service.chaos.trainer import NextEpoch, next_epoch
+from forebay.chaos.trainer import NextEpoch, next_epoch
 
 RECORDS: tuple[Record, ...] = (
     Started("trainer0.1", 1.0),

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.service.chaos.cluster import DoneFault
-from forebay.service.chaos.plan import Fault
-from forebay.service.chaos.records import Ended, Got, Joined, Record, Started, Worked
-from forebay.service.chaos.recovery import (
+from forebay.chaos.cluster import DoneFault
+from forebay.chaos.plan import Fault
+from forebay.chaos.records import Ended, Got, Joined, Record, Started, Worked
+from forebay.chaos.recovery import (
     Delivery,
     deliveries,
     percentile,

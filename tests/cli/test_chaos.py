@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from forebay.service.chaos.dataset import PASSES
-from forebay.service.chaos.records import Got, read_records
+from forebay.chaos.dataset import PASSES
+from forebay.chaos.records import Got, read_records
 from forebay.storage import open_storage
 
 TIMEOUT_S = 300

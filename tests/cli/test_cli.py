@@ -20,7 +20,7 @@ import typer
 
 from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.cli import app
+from forebay.service.cli import app, extras, main
 from forebay.service.cli.console import plain_console
 from forebay.service.cli.dataset import render as render_datasets
 from forebay.service.cli.status import render
@@ -105,6 +105,31 @@ class TestErrors:
                     expected = option.opts[0].strip("-").replace("-", "_").upper()
                     names = (f"FOREBAY_{expected}", f"FOREBAY_CHAOS_{expected}")
                     assert option.envvar in names, f"{command.name} {option.opts}"
+
+    @pytest.mark.parametrize(
+        ("command", "missing", "wanted"),
+        [
+            ("chaos", ["forebay.chaos"], "[chaos]"),
+            ("bench", ["forebay.benchmarks", "tensorflow"], "[bench,tensorflow]"),
+        ],
+    )
+    def test_a_command_whose_extra_is_not_installed(
+        self,
+        command: str,
+        missing: list[str],
+        wanted: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(extras, "find_spec", lambda module: None if module in missing else "")
+        monkeypatch.setattr(sys, "argv", ["forebay", command])
+        monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+        with pytest.raises(SystemExit, match=r"^1$"):
+            main()
+        assert capsys.readouterr().err == (
+            f"forebay: `forebay {command}` needs {' and '.join(missing)}, not installed here: "
+            f"pip install 'forebay{wanted}' (in a clone: pip install '.{wanted}' ./deploy/tools)\n"
+        )
 
     def test_an_address_that_nobody_could_connect_to(self) -> None:
         for told in ("a b c:xx", "host", "host:0", "host:99999", "ho st:%port%"):

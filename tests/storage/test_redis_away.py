@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from forebay.service.chaos.proxy import drop_packets, keep_packets
+from forebay.chaos.proxy import drop_packets, keep_packets
 from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from forebay.service.chaos.proxy import Proxies
+from forebay.chaos.proxy import Proxies
 from forebay.service.delivery import AnyOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages, sending, server

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
+from forebay.chaos.proxy import Proxies
 from forebay.service.blocks import Block
-from forebay.service.chaos.proxy import Proxies
 from forebay.service.connections import tunnel
 from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
 from forebay.service.delivery import AnyOutput, EndOfTask

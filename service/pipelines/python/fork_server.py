@@ -113,7 +113,7 @@ class ForkServer:
         with theirs:
             number = theirs.fileno()
             self._process = Child(
-                forebay("pipelines.python.fork_server", str(number), *self._imports),
+                forebay("service.pipelines.python.fork_server", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
                 environment=_ENVIRONMENT,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..processes import DROPPED, Child, tail
+from ..service.processes import DROPPED, Child, tail
 
 RESTART_S = 0.3
 """The delay before the restart of a process, like RestartSec= of a unit."""

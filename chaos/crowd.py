@@ -17,9 +17,9 @@ from functools import partial
 
 import msgspec
 
-from ..client.options import ReadOptions
-from ..connections.dispatcher_client import DispatcherClient
-from ..proto import forebay_pb2 as pb
+from ..service.client.options import ReadOptions
+from ..service.connections.dispatcher_client import DispatcherClient
+from ..service.proto import forebay_pb2 as pb
 from . import saves
 from .modes import MODES, Readers
 from .records import Recorder, Started

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ...journal import decode, verify
-from ...storage import open_storage
+from ..journal import decode, verify
+from ..storage import open_storage
 from .cluster import LOST_WITH_A_TRAINER, Cluster, DoneFault, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
 from .crowd import PYTHON_READERS, READERS, job_of

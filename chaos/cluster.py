@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ..blocks import BLOCK_BYTES
-from ..errors import ForebayError
-from ..processes import forebay, free_port, redis_program, tail
+from ..service.blocks import BLOCK_BYTES
+from ..service.errors import ForebayError
+from ..service.processes import forebay, free_port, redis_program, tail
 from . import crowd, modes, saves
 from .dataset import ELEMENT_BYTES
 from .members import Life, Member
@@ -192,14 +192,14 @@ class Cluster:
         options.append(f"--workers={places}")
         if self._options.dispatchers > 1:
             options.append("--standby")
-        return lambda name: forebay("cli", "dispatcher", *options)
+        return lambda name: forebay("service.cli", "dispatcher", *options)
 
     def _worker(self, number: int) -> Callable[[str], list[str]]:
         options = [f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"]
         # The tag identifies the process in the journal.
         if number % 2:
             options.append("--data-transfer-protocol=tcp")
-        return lambda name: forebay("cli", "worker", *options, f"--tags={name}")
+        return lambda name: forebay("service.cli", "worker", *options, f"--tags={name}")
 
     def _trainer(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
         options = self._options

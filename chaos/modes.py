@@ -16,11 +16,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from ..client.consumer import Consumer
-from ..client.options import DEFAULT_READ_OPTIONS, CrossTrainerCache, ReadOptions
-from ..connections.dispatcher_client import DispatcherClient
-from ..errors import FailedPrecondition, NotFound, PipelineError
-from ..proto import forebay_pb2 as pb
+from ..service.client.consumer import Consumer
+from ..service.client.options import DEFAULT_READ_OPTIONS, CrossTrainerCache, ReadOptions
+from ..service.connections.dispatcher_client import DispatcherClient
+from ..service.errors import FailedPrecondition, NotFound, PipelineError
+from ..service.proto import forebay_pb2 as pb
 from .records import Ended, Got, Joined, Left, Recorder
 from .trainer import CREDIT_BYTES, NOTHING, unpack
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ...journal.proto import events_pb2 as ev
+from ..journal.proto import events_pb2 as ev
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from ..errors import ForebayError
+from ..service.errors import ForebayError
 from .report import ChaosReport
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",

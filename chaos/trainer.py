@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..blocks import Block
-from ..client.consumer import Consumer
-from ..client.options import ReadOptions
-from ..connections.dispatcher_client import DispatcherClient
-from ..proto import forebay_pb2 as pb
+from ..service.blocks import Block
+from ..service.client.consumer import Consumer
+from ..service.client.options import ReadOptions
+from ..service.connections.dispatcher_client import DispatcherClient
+from ..service.proto import forebay_pb2 as pb
 from .records import Ended, Got, Joined, Left, Record, Recorder, Started, Worked, read_records
 
 JOB = "chaos"

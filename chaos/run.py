@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...storage import open_storage
-from ..errors import InvalidArgument
+from ..service.errors import InvalidArgument
+from ..storage import open_storage
 from .cluster import SETTLE_S, Cluster, Options
 from .plan import Fault, make_plan
 from .report import ChaosReport, judge

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from ..errors import InvalidArgument
+from ..service.errors import InvalidArgument
 
 WEIGHTS: dict[str, dict[str, int]] = {
     "dispatcher": {

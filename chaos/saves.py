@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..connections.dispatcher_client import DispatcherClient
-from ..processes import Child, forebay, tail
-from ..proto import forebay_pb2 as pb
-from ..save_files import DONE, ERROR
+from ..service.connections.dispatcher_client import DispatcherClient
+from ..service.processes import Child, forebay, tail
+from ..service.proto import forebay_pb2 as pb
+from ..service.save_files import DONE, ERROR
 
 ELEMENTS = 500
 LOOK_S = 0.2

@@ -26,8 +26,8 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
-    from ..client.api import register_dataset
-    from ..client.saves import save_request
+    from ..service.client.api import register_dataset
+    from ..service.client.saves import save_request
     from .function import RETRIES, SPLIT_ELEMENTS
     from .function import elements as elements_of
 
