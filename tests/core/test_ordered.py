@@ -230,6 +230,20 @@ def test_a_place_in_the_group_is_one_consumers() -> None:
     assert given.join(1, of=2, start=800)
 
 
+def test_the_place_of_one_that_is_gone_is_taken() -> None:
+    given = Ordered()
+    first, second = given.join(0), given.join(1)
+    gone = (first.consumer_id, second.consumer_id)
+    again = given.join(0, start=80, gone=gone)
+    assert given.then == ["consumer_left", "consumer_joined"]
+    assert given.iteration_of(again).consumers == {again.consumer_id, second.consumer_id}
+    with pytest.raises(AlreadyExists, match=f"consumer {again.consumer_id},"):
+        given.join(0, of=3, gone=gone)
+    another = given.join(2, of=3, gone=(again.consumer_id, second.consumer_id))
+    assert given.then == ["consumer_left", "consumer_left", "consumer_joined"]
+    assert given.iteration_of(another).consumers == {another.consumer_id}
+
+
 def test_another_group_comes_when_the_first_is_gone() -> None:
     given = Ordered()
     worker = given.worker(1)

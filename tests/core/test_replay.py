@@ -278,6 +278,7 @@ class Dispatcher(RuleBasedStateMachine):
     def join_in_order(
         self, name: str, dataset: str, splits: int, seed: int, of: int, index: int, alone: bool
     ) -> None:
+        gone = sorted(self.live.consumers)[::2]
         order = ev.OrderSpec(seed=seed, cycle_length=2, block_length=1, bundle_splits=splits)
         if dataset == "zipped":
             definition = ev.DatasetDefinition(sources=ZIPPED)
@@ -287,6 +288,7 @@ class Dispatcher(RuleBasedStateMachine):
                 request=self.numbered("o"), dataset_id=dataset, name=name, sharding=ev.OFF,
                 order=order, epoch=0,
                 member=None if alone else ev.GroupMember(index=index, consumers=of),
+                gone=tuple(gone),
             )
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from forebay.service.errors import AlreadyExists, InvalidArgument
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import FileStorage, MemoryStorage
 
-from .leading import run_dispatcher
+from .leading import run_dispatcher, until
 
 ORDER = ev.OrderSpec(seed=5, shuffle=True, cycle_length=2, block_length=3, bundle_splits=4)
 
@@ -131,3 +131,23 @@ def test_consumers_learn_at_once_that_a_worker_drains() -> None:
         assert list((await waiting).tasks) == []
 
     run_dispatcher(MemoryStorage(), drains)
+
+
+def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() -> None:
+    async def starts_again(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        face = Face(dispatcher)
+        joined, other = [await face.join(index) for index in range(2)]
+        poll = pb.ConsumerHeartbeatRequest(
+            consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=30_000
+        )
+        waiting = asyncio.create_task(face.call(poll))
+        await asyncio.sleep(0.01)
+        with pytest.raises(AlreadyExists):
+            await face.join(0)
+        waiting.cancel()
+        await until(lambda: dispatcher.failure_detector.is_gone(joined.consumer_id))
+        again = await face.join(0, start=32)
+        assert dispatcher.state.consumers.keys() == {again.consumer_id, other.consumer_id}
+
+    run_dispatcher(MemoryStorage(), starts_again, reconnect_grace_ms=100)
