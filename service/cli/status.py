@@ -88,7 +88,9 @@ def render(summary: dict[str, Any]) -> Any:
         jobs.add_column(column, no_wrap=column in ("sharding", "tasks"))
     for job in summary["jobs"]:
         cached = ", cached" if job.get("cross_trainer_cache") else ""
-        of_job = (_name(job), job["dataset_id"], job["sharding"] + cached)
+        order = job.get("order")
+        sharding = "ordered" if order else job["sharding"] + cached
+        of_job = (_name(job), job["dataset_id"], sharding)
         over = [it for it in job["iterations"] if it["finished"]]
         # Earlier versions do not report "summarized".
         if runs := [*job.get("summarized", []), *([it["epoch"]] * 2 for it in over)]:
@@ -101,12 +103,14 @@ def render(summary: dict[str, Any]) -> Any:
             if not it["finished"]:
                 jobs.add_row(
                     *of_job,
-                    str(it["epoch"]),
-                    str(it["consumers"]),
+                    "all" if order else str(it["epoch"]),
+                    _readers(it),
                     f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
                     ", ".join(
                         [
-                            " | ".join(map(_progress, it["sources"])) or "–",
+                            _lengths(order)
+                            if order
+                            else " | ".join(map(_progress, it["sources"])) or "–",
                             *_said(skipped=it.get("skipped", 0)),
                         ]
                     ),
@@ -185,6 +189,16 @@ def _counted(metric: dict[str, Any]) -> str:
             said = (f"{name} {found[name]}" for name in ("count", "sum", "min", "max"))
             return ", ".join([*said, f"mean {mean:.6g}"])
     return "?"
+
+
+def _readers(iteration: dict[str, Any]) -> str:
+    if group := iteration.get("group"):  # earlier versions do not report it
+        return f"{len(group)} of {group[0]['consumers']}"
+    return str(iteration["consumers"])
+
+
+def _lengths(order: dict[str, Any]) -> str:
+    return f"lengths of {order['known_lengths']} of {order['bundles']} bundles"
 
 
 def _progress(source: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from .base import (
     reserve_id,
 )
 from .iterations import collected, forget_tasks_nobody_reads, let_go, used
-from .ordered import check_member, member_of
+from .ordered import check_member, evicted, member_of
 from .places import require_list
 from .read_kinds import kind_of
 from .state import MAX_DEPARTED, Consumer, Iteration, Job, State
@@ -32,6 +32,8 @@ REPLACED = (
     "one's, and took its place: give each of them its own"
 )
 
+EVICTED = "its connection broke, and another consumer took its place in the ordered read"
+
 
 class JoinIteration(Command, frozen=True, kw_only=True):
     """→ (IterationCreated,) TaskCreated …, ConsumerJoined. Answers the ConsumerJoined event.
@@ -40,8 +42,9 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 
     Each worker without a task of the iteration gets one if the read kind says so (read_kinds.py).
     Raises FailedPrecondition if the kind bars TensorFlow's and Forebay's consumers from sharing.
-    Raises AlreadyExists if another consumer has that place in an ordered read's group, or is of a
-    group of another size.
+
+    In an ordered read, raises AlreadyExists if another consumer has that place in the group, or is
+    of a group of another size. If it is one of `gone`: → ConsumerLeft, then the events above.
 
     An index that has begun to read means that its consumer was restarted, even if it has left. All
     consumers then leave, and the iteration restarts: → ConsumerLeft …, LeaseLost …,
@@ -54,6 +57,7 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     stock: bool = False
     consumer_index: int | None = None  # of a coordinated read
     member: ev.GroupMember | None = None  # of an ordered read
+    gone: tuple[int, ...] = ()  # consumers whose connections broke; a member may take their places
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):
@@ -93,6 +97,7 @@ def _join_iteration(state: State, command: JoinIteration) -> Decision:
         command.stock,
         command.consumer_index,
         command.member,
+        command.gone,
     )
 
 
@@ -104,6 +109,7 @@ def join(
     stock: bool,
     consumer_index: int | None,
     member: ev.GroupMember | None,
+    gone: tuple[int, ...],
 ) -> Decision:
     """Like JoinIteration, but the state need not contain the job yet."""
     require_list(state, job.sharding)
@@ -116,7 +122,9 @@ def join(
         )
     events = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
-    check_member(state, job, epoch, iteration, member)
+    check_member(job, epoch, member)
+    if iteration is not None and member is not None:
+        events += [left(i, EVICTED) for i in evicted(state, job, iteration, member, gone)]
     if iteration is not None and consumer_index is not None:
         anew = consumer_index in iteration.begun_indices
         for consumer_id in sorted(iteration.consumers):

@@ -44,6 +44,7 @@ class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
     epoch: int
     consumer_index: int | None = None  # of a coordinated read
     member: ev.GroupMember | None = None  # of an ordered read
+    gone: tuple[int, ...] = ()  # as JoinIteration's
 
 
 class RemoveJob(Command, frozen=True, kw_only=True):
@@ -102,7 +103,16 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         job = state.jobs[job_id]
         if job.dataset_id != command.dataset_id:
             return Decision([], job)
-    joined = join(state, job, command.epoch, ids, False, command.consumer_index, command.member)
+    joined = join(
+        state,
+        job,
+        command.epoch,
+        ids,
+        False,
+        command.consumer_index,
+        command.member,
+        command.gone,
+    )
     return Decision([*created, *joined.events], joined.answer)
 
 

@@ -7,6 +7,8 @@ job, and checks who joins the group. The job has one iteration, which has all ep
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import asdict
 
 from ...journal.proto import events_pb2 as ev
@@ -112,12 +114,9 @@ def member_of(member: ev.GroupMember) -> GroupMember:
     return GroupMember(**{field: getattr(member, field) for field in GroupMember.__struct_fields__})
 
 
-def check_member(
-    state: State, job: Job, epoch: int, iteration: Iteration | None, member: ev.GroupMember | None
-) -> None:
-    """Raises InvalidArgument, or AlreadyExists if a consumer of another group, or one with the same
-    index, still reads."""
-    name = job.name or f"{job.job_id} (without a name)"
+def check_member(job: Job, epoch: int, member: ev.GroupMember | None) -> None:
+    """Raises InvalidArgument for a wrong member; an ordered job needs one, and others have none."""
+    name = _name(job)
     if job.order is None or member is None:
         if job.order is not None:
             raise InvalidArgument(
@@ -147,13 +146,32 @@ def check_member(
     for field in ("start_position", "batch_size"):
         if (value := getattr(member, field)) < 0:
             raise InvalidArgument(f"{field}={value} is negative; it is a number of elements")
-    for consumer_id in sorted(iteration.consumers) if iteration is not None else ():
+
+
+def evicted(
+    state: State, job: Job, iteration: Iteration, member: ev.GroupMember, gone: Collection[int]
+) -> list[int]:
+    """The gone consumers whose place in the group the new member takes.
+
+    Raises AlreadyExists if a consumer of another group, or one with the same index, still reads.
+    """
+    found = []
+    for consumer_id in sorted(iteration.consumers):
         other = state.consumers[consumer_id].member
         assert other is not None
-        if other.consumers != member.consumers or other.index == member.index:
+        if other.consumers == member.consumers and other.index != member.index:
+            continue
+        if consumer_id not in gone:
             raise AlreadyExists(
-                f"job {name} is being read by consumer {consumer_id}, which has consumer_index="
-                f"{other.index} of a group of {other.consumers}, so consumer_index={member.index} "
-                f"of {member.consumers} cannot join: wait until it is given up, give each consumer "
-                "its own consumer_index, or use another job_name for another training"
+                f"job {_name(job)} is being read by consumer {consumer_id}, which has "
+                f"consumer_index={other.index} of a group of {other.consumers}, so consumer_index="
+                f"{member.index} of {member.consumers} cannot join: wait until it is given up, "
+                "give each consumer its own consumer_index, or use another job_name for another "
+                "training"
             )
+        found.append(consumer_id)
+    return found
+
+
+def _name(job: Job) -> str:
+    return job.name or f"{job.job_id} (without a name)"

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges, saves
 from .jobs import readers_of
 from .ledger import Ledger
+from .lengths import count_known
 from .read_kinds import why_no_task
-from .state import Dataset, EndedSave, Iteration, Job, Save, State
+from .state import Dataset, EndedSave, Iteration, Job, JobOrder, Save, State
 
 
 class Stranger(NamedTuple):
@@ -36,6 +37,9 @@ class Stranger(NamedTuple):
 Counted = Callable[[int], dict[str, Any] | None]
 """Returns an iteration's user metrics, by its id."""
 
+Known = dict[str, dict[int, int]]
+"""How many lengths are known, by dataset and by the size of bundles."""
+
 _encode = msgspec.json.encode
 _copy = msgspec.msgpack.Encoder().encode
 _parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -45,8 +49,10 @@ _iteration_of = msgspec.msgpack.Decoder(Iteration).decode
 
 def status(state: State) -> dict[str, Any]:
     """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits."""
+    known = _known(state)
     jobs = [
-        _job(state, job, _iterations(state, job), lambda _: None) for job in state.jobs.values()
+        _job(state, job, _iterations(state, job), lambda _: None, known)
+        for job in state.jobs.values()
     ]
     lists = {name: [*parts] for name, parts in _lists(state, ()).items()}
     return {**_numbers(state), **lists, "jobs": jobs}
@@ -65,8 +71,10 @@ def encoded_status(
     jobs = _copy([*state.jobs.values()])
     iterations = _copy([*map(_nameless, state.iterations.values())])
     workers = {number: copy.copy(worker) for number, worker in state.workers.items()}
-    copied = State(datasets={**state.datasets}, workers=workers)
-    return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted)
+    members = {number: c for number, c in state.consumers.items() if c.member is not None}
+    copied = State(datasets={**state.datasets}, workers=workers, consumers=members)
+    known = _known(state)
+    return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted, known)
 
 
 def _pieces(
@@ -76,6 +84,7 @@ def _pieces(
     numbers: list[int],
     iterations: bytes,
     counted: Counted,
+    known: Known,
 ) -> Iterator[bytes]:
     """`state` is a partial copy without jobs; `numbers` are the iterations' ids, in order."""
     yield from first
@@ -84,7 +93,7 @@ def _pieces(
     for job in map(_job_of, _parts_of(jobs)):
         state.jobs = {job.job_id: job}
         its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
-        yield separator + _encode(_job(state, job, its, counted))
+        yield separator + _encode(_job(state, job, its, counted, known))
         separator = b","
     yield b"]}" if state.jobs else b',"jobs":[]}'
 
@@ -95,6 +104,10 @@ def _list(parts: Iterable[dict[str, Any]]) -> bytes:
 
 def _iterations(state: State, job: Job) -> Iterator[Iteration]:
     return (state.iterations[number] for number in sorted(job.iterations.values()))
+
+
+def _known(state: State) -> Known:
+    return {d.dataset_id: count_known(d) for d in state.datasets.values() if d.lengths}
 
 
 def _nameless(iteration: Iteration) -> Iteration:
@@ -147,7 +160,7 @@ def _lists(state: State, strangers: Iterable[Stranger]) -> dict[str, Iterator[di
 
 
 def _job(
-    state: State, job: Job, iterations: Iterable[Iteration], counted: Counted
+    state: State, job: Job, iterations: Iterable[Iteration], counted: Counted, known: Known
 ) -> dict[str, Any]:
     return {
         "job_id": job.job_id,
@@ -158,11 +171,27 @@ def _job(
         "lost_splits": job.lost_splits,
         "skipped_splits": job.skipped_splits,
         "cross_trainer_cache": job.cross_trainer_cache,
+        "order": None if job.order is None else _order(job.dataset_id, job.order, known),
         "iterations": [
             _iteration(state, job, each) | {"metrics": counted(each.iteration_id)}
             for each in iterations
         ],
     }
+
+
+def _order(dataset_id: str, order: JobOrder, known: Known) -> dict[str, Any]:
+    lengths = known.get(dataset_id, {}).get(order.bundle_splits, 0)
+    return {**asdict(order), "known_lengths": lengths}
+
+
+def _group(state: State, iteration: Iteration) -> list[dict[str, Any]]:
+    """The consumers of an ordered read, with the places that they said that they have."""
+    there = [state.consumers[number] for number in iteration.consumers]
+    group = [(c.member, c.consumer_id) for c in there if c.member is not None]
+    return [
+        {"consumer_id": consumer_id, **asdict(member)}
+        for member, consumer_id in sorted(group, key=lambda each: each[0].index)
+    ]
 
 
 def _save(state: State, save: Save) -> dict[str, Any]:
@@ -221,6 +250,7 @@ def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
         "epoch": iteration.epoch,
         "finished": iteration.finished,
         "consumers": len(iteration.consumers),
+        "group": [] if job.order is None else _group(state, iteration),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
         "skipped": iteration.skipped,

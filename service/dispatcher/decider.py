@@ -165,7 +165,8 @@ class Decider:
         state = self.state
         ledgers = (ledger for i in state.iterations.values() for ledger in i.ledgers)
         names = sum(len(ledger.names) for ledger in ledgers)  # many come with one event
-        live = len(state.tasks) + len(state.leases) + len(state.iterations) + names
+        lengths = sum(len(known) for d in state.datasets.values() for known in d.lengths.values())
+        live = len(state.tasks) + len(state.leases) + len(state.iterations) + names + lengths
         live += size_of_saves(state)
         return state.sequence + max(self.options.snapshot_events, 2 * live)
 

@@ -12,7 +12,8 @@ may have met a firewall. Its report counts like a broken connection while the wo
 open: the worker may have missed the last answer.
 
 A consumer keeps its place for its whole timeout. But a worker that is about to end, and has lost
-its connection to the consumer, waits at most `reconnect_grace_ms` for it.
+its connection to the consumer, waits at most `reconnect_grace_ms` for it. In an ordered read
+another consumer may take the place of one whose connection has been broken for so long.
 """
 
 from __future__ import annotations

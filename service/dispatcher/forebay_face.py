@@ -201,8 +201,10 @@ class ForebayFace:
             "consumer_index": request.consumer_index
             if request.HasField("consumer_index")
             else None,
-            "member": request.member if request.HasField("member") else None,
         }
+        if request.HasField("member"):
+            is_gone = self._dispatcher.failure_detector.is_gone
+            how |= {"member": request.member, "gone": tuple(filter(is_gone, state.consumers))}
         command: c.Command
         if request.HasField("job"):
             command = c.JoinJob(**how, **_job(request.job))

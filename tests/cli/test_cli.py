@@ -427,6 +427,13 @@ class TestStatus:
         rows = [line for line in self.shown(cached, job("k", iteration(1))) if "DYNAMIC" in line]
         assert ["DYNAMIC, cached" in row for row in rows] == [True, False]
 
+    def test_an_ordered_job_has_its_group_and_the_lengths_that_are_known(self) -> None:
+        reads = iteration(0) | {"group": [{"consumers": 4}] * 2, "sources": []}
+        ordered = job("j", reads) | {"order": {"known_lengths": 3, "bundles": 9}}
+        (row,) = [line.split() for line in self.shown(ordered) if "ordered" in line]
+        shown = "ordered all 2 of 4 1 of 2 lengths of 3 of 9 bundles"
+        assert " ".join(row[2:]) == shown
+
     def test_epochs_that_are_over_are_one_line(self) -> None:
         over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]
         text = self.shown(job("j", *over, iteration(4), iteration(6)))

@@ -431,6 +431,45 @@ def python(cluster: Cluster) -> None:
     cluster.leave(reader.consumer_id)
 
 
+def ordered(cluster: Cluster) -> None:
+    """Ordered reads: a group whose workers come and go, and another that begins where it was."""
+    live(cluster)
+    order = ev.OrderSpec(seed=-3, shuffle=True, cycle_length=4, block_length=2, bundle_splits=30)
+
+    def join(index: int, of: int, start: int, name: str = "ordered") -> ev.ConsumerJoined:
+        member = ev.GroupMember(index=index, consumers=of, start_position=start, batch_size=8)
+        joined: ev.ConsumerJoined = cluster.do(
+            c.JoinJob(
+                request=(f"{name} {index} of {of}", 1), dataset_id="plain", name=name,
+                sharding=ev.OFF, order=order, epoch=0, member=member,
+            )
+        )  # fmt: skip
+        return joined
+
+    def learn(joined: ev.ConsumerJoined, **lengths: int) -> None:
+        bundles = tuple(int(name[1:]) for name in lengths)
+        cluster.do(
+            c.LearnLengths(
+                consumer_id=joined.consumer_id, bundles=bundles, lengths=tuple(lengths.values())
+            )
+        )
+
+    lost, drains = cluster.worker(81), cluster.worker(82)
+    group = [join(index, 2, 0) for index in range(2)]
+    learn(group[0], b2=30, b0=29)
+    cluster.worker(83)
+    cluster.do(c.LoseWorker(worker_id=lost, reason="no sign of life"))
+    cluster.worker(81)
+    cluster.do(c.RegisterWorker(address="w:82", uid=82, draining=True))
+    cluster.do(c.LoseWorker(worker_id=drains, reason="it said goodbye", left=True))
+    learn(group[1], b2=30, b3=10)
+    for joined in group:
+        cluster.leave(joined.consumer_id)
+    cluster.leave(join(0, 1, 0, "").consumer_id)
+    cluster.elect(3)
+    join(2, 3, 1600)
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
@@ -442,6 +481,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "saved": saved,
     "loaded": loaded,
     "python": python,
+    "ordered": ordered,
 }
 
 

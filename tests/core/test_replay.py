@@ -17,8 +17,8 @@ from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
-from forebay.service.core.read_kinds import DIVIDED, can_run, kind_of
-from forebay.service.core.state import Job, State
+from forebay.service.core.read_kinds import DIVIDED, ORDERED, can_run, kind_of
+from forebay.service.core.state import Iteration, Job, State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
 
@@ -32,6 +32,7 @@ SOURCES = [
     ev.SplitSource(count=SIZE - 4, leased_with=0),
     ev.SplitSource(saved_chunks=ev.SavedChunks(path="/save")),
 ]
+ZIPPED = [ev.SplitSource(count=SIZE), ev.SplitSource(count=SIZE - 4, leased_with=0)]
 
 
 Arrival = tuple[lifecycles.Entity, int, str]
@@ -189,7 +190,7 @@ class Dispatcher(RuleBasedStateMachine):
         dataset_id = self.run(registered)
         assert dataset_id is None or dataset_id in self.live.datasets
 
-    @rule(dataset=st.sampled_from(["d", "e", "whole", ""]), force=st.booleans())
+    @rule(dataset=st.sampled_from(["d", "e", "whole", "zipped", ""]), force=st.booleans())
     def remove_dataset(self, dataset: str, force: bool) -> None:
         dataset_id = dataset or min(self.live.datasets, default="d")
         self.run(c.RemoveDataset(dataset_id=dataset_id, force=force))
@@ -262,6 +263,45 @@ class Dispatcher(RuleBasedStateMachine):
                 request=self.numbered(caller),
                 job_id=self.pick(self.live.jobs, job),
                 epoch=epoch,
+            )
+        )
+
+    @rule(
+        name=st.sampled_from(["", "o", "o", "o", "x"]),
+        dataset=st.sampled_from(["zipped", "zipped", "d", "unknown"]),
+        splits=st.sampled_from([0, 0, 1, 2, -1]),
+        seed=st.sampled_from([0, 0, 0, 1]),
+        of=st.integers(0, 3),
+        index=st.integers(0, 2),
+        alone=st.booleans(),
+    )
+    def join_in_order(
+        self, name: str, dataset: str, splits: int, seed: int, of: int, index: int, alone: bool
+    ) -> None:
+        gone = sorted(self.live.consumers)[::2]
+        order = ev.OrderSpec(seed=seed, cycle_length=2, block_length=1, bundle_splits=splits)
+        if dataset == "zipped":
+            definition = ev.DatasetDefinition(sources=ZIPPED)
+            self.run(c.RegisterDataset(dataset_id=dataset, definition=definition))
+        self.run(
+            c.JoinJob(
+                request=self.numbered("o"), dataset_id=dataset, name=name, sharding=ev.OFF,
+                order=order, epoch=0,
+                member=None if alone else ev.GroupMember(index=index, consumers=of),
+                gone=tuple(gone),
+            )
+        )  # fmt: skip
+
+    @rule(
+        consumer=st.integers(0, 50),
+        learned=st.lists(st.tuples(st.integers(-1, SIZE - 5), st.integers(-1, 3)), max_size=3),
+    )
+    def learn_lengths(self, consumer: int, learned: list[tuple[int, int]]) -> None:
+        self.run(
+            c.LearnLengths(
+                consumer_id=self.pick(self.live.consumers, consumer),
+                bundles=tuple(bundle for bundle, _ in learned),
+                lengths=tuple(length for _, length in learned),
             )
         )
 
@@ -413,6 +453,8 @@ class Dispatcher(RuleBasedStateMachine):
                     stay = [w.address for w in able if not w.draining]
                     known = {place_of(state, address) for address in stay} - {None}
                     assert known <= set(shards) | iteration.shards_read
+            if kind_of(state.jobs[iteration.job_id]) is ORDERED:
+                self.is_one_group(iteration)
             running = [i for i in iteration.tasks if not state.tasks[i].completed]
             assert iteration.running_tasks == len(running)
             assert not (iteration.finished and running)
@@ -448,9 +490,28 @@ class Dispatcher(RuleBasedStateMachine):
                         for lease in state.leases.values()
                         for start, stop in left
                     )
+        for dataset in state.datasets.values():
+            for size, lengths in dataset.lengths.items():
+                assert lengths[-1] >= 0
+                assert len(lengths) <= -(-(SIZE - 4) // size)
         summary = status(state)
         assert summary["sequence"] == state.sequence
         assert len(summary["jobs"]) == len(state.jobs)
+
+    def is_one_group(self, iteration: Iteration) -> None:
+        """And each worker that can has one task of it."""
+        state, job = self.live, self.live.jobs[iteration.job_id]
+        members = [state.consumers[number].member for number in iteration.consumers]
+        assert len({member.index for member in members if member}) == len(members)
+        assert len({member.consumers for member in members if member}) <= 1
+        assert not iteration.finished
+        having = [state.tasks[task_id].worker_id for task_id in iteration.tasks]
+        able = [i for i, worker in state.workers.items() if can_run(state, job, worker)]
+        assert not any(state.workers[i].stock or state.workers[i].draining for i in having)
+        if iteration.consumers:
+            assert sorted(having) == [i for i in sorted(able) if not state.workers[i].draining]
+        else:
+            assert not having
 
 
 TestReplay = Dispatcher.TestCase

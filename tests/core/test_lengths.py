@@ -1,0 +1,106 @@
+"""Lengths of bundles: each is learned once, and stays with the dataset."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.lengths import lengths_of
+from forebay.service.core.state import Consumer, Job
+from forebay.service.core.status import status
+from forebay.service.errors import InvalidArgument, NotFound
+
+from .test_ordered import ORDER, Ordered
+
+
+class Learning(Ordered):
+    """A dataset of 5 bundles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register("e", ev.SplitSource(count=5))
+        self.consumer = self.join(dataset_id="e")
+
+    def learn(self, *learned: tuple[int, int], consumer: Consumer | None = None) -> list[int]:
+        bundles, lengths = zip(*learned, strict=True) if learned else ((), ())
+        by = consumer or self.consumer
+        command = c.LearnLengths(consumer_id=by.consumer_id, bundles=bundles, lengths=lengths)
+        differing: list[int] = self.when(command)
+        return differing
+
+    def job_of(self, consumer: Consumer) -> Job:
+        return self.state.jobs[self.iteration_of(consumer).job_id]
+
+
+def test_only_what_is_new_is_learned() -> None:
+    given = Learning()
+    job = given.job_of(given.consumer)
+    assert lengths_of(given.state, job) == [-1] * 5
+    assert given.learn((3, 7), (0, 0)) == []
+    assert given.then == ["lengths_learned"]
+    assert lengths_of(given.state, job) == [0, -1, -1, 7, -1]
+    assert given.learn((3, 7), (1, 4)) == []
+    assert given.then == ["lengths_learned"]
+    assert given.state.recent[-1][1].lengths_learned == ev.LengthsLearned(
+        dataset_id="e", bundle_splits=1, bundles=[1], lengths=[4]
+    )
+    assert given.learn((3, 7), (0, 0)) == []
+    assert given.then == []
+    assert given.learn() == []
+    assert given.then == []
+    assert lengths_of(given.state, job) == [0, 4, -1, 7, -1]
+    assert status(given.state)["jobs"][0]["order"]["known_lengths"] == 3
+
+
+def test_a_length_that_is_known_stays() -> None:
+    given = Learning()
+    given.learn((2, 5))
+    assert given.learn((2, 6)) == [2]
+    assert given.then == []
+    assert given.learn((4, 1), (2, 6), (4, 2)) == [2, 4]
+    assert given.then == ["lengths_learned"]
+    assert lengths_of(given.state, given.job_of(given.consumer)) == [-1, -1, 5, -1, 1]
+
+
+@pytest.mark.parametrize("learned", [(5, 1), (-1, 1), (0, -1)])
+def test_what_no_bundle_has_is_refused(learned: tuple[int, int]) -> None:
+    given = Learning()
+    with pytest.raises(InvalidArgument, match=r"bundles are 0 to 4"):
+        given.learn((1, 1), learned)
+    assert not given.state.datasets["e"].lengths
+
+
+def test_lengths_without_bundles_are_refused() -> None:
+    given = Learning()
+    command = c.LearnLengths(consumer_id=given.consumer.consumer_id, bundles=(1,), lengths=())
+    with pytest.raises(InvalidArgument, match="0 lengths of 1 bundles"):
+        given.when(command)
+
+
+def test_only_consumers_of_ordered_reads_learn() -> None:
+    given = Learning()
+    other = given.state.consumers[given.iteration("unordered").consumer_id]
+    with pytest.raises(InvalidArgument, match="job unordered is not read in order"):
+        given.learn((1, 1), consumer=other)
+    given.leave(given.consumer)
+    with pytest.raises(NotFound, match=f"Consumer id {given.consumer.consumer_id} not found"):
+        given.learn((1, 1))
+
+
+def test_lengths_are_the_datasets_by_the_size_of_bundles() -> None:
+    given = Learning()
+    given.learn((0, 3), (4, 2))
+    given.leave(given.consumer)
+    again = given.join(name="", dataset_id="e")
+    assert lengths_of(given.state, given.job_of(again)) == [3, -1, -1, -1, 2]
+    given.leave(again)
+    order = ev.OrderSpec(cycle_length=1, block_length=1, bundle_splits=2)
+    larger = given.join(name="larger", dataset_id="e", order=order)
+    assert lengths_of(given.state, given.job_of(larger)) == [-1, -1, -1]
+    given.learn((2, 9), consumer=larger)
+    assert given.state.datasets["e"].lengths == {1: [3, -1, -1, -1, 2], 2: [-1, -1, 9]}
+    elsewhere = given.join(name="elsewhere", order=ORDER)
+    assert lengths_of(given.state, given.job_of(elsewhere)) == [-1] * 100
+    given.when(c.RemoveDataset(dataset_id="e", force=True))
+    assert "e" not in given.state.datasets

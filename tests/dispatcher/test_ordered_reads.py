@@ -1,0 +1,153 @@
+"""Ordered reads through Forebay's protocol: the next group knows what the one before learned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.dispatcher.dispatcher import Dispatcher
+from forebay.service.dispatcher.forebay_face import ForebayFace
+from forebay.service.errors import AlreadyExists, InvalidArgument
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage import FileStorage, MemoryStorage
+
+from .leading import run_dispatcher, until
+
+ORDER = ev.OrderSpec(seed=5, shuffle=True, cycle_length=2, block_length=3, bundle_splits=4)
+
+
+class Face:
+    """The methods of Forebay's protocol, as connections call them."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._methods = ForebayFace(dispatcher).methods()
+
+    async def call(self, request: Any) -> Any:
+        function, _, _ = self._methods[type(request).__name__.removesuffix("Request")]
+        return await function(request)
+
+    async def join(self, index: int, of: int = 2, start: int = 0) -> pb.JoinIterationResponse:
+        job = pb.GetOrCreateJobRequest(dataset_id="d", job_name="j", order=ORDER)
+        member = ev.GroupMember(index=index, consumers=of, start_position=start, batch_size=8)
+        joined: pb.JoinIterationResponse = await self.call(
+            pb.JoinIterationRequest(job=job, member=member)
+        )
+        return joined
+
+    async def learn(self, consumer_id: int, bundles: list[int], lengths: list[int]) -> None:
+        await self.call(
+            pb.ConsumerHeartbeatRequest(consumer_id=consumer_id, bundles=bundles, lengths=lengths)
+        )
+
+    async def work(self, uid: int, **fields: Any) -> list[pb.Task]:
+        """The tasks of a worker that says that it is there."""
+        beat = pb.WorkerHeartbeatRequest(address=f"w:{uid}", uid=uid, **fields)
+        response: pb.WorkerHeartbeatResponse = await self.call(beat)
+        return list(response.tasks)
+
+
+async def register(dispatcher: Dispatcher) -> None:
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=17)])
+    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+
+
+def test_the_next_dispatcher_knows_the_lengths_that_the_one_before_learned(tmp_path: Path) -> None:
+    complete = ev.OrderSpec()
+    complete.CopyFrom(ORDER)
+    complete.bundles = 5
+
+    async def learns(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        face = Face(dispatcher)
+        first, second = [await face.join(index) for index in range(2)]
+        for joined in (first, second):
+            assert joined.order == complete
+            assert joined.lengths == [-1] * 5
+        (task,) = await face.work(1)
+        assert task.order == complete
+        await face.learn(first.consumer_id, bundles=[3, 0], lengths=[6, 0])
+        await face.learn(second.consumer_id, bundles=[3], lengths=[6])
+        status = json.loads((await face.call(pb.GetStatusRequest())).status)
+        assert status["jobs"][0]["order"]["known_lengths"] == 2
+        group = status["jobs"][0]["iterations"][0]["group"]
+        assert [(member["index"], member["consumers"]) for member in group] == [(0, 2), (1, 2)]
+
+    async def knows(dispatcher: Dispatcher) -> None:
+        face = Face(dispatcher)
+        with pytest.raises(AlreadyExists, match="index=0 of a group of 2"):
+            await face.join(0, of=3)
+        for consumer_id in sorted(dispatcher.state.consumers):
+            await face.call(pb.LeaveIterationRequest(consumer_id=consumer_id))
+        joined = await face.join(2, of=3, start=16)
+        assert joined.order == complete
+        assert joined.lengths == [0, -1, -1, 6, -1]
+        assert [task.worker_address for task in joined.news.tasks] == ["w:1"]
+
+    storage = FileStorage(tmp_path / "journal")
+    for what in (learns, knows):
+        run_dispatcher(storage, what)
+
+
+def test_lengths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def differs(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        face = Face(dispatcher)
+        joined = await face.join(0)
+        for length in (3, 4, 5):
+            await face.learn(joined.consumer_id, bundles=[1], lengths=[length])
+        with pytest.raises(InvalidArgument, match="bundles are 0 to 4"):
+            await face.learn(joined.consumer_id, bundles=[5], lengths=[1])
+        again = await face.join(1)
+        assert again.lengths == [-1, 3, -1, -1, -1]
+
+    with caplog.at_level(logging.WARNING):
+        run_dispatcher(MemoryStorage(), differs)
+    warned = [record.getMessage() for record in caplog.records if "lengths" in record.getMessage()]
+    assert len(warned) == 1 and "dataset d have had other lengths before: [1]" in warned[0]
+
+
+def test_consumers_learn_at_once_that_a_worker_drains() -> None:
+    async def drains(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        face = Face(dispatcher)
+        await face.work(1)
+        joined = await face.join(0)
+        (before,) = joined.news.tasks
+        assert before.worker_address == "w:1"
+        poll = pb.ConsumerHeartbeatRequest(
+            consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=30_000
+        )
+        waiting = asyncio.create_task(face.call(poll))
+        await asyncio.sleep(0)
+        assert await face.work(1, draining=True) == []
+        assert list((await waiting).tasks) == []
+
+    run_dispatcher(MemoryStorage(), drains)
+
+
+def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() -> None:
+    async def starts_again(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        face = Face(dispatcher)
+        joined, other = [await face.join(index) for index in range(2)]
+        poll = pb.ConsumerHeartbeatRequest(
+            consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=30_000
+        )
+        waiting = asyncio.create_task(face.call(poll))
+        await asyncio.sleep(0.01)
+        with pytest.raises(AlreadyExists):
+            await face.join(0)
+        waiting.cancel()
+        await until(lambda: dispatcher.failure_detector.is_gone(joined.consumer_id))
+        again = await face.join(0, start=32)
+        assert dispatcher.state.consumers.keys() == {again.consumer_id, other.consumer_id}
+
+    run_dispatcher(MemoryStorage(), starts_again, reconnect_grace_ms=100)
