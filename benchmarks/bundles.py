@@ -72,7 +72,6 @@ def bundles(setting: Setting) -> list[Finding]:
         unit="ms",
         better=Better.LESS,
         ours=figures["fixed"],
-        peer=[],
         required=3,
     )
     return [*compared, cost]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .cases import TOGETHER
@@ -212,45 +213,32 @@ def _read(setting: Setting, sides: dict[str, BenchmarkCluster], kind: Kind) -> R
 
 def findings_of(row: str, kind: Kind, readings: Readings) -> list[Finding]:
     """Our side beside either setting of the peer, and each side's costs."""
-    required = {"peer": kind.over_default, "uncompressed": kind.over_uncompressed}
-    findings: list[Finding] = [
-        Result(
-            row=row,
-            what=f"{kind.what}; peer: {how}",
-            unit=f"{kind.unit}/s",
-            better=Better.MORE,
-            ours=[reading.elements_per_s for reading in readings["ours"]],
-            peer=[reading.elements_per_s for reading in readings[peer]],
-            required_ratio=required[peer],
+    findings: list[Finding] = []
+
+    def compare(
+        what: str, unit: str, better: Better, figure: str, required: Sequence[float | None]
+    ) -> None:
+        findings.extend(
+            Result(
+                row=row,
+                what=f"{kind.what}{what}; peer: {how}",
+                unit=unit,
+                better=better,
+                ours=[getattr(reading, figure) for reading in readings["ours"]],
+                peer=[getattr(reading, figure) for reading in readings[peer]],
+                required_ratio=ratio,
+            )
+            for (peer, how), ratio in zip(HOW.items(), required, strict=True)
         )
-        for peer, how in HOW.items()
-    ]
+
+    rates = [kind.over_default, kind.over_uncompressed]
+    compare("", f"{kind.unit}/s", Better.MORE, "elements_per_s", rates)
     if kind.peak:
-        findings += [
-            Result(
-                row=row,
-                what=f"{kind.what}: peak memory of the {end}; peer: {how}",
-                unit="MB",
-                better=Better.LESS,
-                ours=[getattr(reading, f"{end}_peak_mb") for reading in readings["ours"]],
-                peer=[getattr(reading, f"{end}_peak_mb") for reading in readings[peer]],
-                required_ratio=1,
-            )
-            for end in ("worker", "client")
-            for peer, how in HOW.items()
-        ]
+        for end in ("worker", "client"):
+            compare(f": peak memory of the {end}", "MB", Better.LESS, f"{end}_peak_mb", [1, 1])
     if kind.cpu:
-        findings += [
-            Result(
-                row=row,
-                what=f"{kind.what}: CPU for each, of worker and client; peer: {how}",
-                unit="ms",
-                better=Better.LESS,
-                ours=[reading.cpu_ms_per_element for reading in readings["ours"]],
-                peer=[reading.cpu_ms_per_element for reading in readings[peer]],
-            )
-            for peer, how in HOW.items()
-        ]
+        what = ": CPU for each, of worker and client"
+        compare(what, "ms", Better.LESS, "cpu_ms_per_element", [None, None])
     findings += [
         Costs(row=row, what=kind.what, side=side.label, readings=readings[name])
         for name, side in SIDES.items()

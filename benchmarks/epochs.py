@@ -29,7 +29,6 @@ def epochs(setting: Setting) -> list[Result]:
             unit="MB",
             better=Better.LESS,
             ours=[grown],
-            peer=[],
             required=50,
         )
     ]

@@ -57,7 +57,6 @@ def failover(setting: Setting) -> list[Result]:
                     unit="s",
                     better=Better.LESS,
                     ours=[_p99(figures)],
-                    peer=[],
                     required=REQUIRED_S[trainer],
                 )
                 for trainer, figures in waits.items()
@@ -85,7 +84,6 @@ def redis_cut(setting: Setting) -> list[Result]:
             unit="s",
             better=Better.LESS,
             ours=[_p99([wait_s - cut_s for wait_s in waits[EAGER]])],
-            peer=[],
             required=REQUIRED_CUT_S,
         )
     ]

@@ -45,7 +45,6 @@ def history(setting: Setting) -> list[Result]:
             unit="MB",
             better=Better.LESS,
             ours=[mb],
-            peer=[],
             required=most,
         )
         for name, (mb, most) in sizes.items()

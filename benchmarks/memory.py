@@ -49,7 +49,6 @@ def memory(setting: Setting) -> list[Result]:
             unit="MB",
             better=Better.LESS,
             ours=[loaded],
-            peer=[],
             required=300,
         ),
     ]

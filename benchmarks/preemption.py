@@ -55,7 +55,6 @@ def preemption(setting: Setting) -> list[Result]:
             unit="s",
             better=Better.LESS,
             ours=figures,
-            peer=[],
             required=REQUIRED_S,
         )
     ]

@@ -66,7 +66,6 @@ def redis(setting: Setting) -> list[Result]:
                 unit="events/s",
                 better=Better.MORE,
                 ours=figures,
-                peer=[],
                 required=required,
             )
         )
@@ -117,7 +116,6 @@ def redis_restart(setting: Setting) -> list[Result]:
             unit="s",
             better=Better.LESS,
             ours=figures,
-            peer=[],
             required=1.5,
         )
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PEER, OURS = "peer", "forebay"  # in JSON
@@ -27,7 +27,7 @@ class Result:
     unit: str
     better: Better
     ours: list[float]
-    peer: list[float]
+    peer: list[float] = field(default_factory=list)
     required_ratio: float | None = None  # at least
     required: float | None = None  # at least or at most, in `unit`
 
@@ -196,14 +196,7 @@ class Curve:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "row": self.row,
-            "what": self.what,
-            "x": self.x,
-            "y": self.y,
-            "lines": self.lines,
-            "note": self.note,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..service.errors import ForebayError, InvalidArgument
 from . import elements
@@ -93,6 +93,7 @@ ROWS: dict[str, Row] = {
     "redis_cut": redis_cut,
     "silence": silence,
 }
+F = TypeVar("F", bound=Finding)
 GROUPS = {"files": tuple(FILE_CASES)}  # rows by one name
 ROUNDS = 5
 SECONDS = 2.0
@@ -113,17 +114,9 @@ class BenchmarkReport:
     took_s: dict[str, float] = field(default_factory=dict)  # by row
     failed: dict[str, str] = field(default_factory=dict)  # why, by row
 
-    def results(self) -> list[Result]:
-        return [finding for finding in self.findings if isinstance(finding, Result)]
-
-    def costs(self) -> list[Costs]:
-        return [finding for finding in self.findings if isinstance(finding, Costs)]
-
-    def curves(self) -> list[Curve]:
-        return [finding for finding in self.findings if isinstance(finding, Curve)]
-
-    def feedings(self) -> list[Feeding]:
-        return [finding for finding in self.findings if isinstance(finding, Feeding)]
+    def of(self, kind: type[F]) -> list[F]:
+        """The findings of that kind."""
+        return [finding for finding in self.findings if isinstance(finding, kind)]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -134,10 +127,10 @@ class BenchmarkReport:
             "calibrations_ms": self.calibrations_ms,
             "took_s": self.took_s,
             "failed": self.failed,
-            "results": [result.as_json() for result in self.results()],
-            "costs": [costs.as_json() for costs in self.costs()],
-            "curves": [curve.as_json() for curve in self.curves()],
-            "feeding": [feeding.as_json() for feeding in self.feedings()],
+            "results": [result.as_json() for result in self.of(Result)],
+            "costs": [costs.as_json() for costs in self.of(Costs)],
+            "curves": [curve.as_json() for curve in self.of(Curve)],
+            "feeding": [feeding.as_json() for feeding in self.of(Feeding)],
         }
 
 

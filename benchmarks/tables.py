@@ -19,12 +19,12 @@ CURVE_WIDTH = 90
 def render(report: BenchmarkReport) -> RenderableType:
     """The whole report; figures are medians of the rounds, with minimum and maximum below."""
     parts: list[RenderableType] = []
-    if results := report.results():
+    if results := report.of(Result):
         parts.append(_results(results))
-    if costs := report.costs():
+    if costs := report.of(Costs):
         parts.append(_costs(costs))
-    parts += _feedings(report.feedings())
-    parts += map(_curve, report.curves())
+    parts += _feedings(report.of(Feeding))
+    parts += map(_curve, report.of(Curve))
     parts += [Text(f"{row} failed: {why}", style="red") for row, why in report.failed.items()]
     notes = ", ".join(f"{key} {value}" for key, value in report.machine.items())
     parts.append(f"median (min–max) of {report.rounds} rounds; {notes}")

@@ -7,13 +7,8 @@ from google.protobuf.message import DecodeError
 from ..storage import Corrupt, NewerFormat
 from .proto.events_pb2 import Event
 
-FORMAT = 4
-"""The format of the events that this version writes. It reads this and every earlier format.
-
-Format 1 lacks the fields for where ids begin and who may go on: a new journal id implied both.
-Format 3 added static sharding and saved datasets. Format 4 added datasets that are Python
-functions, growing sources, and draining workers.
-"""
+FORMAT = 1
+"""The format of the events that this version writes. It reads this and every earlier format."""
 
 
 def encode(event: Event) -> bytes:

@@ -212,11 +212,8 @@ def _dataset_removed(state: State, event: ev.DatasetRemoved) -> None:
 
 
 def _leave_blob(state: State, dataset: Dataset) -> None:
-    """Mark the dataset's graph for deletion. Old journals' blob names have no "."; other datasets
-    may share those."""
-    blob = stored(dataset.outline).blob
-    others = (other.definition_bytes for other in state.datasets.values())
-    if blob and ("." in blob or not any(blob.encode() in other for other in others)):
+    """Mark the dataset's graph for deletion."""
+    if blob := stored(dataset.outline).blob:
         state.unused_blobs.append(blob)
 
 

@@ -50,9 +50,9 @@ class Dataset(Struct, dict=True):
     dataset_id: str
     definition_bytes: bytes  # ev.DatasetDefinition
     compression_disabled: bool | None = None  # None: nobody asked yet
-    graph_bytes: int = 0  # 0: not known
-    registered_ms: int = 0  # 0: not known
-    used_ms: int = 0  # when it was registered or read last; 0: not known
+    graph_bytes: int = 0
+    registered_ms: int = 0
+    used_ms: int = 0  # when it was registered or read last
     lengths: dict[int, list[int]] = {}  # of bundles, by their size in splits; −1: not known
 
     @property
@@ -97,7 +97,7 @@ class Job(Struct):
     summarized: Ranges = []  # finished epochs whose iterations were removed
     lost_splits: int = 0  # of summarized epochs
     skipped_splits: int = 0  # of summarized epochs
-    used_ms: int = 0  # when it was created, joined or left last; 0: not known
+    used_ms: int = 0  # when it was created, joined or left last
 
 
 class Lease(Struct):
@@ -162,7 +162,7 @@ class Orphan(Struct):
     """The process that a task was lost with. If that process returns, it resumes the task."""
 
     uid: int
-    address: str = ""  # listed to consumers of a coordinated read; "": an early version's
+    address: str = ""  # listed to consumers of a coordinated read
 
 
 class Task(Struct):
@@ -198,7 +198,7 @@ class Consumer(Struct):
     began: bool = False  # to read, in a coordinated read
     caller: str = ""  # the caller of its numbered JoinIteration; "": not numbered
     stock: bool = False
-    index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's, or old
+    index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's
     member: GroupMember | None = None  # of an ordered read
 
 
@@ -306,7 +306,7 @@ class Answer(Struct):
 
 class State(Struct, dict=True):
     journal_id: str = ""
-    born_ms: int = 0  # when the journal began; 0: not known
+    born_ms: int = 0  # when the journal began
     predecessors: list[str] = []  # journal ids before repairs, the latest last; "": not known
     cut: bool = False  # the last repair cut events off, and no leader has handled that yet
     term: int = 0

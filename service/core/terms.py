@@ -6,7 +6,7 @@ import hashlib
 
 from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
-from . import consumers, splits, tasks, workers
+from . import tasks
 from .base import (
     Command,
     Decide,
@@ -110,27 +110,15 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
     other = event.journal_id != state.journal_id
     if other:
         state.born_ms = state.time_ms
-        if event.format < 2:
-            _begin_anew(state, event.journal_id)
         if event.after_repair:
             state.predecessors.append(state.journal_id)
             tasks.forget_lost(state, lambda _: True)
-    state.cut = other and event.after_repair and event.format >= 2
+    state.cut = other and event.after_repair
     state.places = [Place(place.configured, place.address) for place in event.places]
     state.next_id = max(state.next_id, event.next_id)
     state.term = event.term
     state.leader = event.address
     state.journal_id = event.journal_id
-
-
-def _begin_anew(state: State, journal_id: str) -> None:
-    """Apply the dismissals that format 1 did not journal, but implied by a new journal id."""
-    kinds = splits.EVENTS | consumers.EVENTS | workers.EVENTS  # not journaled, so not by `apply`
-    for event in _dismissals(state):
-        kind = event.WhichOneof("event") or ""
-        kinds[kind].apply(state, getattr(event, kind))
-    tasks.forget_lost(state, lambda _: True)
-    state.next_id = _first_id(state, journal_id)
 
 
 DECIDE: Decide = {ElectLeader: _elect_leader}

@@ -355,7 +355,8 @@ class ForebayFace:
             iteration = state.iterations[task.iteration_id]
             job = state.jobs[iteration.job_id]
             if job.dataset_id not in graphs:
-                graphs[job.dataset_id] = self._unique_graph(job.dataset_id)
+                dataset = state.datasets[job.dataset_id]
+                graphs[job.dataset_id] = stored(dataset.outline).blob
             yield pb.Task(
                 task_id=task_id,
                 iteration_id=iteration.iteration_id,
@@ -369,11 +370,6 @@ class ForebayFace:
                 graph=graphs[job.dataset_id],
                 order=None if job.order is None else order_spec(job.order),
             )
-
-    def _unique_graph(self, dataset_id: str) -> str:
-        """The name of the dataset's graph; "" for an early version's, which is not unique."""
-        name = stored(self._dispatcher.state.datasets[dataset_id].outline).blob
-        return name if "." in name else ""
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         self._dispatcher.failure_detector.heard_of(request.task_id)

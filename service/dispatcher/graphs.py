@@ -203,6 +203,6 @@ def needed_blobs(state: State) -> dict[str, str]:
 
 
 def _term(blob: str) -> int:
-    """The term in which the blob was stored; 0 for an early version's name."""
+    """The term in which the blob was stored; 0 if its name has no mark of ours."""
     term = blob.partition(".")[2].partition("-")[0]
     return int(term) if term.isdecimal() else 0

@@ -107,7 +107,5 @@ def continues(state: State, journal_id: str) -> bool:
 
 def birth(state: State) -> str:
     """When the journal of this state began, in words."""
-    if not state.born_ms:
-        return "began at a time that is not known"
     born = datetime.fromtimestamp(state.born_ms / 1000, UTC).isoformat(" ", "seconds")
     return f"began on {born}"

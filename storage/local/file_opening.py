@@ -191,7 +191,6 @@ class _Opening:
         self._owner = owner
         self._lease_ms = lease_ms
         self._place = place
-        self._format = FORMAT
         self._old = self._log = layout.log()
         self._predecessor = ""  # the displaced writer's name
         self._lock: FileLock | None = None
@@ -201,7 +200,7 @@ class _Opening:
     def take_place(self, sighting: Sighting) -> None:
         """Take the lock, or do step 1 if the holder's lease has expired. Raises Locked."""
         with opening_alone(self._layout):
-            self._format = self._make_storage()
+            self._make_storage()
             self._old = self._log = self._layout.log()
             lock_is_gone = self._lock_is_gone()
             try:
@@ -212,16 +211,14 @@ class _Opening:
                 self._displace(sighting, lock_is_gone)
             self._term = HeldFile(self._layout.term)
 
-    def _make_storage(self) -> int:
-        """Create the missing directories and FORMAT; return the storage's format."""
+    def _make_storage(self) -> None:
+        """Create the missing directories and FORMAT."""
         layout = self._layout
-        found = layout.read_format()
-        if not found:
+        if not layout.read_format():
             write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
         where = layout.log()
         for directory in (where.snapshots, layout.blobs, where.segments):
             make_directory(directory)
-        return found or FORMAT
 
     def _lock_is_gone(self) -> bool:
         """Whether somebody has removed LOCK. Its holder may live, and does not notice."""
@@ -322,8 +319,6 @@ class _Opening:
         with opening_alone(layout):
             if self._lost_place():
                 raise in_use(layout, layout.log())
-            if self._format < FORMAT:
-                write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
             number = check_end(layout, self._log, end).number
             if self._predecessor:
                 superseded, published = self._old, layout.takeover(number)

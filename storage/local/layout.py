@@ -30,8 +30,7 @@ from .durable import check_is_directory, check_is_file, unreadable
 
 RESTORE = "restore the segments from a backup, or repair the journal"
 
-FORMAT = 2
-"""Format 1 has no takeovers: its programs would read and write a superseded log."""
+FORMAT = 1
 
 _MARKER = re.compile(rb"forebay storage (\d+)\n")
 _SEGMENT = re.compile(r"(\d{20})\.tfrecord")

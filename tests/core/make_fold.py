@@ -1,9 +1,9 @@
-"""Makes a golden fold: `python -m tests.core.make_fold NAME`, into golden/folds/NAME.
+"""Makes golden folds: `python -m tests.core.make_fold NAME`, into golden/folds/NAME-….json.
 
-A golden fold is a journal as some version wrote it, with a snapshot in its midst, and the state
-that it leads to. It is committed and never made again; every later version comes to that state,
-from the snapshot and from the first event. A field of the state that gets another name gets it in
-state.json, too. Make another one when events say something that none of these says.
+A golden fold has the events that a version wrote, a snapshot in their midst, and the state that
+they lead to. From the first release on it is never made again: every later version comes to that
+state, from the snapshot and from the first event. Make another one when events say something that
+none of these says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from forebay.service.core import commands as c
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import State
-from forebay.storage import FileStorage
 
 from .make_golden import described
 
@@ -485,24 +484,23 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
 }
 
 
-def write(cluster: Cluster, folder: Path) -> None:
-    """As a journal with a snapshot in its midst, and the state at its end."""
-    storage = FileStorage(folder / "journal")
-    writer = storage.open_writer("make_fold", lease_ms=0)
+def write(cluster: Cluster, path: Path) -> None:
+    """The events, a snapshot in their midst, and the state at their end."""
     middle, state = len(cluster.events) // 2, State()
-    for number, event in enumerate(cluster.events, 1):
-        writer.append([encode(event)])
-        if number <= middle:
-            apply(state, event)
-    writer.write_snapshot(middle, encode_snapshot(encode_state(state), state.time_ms))
-    writer.close()
-    text = json.dumps(described(cluster.state), indent=1, ensure_ascii=False)
-    (folder / "state.json").write_text(text + "\n")
+    for event in cluster.events[:middle]:
+        apply(state, event)
+    fold = {
+        "events": [encode(event).hex() for event in cluster.events],
+        "snapshot_at": middle,
+        "snapshot": encode_snapshot(encode_state(state), state.time_ms).hex(),
+        "state": described(cluster.state),
+    }
+    path.write_text(json.dumps(fold, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
     for name, life in LIVES.items():
-        path = FOLDS / f"{sys.argv[1]}-{name}"
+        path = FOLDS / f"{sys.argv[1]}-{name}.json"
         if path.exists():
             sys.exit(f"{path} exists, and stays as it is")
         begun = Cluster()

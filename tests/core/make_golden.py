@@ -1,8 +1,8 @@
 """Makes a golden state: `python -m tests.core.make_golden`, into golden/<its schema>.
 
-A golden state is one that some version has encoded. It is committed, never made again, and every
-later version must decode it, to the fields that lie beside it as JSON. When the state's structs
-change, add another one, and say in service/core/state.py what becomes of the one before.
+A golden state is one that a version has encoded. From the first release on it is never made again:
+every later version decodes it, to the fields that lie beside it as JSON. When the state's structs
+change, add another one, and convert the one before in service/core/encoding.py.
 """
 
 from __future__ import annotations

@@ -168,21 +168,3 @@ def test_no_registration_is_answered_with_a_dataset_that_was_removed() -> None:
     given.when(c.RemoveDataset(dataset_id=dataset_id))
     assert given.state.unused_blobs == ["a", "b"]
     assert given.when(first) in given.state.datasets
-
-
-def test_a_graph_with_a_mark_is_no_other_dataset_s() -> None:
-    """So the definitions of the others are not looked through."""
-    given = Given()
-    one = given.when(dataset("a.1-1"))
-    given.when(dataset("b.1-2", metadata=b"a.1-1"))
-    given.when(c.RemoveDataset(dataset_id=one))
-    assert given.state.unused_blobs == ["a.1-1"]
-
-
-def test_a_graph_that_several_datasets_of_an_old_journal_have_stays_with_the_last() -> None:
-    given = Given()
-    one, two = (given.when(dataset("a", "same", metadata=m)) for m in (b"m", b"n"))
-    given.when(c.RemoveDataset(dataset_id=one))
-    assert given.state.unused_blobs == []
-    given.when(c.RemoveDataset(dataset_id=two))
-    assert given.state.unused_blobs == ["a"]

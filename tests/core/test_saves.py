@@ -359,7 +359,7 @@ def test_a_repair_that_cut_events_off_ends_saves(given: Saves) -> None:
     """A chunk may be in the directory, and its commit may be what was cut off."""
     save, one = given.start(), given.worker(1)
     given.assign(one)
-    cut = ev.LeaderElected(term=2, format=3, journal_id="cut", after_repair=True)
+    cut = ev.LeaderElected(term=2, journal_id="cut", after_repair=True)
     apply(given.state, ev.Event(leader_elected=cut))
     given.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="j"))
     assert "save_failed" in given.then

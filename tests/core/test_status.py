@@ -13,8 +13,8 @@ from forebay.service.core.machine import apply
 from forebay.service.core.state import Dataset, State
 from forebay.service.core.status import Stranger, encoded_datasets, encoded_status, status
 
+from .make_fold import LIVES, Cluster
 from .test_splits import find, growing
-from .test_state import RANDOM
 
 
 def decoded(pieces: Iterator[bytes]) -> Any:
@@ -24,22 +24,22 @@ def decoded(pieces: Iterator[bytes]) -> Any:
 def nothing(_: int) -> None: ...
 
 
-@pytest.mark.parametrize("version", RANDOM)
-def test_it_is_of_the_position_at_which_it_was_asked_for(version: str) -> None:
-    for journal in RANDOM[version][::3]:
-        state = State()
-        begun: list[tuple[Any, Iterator[bytes]]] = []
-        for number, data in enumerate(journal["events"]):
-            if number % 7 == 0:
-                expected = json.loads(json.dumps(status(state)))
-                begun.append((expected, encoded_status(state, (), nothing)))
-                for _, pieces in begun[-3:]:
-                    next(pieces)
-            apply(state, ev.Event.FromString(bytes.fromhex(data)))
-        for expected, pieces in begun:
-            rest = b"".join(pieces)
-            assert expected["jobs"] == json.loads(b"{" + rest[rest.index(b'"jobs":') :])["jobs"]
-        assert decoded(encoded_status(state, (), nothing)) == json.loads(json.dumps(status(state)))
+@pytest.mark.parametrize("life", LIVES)
+def test_it_is_of_the_position_at_which_it_was_asked_for(life: str) -> None:
+    cluster, state = Cluster(), State()
+    LIVES[life](cluster)
+    begun: list[tuple[Any, Iterator[bytes]]] = []
+    for number, event in enumerate(cluster.events):
+        if number % 7 == 0:
+            expected = json.loads(json.dumps(status(state)))
+            begun.append((expected, encoded_status(state, (), nothing)))
+            for _, pieces in begun[-3:]:
+                next(pieces)
+        apply(state, event)
+    for expected, pieces in begun:
+        rest = b"".join(pieces)
+        assert expected["jobs"] == json.loads(b"{" + rest[rest.index(b'"jobs":') :])["jobs"]
+    assert decoded(encoded_status(state, (), nothing)) == json.loads(json.dumps(status(state)))
 
 
 def test_it_says_what_is_no_state() -> None:

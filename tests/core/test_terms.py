@@ -23,8 +23,7 @@ def test_two_journals_do_not_share_ids() -> None:
     assert len(ids) == 2
 
 
-@pytest.mark.parametrize("event_format", [1, 2])
-def test_after_a_repair_nobody_goes_on_and_no_id_comes_back(event_format: int) -> None:
+def test_after_a_repair_nobody_goes_on_and_no_id_comes_back() -> None:
     given = Given()
     worker_id = given.worker(1)
     joined = given.iteration("shared")
@@ -32,11 +31,10 @@ def test_after_a_repair_nobody_goes_on_and_no_id_comes_back(event_format: int) -
     lease = given.lease(task_id, 10)
     assert lease is not None
     given.when(c.LoseWorker(worker_id=given.worker(2), reason="no sign of life"))
-    cut = ev.LeaderElected(term=2, format=event_format, journal_id="k", after_repair=True)
+    cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
     apply(given.state, ev.Event(leader_elected=cut))
     given.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="unused"))
-    said = ["lease_lost", "consumer_left", "worker_lost", "leader_elected"]
-    assert given.then == (said if event_format == 2 else said[-1:])
+    assert given.then == ["lease_lost", "consumer_left", "worker_lost", "leader_elected"]
     state = given.state
     assert not state.lost_tasks
     assert state.predecessors == ["j"]
@@ -65,7 +63,7 @@ def test_after_a_repair_a_coordinated_read_begins_anew_with_round_0(sharding: in
         given.lease(task_id, 5)
     given.worker(2, stock=True)  # pending
     given.when(c.ReportRound(consumer_id=joined.consumer_id, current_round=7))
-    cut = ev.LeaderElected(term=2, format=3, journal_id="k", after_repair=True)
+    cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
     apply(given.state, ev.Event(leader_elected=cut))
     given.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="unused"))
     over = "iteration_collected" if sharding == ev.OFF else "iteration_paused"

@@ -123,7 +123,8 @@ def test_a_task_that_nobody_can_go_on_with_is_forgotten(ends: str) -> None:
         given.worker(7)
         given.when(c.RegisterWorker(address="w:7", uid=8))
     elif ends == "repaired":
-        apply(given.state, ev.Event(leader_elected=ev.LeaderElected(term=2, journal_id="k")))
+        cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
+        apply(given.state, ev.Event(leader_elected=cut))
     assert not given.state.lost_tasks
     assert lease_caller(task_id, 0) not in given.state.answers
 

@@ -1,7 +1,7 @@
 """Makes a golden journal: `python tests/journal/make_golden.py NAME`, into golden/NAME.
 
-A golden journal is one that some version has written. It is committed, never made again, and
-every later version must replay it to the same events, which lie beside it as JSON. When events
+A golden journal is one that a version has written. From the first release on it is never made
+again: every later version replays it to the same events, which lie beside it as JSON. When events
 gain a kind or a field, add another one.
 """
 

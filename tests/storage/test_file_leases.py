@@ -109,7 +109,7 @@ def test_a_place_that_this_process_has_is_nobody_elses(
 
 @pytest.mark.parametrize("term", ["1 0\n", "no term", None])
 def test_who_has_no_lease_is_not_displaced(path: Path, clock: Clock, term: str | None) -> None:
-    # An earlier version does not renew, and a repair does not either.
+    # A repair does not renew.
     holder = storage_at(path).open_writer("the holder")
     if term is None:
         (path / "TERM").unlink()

@@ -66,7 +66,7 @@ def test_what_lies_where(path: Path) -> None:
         "snapshots/00000000000000000001.snapshot",
         f"blobs/{digest}",
     }
-    assert (path / "FORMAT").read_text() == "forebay storage 2\n"
+    assert (path / "FORMAT").read_text() == "forebay storage 1\n"
     assert (path / "TERM").read_text() == "1 00000000000000000001 2000\n"
     assert f"process {os.getpid()}, the test" in (path / "LOCK").read_text()
     writer.close()
@@ -303,9 +303,9 @@ def test_a_forked_child_does_not_keep_the_lock(path: Path) -> None:
 def test_a_newer_format_is_left_untouched(path: Path) -> None:
     fill(path)
     storage = FileStorage(path)
-    (path / "FORMAT").write_text("forebay storage 3\n")
+    (path / "FORMAT").write_text("forebay storage 2\n")
     before = listing(path)
-    with pytest.raises(NewerFormat, match=r"format 3, newer than 2.*upgrade Forebay"):
+    with pytest.raises(NewerFormat, match=r"format 2, newer than 1.*upgrade Forebay"):
         FileStorage(path)
     with pytest.raises(NewerFormat):
         storage.open_writer("the test")
@@ -314,22 +314,6 @@ def test_a_newer_format_is_left_untouched(path: Path) -> None:
     with pytest.raises(NewerFormat):
         storage.cut(1, "the test")
     assert listing(path) == before
-
-
-def test_an_earlier_format_is_read_as_it_is_until_a_writer_opens_it(path: Path) -> None:
-    fill(path)
-    (path / "FORMAT").write_text("forebay storage 1\n")
-    (path / "TERM").write_text("1 0\n")
-    (path / "OPENING").unlink()
-    before = listing(path)
-    storage = FileStorage(path)
-    assert storage.extent() == Extent(1, 3)
-    assert len(list(storage.read())) == 3
-    assert listing(path) == before
-    writer = storage.open_writer("the test")
-    assert (path / "FORMAT").read_text() == "forebay storage 2\n"
-    assert (writer.term, writer.append([b"x"])) == (2, 4)
-    writer.close()
 
 
 def test_a_batch_of_a_newer_format(path: Path) -> None:
