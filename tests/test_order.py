@@ -32,7 +32,8 @@ def interleaved(lengths: Sequence[int], cycle_length: int, block_length: int) ->
         block_length=block_length,
         num_parallel_calls=None,
     )
-    return [divmod(int(element), far) for element in dataset.as_numpy_iterator()]
+    batches = dataset.batch(1 << 14).as_numpy_iterator()
+    return [divmod(element, far) for batch in batches for element in batch.tolist()]
 
 
 def names(order: EpochOrder, first: int = 0, last: int | None = None) -> Names:
@@ -195,62 +196,55 @@ def test_lengths_learned_in_any_way_lead_to_the_same_order(
     """And what was determined once stays so, and is all that is determined."""
     lengths, cycle_length, block_length = parameters
     whole = known(*parameters)
-    if data.draw(st.booleans(), "some known at the start"):
-        which = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
-    else:
-        which = [False] * len(lengths)
-    least = [length if at_start else 0 for length, at_start in zip(lengths, which, strict=True)]
-    given_ = [length if at_start else -1 for length, at_start in zip(lengths, which, strict=True)]
-    order = EpochOrder(len(lengths), cycle_length, block_length, given_)
-    left = {place for place, at_start in enumerate(which) if not at_start}
+    located = [whole.locate(position) for position in range(sum(lengths))]
+    # How often each place is learned. The last time it is complete.
+    times = [data.draw(st.integers(0, 2)) for _ in lengths]
+    least = [0 if left else length for length, left in zip(lengths, times, strict=True)]
+    at_start = [-1 if left else length for length, left in zip(lengths, times, strict=True)]
+    order = EpochOrder(len(lengths), cycle_length, block_length, at_start)
     until = 0
-    while left:
+    for place in data.draw(
+        st.permutations([p for p, left in enumerate(times) for _ in range(left)])
+    ):
         assert order.length is None
         assert order.known_until >= until
         until = order.known_until
         assert names(order) == names(whole, 0, until)
-        for round_ in range(until + 1):
-            assert order.count_before(round_) == whole.count_before(round_)
-            assert not order.ended(round_)
         count = order.count_before(until)
-        assert [order.locate(p) for p in range(count)] == [whole.locate(p) for p in range(count)]
+        assert count == whole.count_before(until)
+        assert [order.locate(position) for position in range(count)] == located[:count]
         assert order.locate(count) is None
-        check_that_no_more_is_determined(order, least, left, cycle_length)
-        check_opened(order, whole, least, left, data.draw(st.integers(0, until)))
+        assert not order.ended(until)
+        incomplete = {place for place, left in enumerate(times) if left}
+        check_that_no_more_is_determined(order, least, incomplete, cycle_length)
+        check_opened(order, whole, incomplete, data.draw(st.integers(0, until)))
 
-        place = data.draw(st.sampled_from(sorted(left)))
-        at_least = data.draw(st.integers(0, lengths[place]))
-        complete = at_least == lengths[place] and data.draw(st.booleans())
-        if not complete and data.draw(st.booleans()):
-            at_least, complete = lengths[place], True
-        order.learn(place, at_least, complete)
+        times[place] -= 1
+        at_least = data.draw(st.integers(0, lengths[place])) if times[place] else lengths[place]
+        order.learn(place, at_least, complete=not times[place])
         least[place] = max(least[place], at_least)
-        left -= {place} if complete else set()
     assert order.known_until == whole.known_until
     assert order.length == whole.length
     assert names(order) == names(whole)
 
 
 def check_that_no_more_is_determined(
-    order: EpochOrder, least: list[int], left: set[int], cycle_length: int
+    order: EpochOrder, least: list[int], incomplete: set[int], cycle_length: int
 ) -> None:
     """Two epochs with such lengths differ in the round that isn't known."""
     until, block = order.known_until, order.block_length
-    more = [length + (block if place in left else 0) for place, length in enumerate(least)]
+    more = [length + (block if place in incomplete else 0) for place, length in enumerate(least)]
     ends, goes_on = (known(lengths, cycle_length, block) for lengths in (least, more))
     assert names(ends, until, min(until + 1, ends.known_until)) != names(
         goes_on, until, min(until + 1, goes_on.known_until)
     )
 
 
-def check_opened(
-    order: EpochOrder, whole: EpochOrder, least: list[int], left: set[int], at: int
-) -> None:
+def check_opened(order: EpochOrder, whole: EpochOrder, incomplete: set[int], at: int) -> None:
     running, coming = order.opened(at, order.bundles)
     assert running + coming == sorted(set(running + coming))
     needed = {place for place, _ in names(whole, at)}
-    assert needed <= set(running + coming) <= needed | left
-    assert len(running) <= len(order.opened(0, 0)[0]) + len(left)
+    assert needed <= set(running + coming) <= needed | incomplete
     if at < order.known_until:
         assert {place for place, _ in names(order, at, at + 1)} <= set(running)
 
