@@ -147,6 +147,14 @@ def test_permuted_bundles(seed: int, by_bundle: list[int], cycle_length: int) ->
     ]
 
 
+def test_rounds_that_begin_with_an_empty_visit() -> None:
+    """All bundles go on to the last of these rounds, but one begins after the first."""
+    lengths = [4, 100, 100]
+    order = known(lengths, 2, 2)
+    whole = interleaved(lengths, 2, 2)
+    assert names(order, 2, 9) == whole[order.count_before(2) : order.count_before(9)]
+
+
 def test_many_rounds_at_once() -> None:
     lengths = [40_001, 30_000, 1, 50_000, 20_000, 7]
     order = known(lengths, 3, 1)
