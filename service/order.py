@@ -7,11 +7,11 @@ block_length). No worker, consumer or clock has a part in it.
 - `EpochOrder` interleaves the bundles of that sequence.
 - `Deal` divides the interleaved elements among consumers, batch by batch.
 
-**Interleaving** yields what tf.data's `interleave(bundle, cycle_length, block_length)` yields.
-There are cycle_length slots, and each *round* visits every slot once, in the order of the slots. A
-visit takes up to block_length elements. A visit that finds fewer has found the bundle's end, and
-the slot's next visit, a round later, starts the next bundle of the sequence. So a bundle of length
-L that starts in slot s in round t behaves like this:
+**Interleaving** has the order of `tf.data.Dataset.interleave(…, cycle_length, block_length)`. There
+are cycle_length slots, and each *round* visits every slot once, in the order of the slots. A visit
+takes up to block_length elements. A visit that finds fewer has found the bundle's end, and the
+slot's next visit, a round later, starts the next bundle of the sequence. So a bundle of length L
+that starts in slot s in round t behaves like this:
 
 - It has L // block_length + 1 visits. The last one may give no elements.
 - Its element j lies in round t + j // block_length.
@@ -30,13 +30,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapreplace
-from typing import TypeVar
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-_Words = TypeVar("_Words", int, npt.NDArray[np.uint64])
 
 _MASK = (1 << 64) - 1
 
@@ -51,32 +51,26 @@ def permuted(place: int, count: int, seed: int, epoch: int) -> int:
 
     Raises ValueError if there is no such place.
     """
-    if not 0 <= place < count:
-        raise ValueError(f"place {place} does not exist: {count} bundles have 0 to {count - 1}")
-    half, keys = _half_bits(count), _round_keys(seed, epoch)
-    bundle = _feistel(place, half, keys)
-    while bundle >= count:
-        bundle = _feistel(bundle, half, keys)
+    _check_place(place, count)
+    keys, half = _round_keys(seed, epoch), _half_bits(count)
+    bundle = place
+    while (bundle := _feistel(bundle, half, keys)) >= count:
+        pass
     return bundle
 
 
-def permuted_many(places: npt.ArrayLike, count: int, seed: int, epoch: int) -> Ints:
-    """What `permuted` says of each of these places, as int64."""
-    given = np.asarray(places, np.int64)
-    if given.size and not (given.min() >= 0 and given.max() < count):
-        raise ValueError(
-            f"places {given.min()} to {given.max()} do not all exist: {count} bundles have 0 to "
-            f"{count - 1}"
-        )
-    half, keys = _half_bits(count), _round_keys(seed, epoch)
-    bundles = _feistel(given.astype(np.uint64), half, keys)
+def permuted_many(places: Ints, count: int, seed: int, epoch: int) -> Ints:
+    """What `permuted` says of each of these places: int64, of the same shape, (n,)."""
+    for place in (places.min(), places.max()) if places.size else ():
+        _check_place(int(place), count)
+    keys, half = _round_keys(seed, epoch), _half_bits(count)
+    bundles: npt.NDArray[np.uint64] = _feistel(places.astype(np.uint64), half, keys)
     while (outside := bundles >= count).any():
         bundles[outside] = _feistel(bundles[outside], half, keys)
     return bundles.astype(np.int64)
 
 
 def _half_bits(count: int) -> int:
-    """Bits of each half of the smallest numbers of an even number of bits that count these."""
     return max(1, ((count - 1).bit_length() + 1) // 2)
 
 
@@ -86,8 +80,11 @@ def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 64, 8))
 
 
-def _feistel(number: _Words, half: int, keys: tuple[int, ...]) -> _Words:
-    """Eight rounds. Each round's function is the finalizer of SplitMix64, of half and key."""
+def _feistel(number: Any, half: int, keys: tuple[int, ...]) -> Any:
+    """Permute numbers of twice `half` bits: an int, or an array of uint64.
+
+    Each round's function is the finalizer of SplitMix64.
+    """
     left, right = number >> half, number & ((1 << half) - 1)
     for key in keys:
         mixed = (right + key) & _MASK
@@ -114,24 +111,20 @@ class EpochOrder:
         block_length: int,
         lengths: Sequence[int] | Ints | None = None,
     ) -> None:
-        if bundles < 0:
-            raise ValueError(f"bundles is {bundles}: give 0 or more")
-        _check_positive(cycle_length=cycle_length, block_length=block_length)
+        _check_least(0, bundles=bundles)
+        _check_least(1, cycle_length=cycle_length, block_length=block_length)
         self.bundles = bundles
         self.block_length = block_length
-        # More slots than bundles remain empty.
-        self._slots = min(cycle_length, bundles)
+        self._slots = min(cycle_length, bundles)  # the other slots remain empty
         self._lengths = _zeros(bundles)  # by place; of an incomplete one the least it can be
         self._complete = bytearray(bundles)
         self._incomplete = bundles
         self._known = 0  # the sum of _lengths
-        # Places before `_placed` have a slot and a round in which they start. Starts ascend.
-        self._placed = 0
-        self._start = _zeros(bundles)
+        self._placed = 0  # how many places, from the first on, have these three
+        self._start = _zeros(bundles)  # the round; ascending
         self._slot = _zeros(bundles)
-        # By slot: its places, ascending; and how many elements the slot gives before each.
-        self._of_slot = [array("q") for _ in range(self._slots)]
-        self._before = [array("q") for _ in range(self._slots)]
+        self._before = _zeros(bundles)  # how many elements the slot has in earlier places
+        self._of_slot = [array("q") for _ in range(self._slots)]  # its places, ascending
         # A heap of round * slots + slot. A slot is not free before that round; it is free then if
         # its last bundle is complete. An entry may be too early after `learn`.
         self._free = list(range(self._slots))
@@ -142,12 +135,9 @@ class EpochOrder:
 
     def _start_with(self, lengths: Ints) -> None:
         if lengths.shape != (self.bundles,):
-            raise ValueError(
-                f"lengths has the shape {lengths.shape} for {self.bundles} bundles: give one each, "
-                "-1 if it is unknown"
-            )
+            raise ValueError(f"lengths of shape {lengths.shape}: give {self.bundles}, one a bundle")
         if self.bundles and lengths.min() < -1:
-            raise ValueError(f"a length is {lengths.min()}: give 0 or more, or -1 if it is unknown")
+            raise ValueError(f"a length is {lengths.min()}: give -1 if it is unknown")
         known = lengths >= 0
         self._lengths = array("q", np.where(known, lengths, 0).tobytes())
         self._complete = bytearray(known.tobytes())
@@ -159,30 +149,20 @@ class EpochOrder:
 
         Raises ValueError if that contradicts what was known.
         """
-        if not 0 <= place < self.bundles:
+        _check_place(place, self.bundles)
+        _check_least(0, at_least=at_least)
+        known, was_complete = self._lengths[place], self._complete[place]
+        if (complete and at_least < known) or (was_complete and at_least > known):
             raise ValueError(
-                f"place {place} does not exist: {self.bundles} bundles have 0 to {self.bundles - 1}"
+                f"the bundle at place {place} has {'' if complete else 'at least '}{at_least} "
+                f"elements, and had {'' if was_complete else 'at least '}{known} before: its "
+                "pipeline must yield the same elements each time"
             )
-        if at_least < 0:
-            raise ValueError(f"at_least is {at_least}: give 0 or more")
-        known = self._lengths[place]
-        if self._complete[place]:
-            if at_least > known or (complete and at_least != known):
-                raise ValueError(
-                    f"the bundle at place {place} had {known} elements, and now has "
-                    f"{_words(at_least, complete)}: its pipeline must give the same each time"
-                )
+        if was_complete or (at_least <= known and not complete):
             return
-        if complete and at_least < known:
-            raise ValueError(
-                f"the bundle at place {place} had at least {known} elements, and now has "
-                f"{at_least}: its pipeline must give the same each time"
-            )
         if complete:
             self._complete[place] = True
             self._incomplete -= 1
-        elif at_least <= known:
-            return
         self._known += at_least - known
         self._lengths[place] = at_least
         self._known_until = None
@@ -192,10 +172,9 @@ class EpochOrder:
         """Give places to slots, as long as it is certain which slot is free next."""
         slots, block, free = self._slots, self.block_length, self._free
         while self._placed < self.bundles:
+            place = self._placed
             at, slot = divmod(free[0], slots)
-            of_slot, before = self._of_slot[slot], self._before[slot]
-            elements = 0
-            if of_slot:
+            if of_slot := self._of_slot[slot]:
                 last = of_slot[-1]
                 free_round = self._start[last] + self._lengths[last] // block + 1
                 if free_round > at:
@@ -203,11 +182,9 @@ class EpochOrder:
                     continue
                 if not self._complete[last]:
                     return
-                elements = before[-1] + self._lengths[last]
-            place = self._placed
+                self._before[place] = self._before[last] + self._lengths[last]
             self._start[place], self._slot[place] = at, slot
             of_slot.append(place)
-            before.append(elements)
             self._placed += 1
             heapreplace(free, (at + self._lengths[place] // block + 1) * slots + slot)
 
@@ -232,9 +209,7 @@ class EpochOrder:
 
     def ended(self, round_: int) -> bool:
         """Whether it is certain that this round and all later ones have no elements."""
-        until = self.known_until
-        length = self.length
-        return length is not None and self.count_before(min(round_, until)) == length
+        return self.length == self.count_before(min(round_, self.known_until))
 
     def opened(self, round_: int, ahead: int) -> tuple[list[int], list[int]]:
         """The places that a reader needs in this round, and `ahead` more that it may prefetch.
@@ -244,23 +219,27 @@ class EpochOrder:
         Second: the next places in order of their start, determined or not, that may have elements.
         """
         started = bisect_right(self._start, round_, 0, self._placed)
-        running = sorted(
+        running = sorted(self._running(round_, started))
+        coming = (
             place
-            for of_slot in self._of_slot
-            if (place := _last_before(of_slot, started)) is not None
-            and (not self._complete[place] or self._end(place) > round_)
+            for place in range(started, self.bundles)
+            if self._lengths[place] or not self._complete[place]
         )
-        coming: list[int] = []
-        for place in range(started, self.bundles):
-            if len(coming) >= ahead:
-                break
-            if self._lengths[place] or not self._complete[place]:
-                coming.append(place)
-        return running, coming
+        return running, list(islice(coming, ahead))
 
-    def _end(self, place: int) -> int:
-        """The round behind the last one in which this complete bundle has elements."""
-        return self._start[place] + -(-self._lengths[place] // self.block_length)
+    def _latest(self, started: int) -> list[int]:
+        """Each slot's last place before `started`. Round 0 starts a place in every slot."""
+        return [places[bisect_left(places, started) - 1] for places in self._of_slot if started]
+
+    def _running(self, round_: int, started: int) -> list[int]:
+        """Those of them that may have elements in this round or later, in the order of slots."""
+        blocks = round_ * self.block_length
+        return [
+            place
+            for place in self._latest(started)
+            if not self._complete[place]
+            or self._start[place] * self.block_length + self._lengths[place] > blocks
+        ]
 
     def count_before(self, round_: int) -> int:
         """How many elements lie in earlier rounds.
@@ -268,13 +247,10 @@ class EpochOrder:
         Raises ValueError if that is not determined: see `known_until`.
         """
         self._check_known(round_)
-        started = bisect_left(self._start, round_, 0, self._placed)
-        count = 0
-        for of_slot, before in zip(self._of_slot, self._before, strict=True):
-            if at := bisect_left(of_slot, started):
-                place = of_slot[at - 1]
-                given = (round_ - self._start[place]) * self.block_length
-                count += before[at - 1] + min(given, self._lengths[place])
+        started, count = bisect_left(self._start, round_, 0, self._placed), 0
+        for place in self._latest(started):
+            given = (round_ - self._start[place]) * self.block_length
+            count += self._before[place] + min(given, self._lengths[place])
         return count
 
     def locate(self, position: int) -> tuple[int, int] | None:
@@ -290,7 +266,7 @@ class EpochOrder:
                 "first element, and look in the next epoch from its length on"
             )
         rounds = range(self.known_until)
-        round_ = bisect_right(rounds, position, key=lambda before: self.count_before(before + 1))
+        round_ = bisect_right(rounds, position, key=lambda at: self.count_before(at + 1))
         return (round_, self.count_before(round_)) if round_ < len(rounds) else None
 
     def elements(self, first_round: int, last_round: int) -> tuple[Ints, Ints]:
@@ -306,13 +282,8 @@ class EpochOrder:
         block = self.block_length
         started = bisect_left(self._start, first_round, 0, self._placed)
         starting = bisect_left(self._start, last_round, started, self._placed)
-        running = [
-            place
-            for of_slot in self._of_slot  # in the order of slots
-            if (place := _last_before(of_slot, started)) is not None
-            and self._end(place) > first_round
-        ]
-        places = np.concatenate([np.array(running, np.int64), np.arange(started, starting)])
+        running = np.array(self._running(first_round, started), np.int64)
+        places = np.concatenate([running, np.arange(started, starting)])
         starts, lengths = np.asarray(self._start)[places], np.asarray(self._lengths)[places]
         rounds = last_round - first_round
         if starting == started and (lengths >= (last_round - starts) * block).all():
@@ -321,12 +292,10 @@ class EpochOrder:
         # Visits, bundle by bundle.
         begin = np.maximum(starts, first_round)
         visits = np.maximum(np.minimum(starts - (-lengths // block), last_round) - begin, 0)
-        within = _counting(visits)
-        round_ = np.repeat(begin, visits) + within
+        round_ = np.repeat(begin, visits) + _counting(visits)
         index = (round_ - np.repeat(starts, visits)) * block
-        key = (round_ - first_round) * self._slots + np.repeat(
-            np.asarray(self._slot)[places], visits
-        )
+        slot = np.repeat(np.asarray(self._slot)[places], visits)
+        key = (round_ - first_round) * self._slots + slot
         if rounds * self._slots <= 1 << 16:
             key = key.astype(np.uint16)  # NumPy sorts these much faster
         in_order = np.argsort(key, kind="stable")
@@ -337,11 +306,8 @@ class EpochOrder:
         return np.repeat(of_visit, count), np.repeat(index, count) + _counting(count)
 
     def _check_known(self, round_: int) -> None:
-        if not 0 <= round_ <= self.known_until:
-            raise ValueError(
-                f"round {round_} is outside what is known, 0 to {self.known_until}: learn more "
-                "lengths first"
-            )
+        if not 0 <= round_ <= (until := self.known_until):
+            raise ValueError(f"round {round_} is not within 0 to {until}: learn more lengths first")
 
 
 def _even_rounds(places: Ints, indexes: Ints, rounds: int, block: int) -> tuple[Ints, Ints]:
@@ -359,23 +325,19 @@ def _counting(counts: Ints) -> Ints:
     return np.arange(total) - np.repeat(ends - counts, counts)
 
 
-def _last_before(places: array[int], end: int) -> int | None:
-    at = bisect_left(places, end)
-    return places[at - 1] if at else None
-
-
 def _zeros(count: int) -> array[int]:
     return array("q", bytes(8 * count))
 
 
-def _words(count: int, exactly: bool) -> str:
-    return f"{count}" if exactly else f"at least {count}"
+def _check_place(place: int, count: int) -> None:
+    if not 0 <= place < count:
+        raise ValueError(f"place {place} is not among those of {count} bundles: count from 0")
 
 
-def _check_positive(**numbers: int) -> None:
+def _check_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} is {number}: give 1 or more")
+        if number < least:
+            raise ValueError(f"{name} is {number}: give {least} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,22 +354,17 @@ class Deal:
     index: int
 
     def __post_init__(self) -> None:
-        _check_positive(batch_size=self.batch_size, consumers=self.consumers)
-        if self.start < 0:
-            raise ValueError(f"start is {self.start}: give a position, 0 or more")
-        if not 0 <= self.index < self.consumers:
-            raise ValueError(
-                f"index is {self.index} of {self.consumers} consumers: give 0 to "
-                f"{self.consumers - 1}"
-            )
+        _check_least(1, batch_size=self.batch_size, consumers=self.consumers)
+        _check_least(0, start=self.start, index=self.index)
+        if self.index >= self.consumers:
+            raise ValueError(f"index is {self.index} of {self.consumers} consumers: count from 0")
 
     def mine(self, first_position: int, count: int) -> Ints:
         """Which of `count` elements from a position on belong to this consumer.
 
         Returns indexes into these elements, ascending: int64, from 0 to count - 1.
         """
-        if count < 0:
-            raise ValueError(f"count is {count}: give 0 or more")
+        _check_least(0, count=count)
         first = first_position - self.start
         number = np.arange(self._mine_before(first), self._mine_before(first + count))
         others = (self.consumers - 1) * self.batch_size
@@ -428,9 +385,7 @@ class Deal:
         Raises ValueError if the epoch ends before `start`.
         """
         if total < self.start:
-            raise ValueError(
-                f"start is {self.start} in an epoch of {total} elements: start in the next epoch"
-            )
+            raise ValueError(f"start is {self.start} of {total} elements: start in the next epoch")
         step = self.consumers * self.batch_size
         return total - (total - self.start) % step if drop_remainder else total
 
@@ -439,6 +394,5 @@ class Deal:
 
         `end` is what the method `end` says.
         """
-        if batches < 0:
-            raise ValueError(f"batches is {batches}: give 0 or more")
+        _check_least(0, batches=batches)
         return min(self.start + batches * self.consumers * self.batch_size, end)
