@@ -4,9 +4,8 @@ The consumer knows the order by arithmetic, as far as the lengths of bundles are
 workers for slices of bundles, and puts their elements in order. A *query* asks a worker for a
 bundle's length.
 
-**Plan.** The known rounds are cut into *chunks*. Of each, the consumer asks for its own elements,
-bundle by bundle, and gives them once all have come. So many elements are asked for ahead as fill
-WINDOW_BYTES.
+**Plan.** Of the rounds that are known, the consumer asks for its own elements, one slice a bundle,
+until WINDOW_BYTES are on their way or here. It gives them in *chunks*, each once it is complete.
 
 **Where.** The places of the order go to the listed tasks in turn, so that all consumers of a group
 read a bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone,
@@ -36,12 +35,18 @@ from .positions import Ordered
 
 log = logging.getLogger(__name__)
 
-WINDOW_BYTES = 32 << 20
+WINDOW_BYTES = 64 << 20
 """How much is asked for ahead of the trainer."""
 
+FIRST_WINDOW = 256
+"""How many elements are asked for before it is known how large they are."""
+
 CHUNK_BYTES = 1 << 20
-CHUNKS = 1 << 16
+MAX_CHUNK = 1 << 16
 """A chunk has about so many bytes, and at most so many elements."""
+
+ALONE_BYTES = 32 << 10
+"""Elements of this size and more are given one by one, as they came: a chunk would copy them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -56,21 +61,11 @@ MAX_LENGTHS = 10_000
 
 @dataclass(eq=False)
 class _Chunk:
-    """Elements of this consumer, in order."""
+    """Some of this consumer's elements, in order."""
 
-    count: int
     positions: Ints
-    missing: int  # parts
-    parts: list[tuple[Block, Ints]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Part:
-    """The elements of one bundle in a chunk."""
-
-    chunk: _Chunk
-    at: Ints  # where they stand in the chunk
-    came: int = 0
+    needs: list[tuple[int, Ints]]  # places, and where their elements stand in the chunk
+    met: int = 0  # so many of the needs are met
 
 
 @dataclass(eq=False)
@@ -78,8 +73,9 @@ class _Request:
     """A slice that was asked for, or shall be."""
 
     place: int
-    runs: tuple[int, ...]
-    part: _Part | None  # None: a query
+    runs: tuple[int, ...]  # that have not come
+    is_query: bool = False
+    blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
     patience_s: float = SLOW_S
@@ -102,7 +98,7 @@ class OrderedMode:
         self._unknown: list[_Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
         self._querying: set[int] = set()  # places
-        self._outstanding: dict[int, set[_Request]] = {}  # by place, for elements
+        self._queues: dict[int, deque[_Request]] = {}  # by place, for elements that were not given
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
@@ -114,7 +110,9 @@ class OrderedMode:
         self._ready: deque[tuple[Block, Ints]] = deque()
         self._asked = 0  # elements that were asked for and not given
         self._bytes, self._elements = 0, 0  # that have come
-        self._chunk = 1  # elements, of the next chunk
+        self._horizon = 1  # elements to ask for at a time
+        self._is_stale = True  # whether there is something new to plan with
+        self._refill_at = -1  # plan again when no more elements than these are asked for
         self._located = False
 
     # -- where it begins -----------------------------------------------------------------------
@@ -139,15 +137,15 @@ class OrderedMode:
         return True
 
     def _bundle(self, place: int) -> int:
-        return self.epoch.bundle(place)
+        return self.epoch.bundles[place]
 
     # -- what it gives -------------------------------------------------------------------------
 
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
-        self._plan()
-        while self._chunks and not self._chunks[0].missing:
-            chunk = self._chunks.popleft()
-            self._ready.extend(_assembled(chunk))
+        if self._is_stale or self._asked <= self._refill_at:
+            self._plan()
+        while not self._ready and self._chunks and self._is_here(self._chunks[0]):
+            self._ready.extend(self._assembled(self._chunks.popleft()))
         if not self._ready:
             return None
         block, positions = self._ready[0]
@@ -205,19 +203,23 @@ class OrderedMode:
     def _plan(self) -> None:
         if not self._tasks:
             return
+        self._is_stale, self._refill_at = False, -1
         if not self._locate():
             self._query()
             return
         order = self.epoch.order
         while not order.ended(self._round):
             rounds = order.known_until - self._round
-            room = self._window() - self._asked
-            if rounds <= 0 or (self._chunks and room < self._chunk // 2):
+            window = self._window()
+            if rounds > 0:
+                self._refill_at = window // 2
+            if rounds <= 0 or self._asked > window // 2:
                 break
-            wanted = -(-self._chunk * self._ordered.num_consumers // self._visited())
+            self._horizon = min(2 * self._horizon, window // 2)
+            wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())
             if rounds < wanted // 2 and self._chunks and order.length is None:
                 break  # more will be known soon
-            self._plan_chunk(self._round + min(rounds, max(1, wanted)))
+            self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
 
     def _visited(self) -> int:
@@ -225,39 +227,82 @@ class OrderedMode:
         slots = min(self._spec.cycle_length, self._spec.bundles)
         return max(1, slots * self._spec.block_length)
 
+    def _fit(self, size: int) -> int:
+        """How many elements fit into so many bytes."""
+        return max(1, size * self._elements // max(1, self._bytes))
+
     def _window(self) -> int:
         """How many elements may be asked for ahead of the trainer."""
-        if not self._elements:
-            return max(2 * self._chunk, 2 * (self._ordered.batch_size or 1))
-        return max(2 * self._chunk, WINDOW_BYTES * self._elements // max(1, self._bytes))
+        window = self._fit(WINDOW_BYTES) if self._elements else FIRST_WINDOW
+        return max(window, 2 * (self._ordered.batch_size or 1))
 
-    def _plan_chunk(self, last: int) -> None:
+    def _ask_for_rounds(self, last: int) -> None:
         """Ask for this consumer's elements of the rounds from the present one to `last`."""
         places, indexes = self.epoch.order.elements(self._round, last)
         first, self._before = self._before, self._before + len(places)
         self._round = last
+        for at in _by_place(places):
+            self._planned[int(places[at[0]])] = int(indexes[at[-1]]) + 1
         mine = self.epoch.deal.mine(first, len(places))
-        by_place = np.argsort(places, kind="stable")
-        ends = np.flatnonzero(np.diff(places[by_place], append=-1))
-        self._planned.update(
-            zip(
-                places[by_place][ends].tolist(), (indexes[by_place][ends] + 1).tolist(), strict=True
-            )
-        )
-        if not len(mine):
-            return
         places, indexes = places[mine], indexes[mine]
-        chunk = _Chunk(len(mine), first + mine, 0)
-        self._chunks.append(chunk)
-        self._asked += chunk.count
-        by_place = np.argsort(places, kind="stable")
-        cuts = np.flatnonzero(np.diff(places[by_place])) + 1
-        for at in np.split(by_place, cuts):
-            chunk.missing += 1
-            runs = _runs(indexes[at])
-            self._ask(_Request(int(places[at[0]]), runs, _Part(chunk, at)))
-        per_chunk = CHUNK_BYTES * self._elements // max(1, self._bytes) if self._elements else 1024
-        self._chunk = max(1, min(2 * self._chunk, per_chunk, CHUNKS))
+        self._asked += len(mine)
+        for at in _by_place(places):
+            request = _Request(int(places[at[0]]), _runs(indexes[at]))
+            self._queues.setdefault(request.place, deque()).append(request)
+            self._ask(request)
+        size = min(self._fit(CHUNK_BYTES), MAX_CHUNK) if self._elements else 1
+        for start in range(0, len(mine), size):
+            of_chunk = places[start : start + size]
+            needs = [(int(of_chunk[at[0]]), at) for at in _by_place(of_chunk)]
+            self._chunks.append(_Chunk(first + mine[start : start + size], needs))
+
+    def _is_here(self, chunk: _Chunk) -> bool:
+        """Whether all of the chunk has come."""
+        for place, at in chunk.needs[chunk.met :]:
+            missing = len(at)
+            for request in self._queues[place]:
+                missing -= sum(block.count for block in request.blocks)
+                if missing <= 0 or request.runs:
+                    break
+            if missing > 0:
+                return False
+            chunk.met += 1
+        return True
+
+    def _assembled(self, chunk: _Chunk) -> Iterator[tuple[Block, Ints]]:
+        """The chunk as blocks with the elements' positions: one block, unless elements are large,
+        or their ranks differ."""
+        parts = [(block, at) for place, at in chunk.needs for block, at in self._pop(place, at)]
+        ranks = {tuple(map(rank, block.components)) for block, _ in parts}
+        if len(ranks) == 1 and (self._fit(ALONE_BYTES) > 1 or len(parts) == 1):
+            yield merged(parts), chunk.positions
+            return
+        singles = {
+            place: picked(block, range(number, number + 1))
+            for block, at in parts
+            for number, place in enumerate(at.tolist())
+        }
+        for place in range(len(chunk.positions)):
+            yield singles[place], chunk.positions[place : place + 1]
+
+    def _pop(self, place: int, at: Ints) -> Iterator[tuple[Block, Ints]]:
+        """The next elements of a place, and where in `at` they belong."""
+        queue, done = self._queues[place], 0
+        while done < len(at):
+            request = queue[0]
+            if not request.blocks:
+                queue.popleft()
+                continue
+            block = request.blocks.popleft()
+            if block.count > len(at) - done:
+                block, rest = split(block, len(at) - done)
+                request.blocks.appendleft(rest)
+            yield block, at[done : done + block.count]
+            done += block.count
+        while queue and not (queue[0].blocks or queue[0].runs):
+            queue.popleft()
+        if not queue:
+            del self._queues[place]
 
     def _query(self) -> None:
         """Ask for the lengths of the bundles that are read now or soon. Those in front of the start
@@ -266,13 +311,12 @@ class OrderedMode:
         order = self.epoch.order
         here = self._round if self._located else order.known_until
         opened, coming = order.opened(here, AHEAD)
-        outstanding = min(self._outstanding, default=None)
-        starts = [*opened[:1], *coming[:1], *([] if outstanding is None else [outstanding])]
-        self._floor = min(starts, default=self._spec.bundles)
+        lacking = (place for place in self._queues if self._first_lacking(place) is not None)
+        self._floor = min((*opened, *coming, *lacking), default=self._spec.bundles)
         for place in (*opened, *coming):
             if place not in self._querying and not self._is_known(place):
                 self._querying.add(place)
-                self._ask(_Request(place, (), None))
+                self._ask(_Request(place, (), is_query=True))
 
     def _is_known(self, place: int) -> bool:
         return self._ordered.lengths[self._bundle(place)] >= 0
@@ -282,8 +326,6 @@ class OrderedMode:
     def _ask(self, request: _Request) -> None:
         """Send the request to the worker of its place; keep it if there is none."""
         task_id = self._home(request.place)
-        if request.part is not None:
-            self._outstanding.setdefault(request.place, set()).add(request)
         if task_id is None:
             self._waiting.append(request)
             return
@@ -298,20 +340,24 @@ class OrderedMode:
 
     def _slice(self, request: _Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
-        counted = request.part is None and not self._located
+        counted = request.is_query and not self._located
         planned = self._planned.get(place, 0)
-        firsts = (r.runs[0] for r in self._outstanding.get(place, ()) if r.runs)
+        lacking = self._first_lacking(place)
         return Slice(
             bundle=number * spec.bundles + self._bundle(place),
             place=number * spec.bundles + place,
             runs=request.runs,
             until=MAX_INDEX if counted else planned,
             known=MAX_INDEX if counted else self._at_least.get(place, 0),
-            keep=MAX_INDEX if counted else min(firsts, default=planned),
+            keep=MAX_INDEX if counted else (planned if lacking is None else lacking),
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
         )
+
+    def _first_lacking(self, place: int) -> int | None:
+        """The first element of the place that was asked for and has not come."""
+        return next((r.runs[0] for r in self._queues.get(place, ()) if r.runs), None)
 
     def _home(self, place: int) -> int | None:
         """The task that the place is read from; None if there is no task."""
@@ -347,6 +393,7 @@ class OrderedMode:
 
     def update(self, news: News) -> None:
         before = self._tasks
+        self._is_stale = True
         self._tasks = {
             task.task_id: task
             for task in news.tasks
@@ -380,11 +427,9 @@ class OrderedMode:
     def deliver(self, client: Client, key: Key, block: Block) -> None:
         client.taken(block)  # what is asked for bounds what is here
         request = self._requests.get(key)
-        if request is None or request.part is None:
+        if request is None:
             return
-        part = request.part
-        part.chunk.parts.append((block, part.at[part.came : part.came + block.count]))
-        part.came += block.count
+        request.blocks.append(block)
         request.runs = runs_after(request.runs, block.count)
         request.asked_s = time.monotonic()
         self._elements += block.count
@@ -404,19 +449,15 @@ class OrderedMode:
             self._unknown_s = time.monotonic() + ASK_AGAIN_S
             return
         del self._requests[key]
+        self._is_stale = True
         self._learn(request.place, end.length, end.complete)
-        if request.part is None:
+        if request.is_query:
             self._querying.discard(request.place)
             return
         if request.runs:
             raise self._differs(
                 request.place, f"had element {request.runs[0]} before, and has {end.length} now"
             )
-        request.part.chunk.missing -= 1
-        outstanding = self._outstanding[request.place]
-        outstanding.discard(request)
-        if not outstanding:
-            del self._outstanding[request.place]
 
     def _learn(self, place: int, length: int, complete: bool) -> None:
         try:
@@ -445,10 +486,11 @@ class OrderedMode:
             return
         self._looked_s = now
         head = self._chunks[0] if self._chunks else None
+        awaited = None if head is None or self._is_here(head) else head.needs[head.met][0]
         slow = [
             request
             for request in self._requests.values()
-            if (request.part.chunk if request.part is not None else None) is head
+            if (request.is_query if awaited is None else request.place == awaited)
             and now - request.asked_s >= request.patience_s
         ]
         for request in slow:
@@ -473,15 +515,9 @@ def _runs(indexes: Ints) -> tuple[int, ...]:
     return tuple(np.stack([indexes[firsts], counts], axis=1).ravel().tolist())
 
 
-def _assembled(chunk: _Chunk) -> Iterator[tuple[Block, Ints]]:
-    """The chunk as blocks with the elements' positions: one block, unless ranks differ."""
-    ranks = {tuple(map(rank, block.components)) for block, _ in chunk.parts}
-    if len(ranks) == 1:
-        yield merged(chunk.parts), chunk.positions
-        return
-    singles = {}
-    for block, at in chunk.parts:
-        for number, place in enumerate(at.tolist()):
-            singles[place] = picked(block, range(number, number + 1))
-    for place in range(chunk.count):
-        yield singles[place], chunk.positions[place : place + 1]
+def _by_place(places: Ints) -> list[Ints]:
+    """Where the elements of each place are, ascending."""
+    if not len(places):
+        return []
+    order = np.argsort(places, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(places[order])) + 1)

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from ..order import Deal, EpochOrder, permuted
+from ..order import Deal, EpochOrder, permuted_many
 
 VERSION = 1
 """Of a saved state."""
@@ -29,14 +31,10 @@ class Epoch:
     total: int | None  # elements of an epoch, if they were known at the beginning
     spec: ev.OrderSpec
     deal: Deal
+    bundles: list[int]  # by place of the sequence
     order: EpochOrder
     drop_remainder: bool
     over: bool = False  # whether the trainer has asked for more than there is
-
-    def bundle(self, place: int) -> int:
-        """Which bundle stands at this place of the sequence."""
-        spec = self.spec
-        return permuted(place, spec.bundles, spec.seed, self.number) if spec.shuffle else place
 
     def end(self) -> int | None:
         """Where the epoch ends for all consumers, if that is known: an offset in the epoch."""
@@ -135,11 +133,14 @@ class Ordered:
         if start and total is not None and deal.end(total, self.drop_remainder) <= start:
             number, start = number + 1, 0
             deal = Deal(0, deal.batch_size, deal.consumers, deal.index)
-        self.epoch = Epoch(
-            number, start, total, spec, deal, EpochOrder(0, 1, 1), self.drop_remainder
-        )
-        lengths = [self.lengths[self.epoch.bundle(place)] for place in range(spec.bundles)]
-        self.epoch.order = EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
+        bundles = list(range(spec.bundles))
+        if spec.shuffle:
+            bundles = permuted_many(
+                np.arange(spec.bundles), spec.bundles, spec.seed, number
+            ).tolist()
+        lengths = [self.lengths[bundle] for bundle in bundles]
+        order = EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
+        self.epoch = Epoch(number, start, total, spec, deal, bundles, order, self.drop_remainder)
         return self.epoch
 
     def _start(self, total: int | None) -> tuple[int, int]:
