@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from google.protobuf.message import Message
 
 from .connections.dispatcher_client import SERVICE, DispatcherClient
-from .connections.grpc_server import WILDCARDS, told_address
+from .connections.grpc_server import WILDCARDS, advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of
@@ -178,7 +178,7 @@ class DispatchServer(_Server):
         self._options = _at_localhost(self._config.options(), WILDCARDS)
         self._process: Child | None = None
         self._log: threading.Thread | None = None
-        self._target = f"grpc://{told}" if (told := _foretold(self._options)) else ""
+        self._target = f"grpc://{told}" if (told := _address_before_start(self._options)) else ""
         self._finalizer: Callable[[], object] | None = None
         if start:
             self.start()
@@ -353,11 +353,11 @@ def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
     return dataclasses.replace(options, address="localhost:%port%")
 
 
-def _foretold(options: ServerOptions) -> str:
+def _address_before_start(options: ServerOptions) -> str:
     """The address of a server before its start; "" if it will use any free port."""
     if not options.port:
         return ""
-    return told_address(options.address, f"{options.host}:{options.port}")
+    return advertised_address(options.address, f"{options.host}:{options.port}")
 
 
 def _given(
@@ -420,7 +420,7 @@ class WorkerServer(_Server):
     @property
     def address(self) -> str:
         """The registered address, such as "host:5051"; "" before a start on any free port."""
-        return self._worker.address or _foretold(self._options)
+        return self._worker.address or _address_before_start(self._options)
 
     def _num_tasks(self) -> int:
         """The number of running tasks. tf.data service's tests call this."""

@@ -382,12 +382,9 @@ def test_the_topics_of_a_package_make_no_circle() -> None:
 
 
 TWICE = {  # a class of the product that stands in two modules: why it may
-    "Consumer": "the reader, and what the state has of it",
-    "Worker": "the worker, what the state has of it, and what chaos reads of it in a journal",
-    "Lease": "what the state has of it, and what chaos reads of it in a journal",
-    "Job": "what the state has of it, and how a training process reads it",
-    "Ended": "a message: in each module of what its own state machine, or its record, is about",
-    "Scan": "the same of each storage",
+    "Consumer": "the reader, and what the state has of it: the name is in the snapshots' schema",
+    "Worker": "the worker, and what the state has of it: the name is in the snapshots' schema",
+    "Ended": "a message: of a worker's task, and of a subscription",
     "ServiceDataset": "the face for each framework",
 }
 

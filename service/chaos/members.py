@@ -42,7 +42,7 @@ class Life(msgspec.Struct):
     @property
     def stopped_badly(self) -> bool:
         """Whether it was told to stop, and did not stop or failed."""
-        # DROPPED is no failure here: the ledger checks the dropped elements.
+        # DROPPED is no failure here: the audit checks the dropped elements.
         well = {None, 0, -signal.SIGTERM} | ({DROPPED} if self.role == "worker" else set())
         badly = self.code not in well
         return self.stuck or (badly and self.terminated_s is not None and self.killed_s is None)

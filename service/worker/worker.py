@@ -23,7 +23,7 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient, parse_service
-from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
+from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
 from ..delivery import (
@@ -129,11 +129,11 @@ class Worker:
         Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
-        told_address(options.address, f"{options.host}:1")  # fail early, before slow imports
+        advertised_address(options.address, f"{options.host}:1")  # fail early, before slow imports
         self._pipelines.load(options.load_op_library)
         try:
             bound = bind(self._grpc, options.host, options.port)
-            self.address = told_address(options.address, bound)
+            self.address = advertised_address(options.address, bound)
             self._pipelines.python = PythonRules(
                 _may_run_python(options), options.processes, self.address
             )
@@ -199,7 +199,7 @@ class Worker:
         """Protocols and addresses of the data plane, as told to clients, preferred first."""
         bound = f"{self.address.rpartition(':')[0]}:{self._blocks.port}"
         addresses = dict(self._blocks.addresses)
-        addresses[TCP] = told_address(self._options.data_address, bound, "--data-address")
+        addresses[TCP] = advertised_address(self._options.data_address, bound, "--data-address")
         addresses[GRPC] = self.address
         wanted = self._options.data_transfer_protocol
         return [(p, addresses[p]) for p in SERVED if wanted is None or p == wanted]

@@ -237,7 +237,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
             if process == child:
                 _kill(_children())
                 with contextlib.suppress(OSError):
-                    control.send(_how(os.waitstatus_to_exitcode(status)).encode())
+                    control.send(_describe_exit(os.waitstatus_to_exitcode(status)).encode())
                 _exit()
         if os.getppid() != fork_server:
             told.clear()
@@ -253,7 +253,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
                 control.recv(64)  # unread, it would make the exit code an error
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """A child has ended, in words."""
     if code >= 0:
         return f"exit code {code}"
