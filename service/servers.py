@@ -29,7 +29,7 @@ from .connections.grpc_server import WILDCARDS, advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of
-from .processes import LOG_LEVEL, Child, forebay
+from .processes import LOG_LEVEL, ChildProcess, forebay
 from .proto import forebay_pb2 as pb
 from .proto import tf_service_pb2 as tf
 from .worker.options import WorkerOptions
@@ -176,7 +176,7 @@ class DispatchServer(_Server):
     def __init__(self, config: DispatcherConfig | Any | None = None, start: bool = True) -> None:
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
         self._options = _at_localhost(self._config.options(), WILDCARDS)
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._log: threading.Thread | None = None
         self._target = f"grpc://{told}" if (told := _address_before_start(self._options)) else ""
         self._finalizer: Callable[[], object] | None = None
@@ -193,7 +193,7 @@ class DispatchServer(_Server):
             return
         self._end()
         level = os.environ.get(LOG_LEVEL)
-        process = Child(
+        process = ChildProcess(
             forebay("cli", "dispatcher", *flags(self._options)),
             subprocess.PIPE,
             piped=True,
@@ -263,7 +263,7 @@ class DispatchServer(_Server):
         self._process = self._log = None
 
 
-def _forward_log(process: Child) -> None:
+def _forward_log(process: ChildProcess) -> None:
     """Copy the dispatcher's log to this process's stderr, until the dispatcher ends."""
     assert process.stderr is not None
     with process.stderr:

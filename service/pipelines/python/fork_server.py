@@ -39,7 +39,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from ...processes import EXIT_WITH_PARENT, Child, forebay
+from ...processes import EXIT_WITH_PARENT, ChildProcess, forebay
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -62,7 +62,7 @@ class ForkServer:
         """What it imports, too, besides child.py."""
         self._imports = imports
         self._lock = threading.Lock()
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._requests: socket.socket | None = None
         self._owner = 0  # the process that started it
 
@@ -80,6 +80,11 @@ class ForkServer:
                 self._ask(ends)
             kept.pop_all()
         return ours
+
+    @property
+    def pid(self) -> int | None:
+        """The process that forks; None before the first child and after `close`."""
+        return None if self._process is None else self._process.pid
 
     def _ask(self, ends: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -112,7 +117,7 @@ class ForkServer:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
-            self._process = Child(
+            self._process = ChildProcess(
                 forebay("pipelines.python.fork_server", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
