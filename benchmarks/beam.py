@@ -86,7 +86,7 @@ def chain(pipeline: Any, pattern: str) -> Any:
     )
 
 
-def by_the_runner(directory: str) -> float:
+def runner_rate(directory: str) -> float:
     """Records/s of one file, from the runner's start to its end."""
     import apache_beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -97,7 +97,7 @@ def by_the_runner(directory: str) -> float:
     return RECORDS / (time.perf_counter() - begun)
 
 
-def by_the_worker(address: str, directory: str, seconds: float) -> float:
+def worker_rate(address: str, directory: str, seconds: float) -> float:
     import apache_beam
 
     from ..service import read, register_dataset
@@ -115,9 +115,9 @@ def main(address: str, directory: str) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if question["runner"]:
-            rate = by_the_runner(directory)
+            rate = runner_rate(directory)
         else:
-            rate = by_the_worker(address, directory, question["seconds"])
+            rate = worker_rate(address, directory, question["seconds"])
         print(rate, flush=True)
 
 

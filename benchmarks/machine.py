@@ -100,8 +100,8 @@ def forget_peak(pid: int) -> None:
     pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def memory_mb(pid: int, which: str) -> float:
+def memory_mb(pid: int, field: str) -> float:
     """A line of a process' memory, VmRSS (now) or VmHWM (the peak), in units of 10⁶ bytes."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    kib = next(line.split()[1] for line in status.splitlines() if line.startswith(which))
+    kib = next(line.split()[1] for line in status.splitlines() if line.startswith(field))
     return int(kib) * 1024 / 1e6

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from ..service.errors import ForebayError
-from ..service.processes import Child
+from ..service.processes import ChildProcess
 from .results import Better, Finding, Result
 from .servers import Responder, our_dispatcher
 from .setting import Setting
@@ -60,7 +60,7 @@ def _dask(folder: pathlib.Path, workers: int) -> Iterator[pathlib.Path]:
     with contextlib.ExitStack() as stack:
         for what, *options in commands:
             module = f"distributed.cli.dask_{what}"
-            process = Child([sys.executable, "-m", module, *options, *common], log)
+            process = ChildProcess([sys.executable, "-m", module, *options, *common], log)
             stack.callback(process.end)
             give_up_s = time.monotonic() + START_S
             while not file.exists():

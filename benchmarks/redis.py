@@ -38,7 +38,7 @@ def redis_storage(directory: pathlib.Path, appendfsync: str) -> Iterator[str]:
         raise ForebayError("there is no redis-server on this machine: apt-get install redis-server")
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", appendfsync, "--dir", str(directory)]
-    server = processes.Child(command, directory / "log")
+    server = processes.ChildProcess(command, directory / "log")
     try:
         with contextlib.closing(Redis(port=port)) as client:
             while True:

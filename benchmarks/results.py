@@ -32,8 +32,8 @@ class Result:
     required: float | None = None  # at least or at most, in `unit`
 
     def ratios(self) -> list[float]:
-        """The factor by which our side is better, in each round. Empty without the peer's figures,
-        and if a figure of 0 would make it infinite.
+        """How many times better our side is, in each round. Empty without the peer's figures, and
+        if a figure of 0 would make it infinite.
         """
         good, bad = (self.ours, self.peer) if self.better is Better.MORE else (self.peer, self.ours)
         if not self.peer or 0 in bad:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ..service.errors import ForebayError
-from ..service.processes import Child
+from ..service.processes import ChildProcess
 from .machine import memory_mb
 
 STOP_TIMEOUT_S = 30
@@ -21,7 +21,7 @@ OURS, PEERS = "forebay", "peer"  # where the dispatchers' journals are, in their
 COLLECT_MS = 1_000
 
 
-class Responder(Child):
+class Responder(ChildProcess):
     """A Python process that answers on its standard output, a line at a time.
 
     Being a context manager, it stops at the end of the context.

@@ -1,9 +1,9 @@
 """Chaos: runs a cluster on this machine under random faults, and checks its promises.
 
     plan ─► cluster (members, proxy) ─► trainers' records ┐
-                                        the journal ───────┴► ledger ─► report, plot
+                                        the journal ───────┴► audit ─► report, plot
 
 plan.py derives the plan of faults from the seed. cluster.py runs the processes and injects the
-faults. Trainers record every element that they get (records.py). ledger.py, which is pure, checks
+faults. Trainers record every element that they get (records.py). audit.py, which is pure, checks
 those records against the journal.
 """

@@ -10,7 +10,7 @@ from ..journal.proto import events_pb2 as ev
 
 
 @dataclass
-class Lease:
+class LeasedSplits:
     """A lease of splits to a task; the task owns those that it did not return."""
 
     task_id: int
@@ -30,7 +30,7 @@ class Epoch:
 
     number: int
     finished: bool = False
-    lease_of: dict[tuple[int, int], Lease] = field(default_factory=dict)
+    lease_of: dict[tuple[int, int], LeasedSplits] = field(default_factory=dict)
     tasks: set[int] = field(default_factory=set)
     completed: set[int] = field(default_factory=set)  # of the tasks
     shard_of: dict[int, int] = field(default_factory=dict)  # by task, under static sharding
@@ -38,7 +38,7 @@ class Epoch:
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """A worker's process, as in the journal."""
 
     name: str
@@ -54,7 +54,7 @@ class History:
     broken: list[str] = field(default_factory=list)
     leaders: list[tuple[int, str]] = field(default_factory=list)  # (since when, ms; address)
     jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and number
-    workers: dict[int, Worker] = field(default_factory=dict)  # by id
+    workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by id
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
     places: list[str] = field(default_factory=list)  # of static sharding
     no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
@@ -77,7 +77,7 @@ class _Fold:
         self._present: set[int] = set()  # workers
         self._jobs: dict[int, dict[int, Epoch]] = {}
         self._iterations: dict[int, Epoch] = {}
-        self._leases: dict[int, tuple[Epoch, Lease]] = {}
+        self._leases: dict[int, tuple[Epoch, LeasedSplits]] = {}
         self._epoch_of: dict[int, Epoch] = {}
 
     def fold(self, records: Iterable[tuple[int, int, ev.Event]]) -> History:
@@ -119,7 +119,7 @@ class _Fold:
                     epoch.paused_ms.setdefault(task_id, event.time_ms)
             case "worker_registered":
                 registered = event.worker_registered
-                history.workers[registered.worker_id] = Worker(",".join(registered.tags))
+                history.workers[registered.worker_id] = WorkerProcess(",".join(registered.tags))
                 if not self._present and history.no_worker_ms:
                     history.no_worker_ms[-1] = history.no_worker_ms[-1][0], event.time_ms
                 self._present.add(registered.worker_id)
@@ -165,7 +165,7 @@ class _Fold:
         leased = event.splits_leased
         epoch = self._iterations[leased.iteration_id]
         in_pass = leased.pass_number
-        lease = Lease(leased.task_id, in_pass, leased.first, leased.count, event.time_ms)
+        lease = LeasedSplits(leased.task_id, in_pass, leased.first, leased.count, event.time_ms)
         self._leases[leased.lease_id] = epoch, lease
         splits = range(leased.first, leased.first + leased.count)
         if again := [split for split in splits if (in_pass, split) in epoch.lease_of]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..service.processes import DROPPED, Child, tail
+from ..service.processes import DROPPED, ChildProcess, tail
 
 RESTART_S = 0.3
 """The delay before the restart of a process, like RestartSec= of a unit."""
@@ -42,7 +42,7 @@ class Life(msgspec.Struct):
     @property
     def stopped_badly(self) -> bool:
         """Whether it was told to stop, and did not stop or failed."""
-        # DROPPED is no failure here: the ledger checks the dropped elements.
+        # DROPPED is no failure here: the audit checks the dropped elements.
         well = {None, 0, -signal.SIGTERM} | ({DROPPED} if self.role == "worker" else set())
         badly = self.code not in well
         return self.stuck or (badly and self.terminated_s is not None and self.killed_s is None)
@@ -61,7 +61,7 @@ class Member:
         self.retired = False  # never restarted again
         self.held = False  # not restarted for now
         self._command = command
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._resume_at_s = 0.0
         self._restart_at_s = 0.0
         self._log_from = 0  # in bytes, of the present process
@@ -89,7 +89,7 @@ class Member:
         name = f"{self.role}{self.number}.{len(self.lives) + 1}"
         self.lives.append(Life(name, self.role, self.number, time.monotonic()))
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
-        self._process = Child(self._command(name), self.log)
+        self._process = ChildProcess(self._command(name), self.log)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""

@@ -21,7 +21,7 @@ from ..service.client.options import DEFAULT_READ_OPTIONS, CrossTrainerCache, Re
 from ..service.connections.dispatcher_client import DispatcherClient
 from ..service.errors import FailedPrecondition, NotFound, PipelineError
 from ..service.proto import forebay_pb2 as pb
-from .records import Ended, Got, Joined, Left, Recorder
+from .records import Got, Joined, Left, ReadToEnd, Recorder
 from .trainer import CREDIT_BYTES, NOTHING, unpack
 
 MODES = ("rounds", "cached", "static")
@@ -70,7 +70,7 @@ class Readers:
             with ThreadPoolExecutor(EACH) as pool:
                 list(pool.map(self._read, range(EACH)))
 
-    def _how(self, reader: int) -> ReadOptions:
+    def _read_options(self, reader: int) -> ReadOptions:
         match self._mode:
             case "rounds":
                 return ReadOptions(consumer_index=reader, num_consumers=EACH)
@@ -96,7 +96,7 @@ class Readers:
             join = pb.JoinIterationRequest(job_id=job.job_id, epoch=1, consumer_index=index)
             joined = dispatcher.call_numbered(join, pb.JoinIterationResponse)
             consumer = Consumer(
-                dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=self._how(reader)
+                dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=self._read_options(reader)
             )
             try:
                 recorder.add(Joined(1, consumer.consumer_id, time.monotonic()))
@@ -129,7 +129,7 @@ class Readers:
         with self._changed:  # stay until all have enough: a consumer that leaves changes the set
             self._changed.wait_for(lambda: self._out_of_step or len(self._have_enough) == EACH)
         now_s = time.monotonic()
-        recorder.add(Left(1, now_s, [], True) if self._out_of_step else Ended(1, now_s))
+        recorder.add(Left(1, now_s, [], True) if self._out_of_step else ReadToEnd(1, now_s))
 
     def _tell(self, what: partial[None]) -> None:
         with self._changed:

@@ -50,7 +50,7 @@ class Limit:
     connections: int = sys.maxsize  # how many connections it limits, from the first one on
 
 
-class _Connection:
+class _ConnectionLimit:
     """Applies a limit to one connection through a proxy."""
 
     def __init__(self, limit: Limit | None) -> None:
@@ -153,7 +153,7 @@ class _Proxy:
         self._connections.add(ends)
         limited = self._limit is not None and self._limited < self._limit.connections
         self._limited += limited
-        connection = _Connection(self._limit if limited else None)
+        connection = _ConnectionLimit(self._limit if limited else None)
         try:
             await asyncio.gather(
                 self._pass(reader, target[1], connection),
@@ -170,7 +170,7 @@ class _Proxy:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        connection: _Connection,
+        connection: _ConnectionLimit,
         *,
         answers: bool = False,
     ) -> None:

@@ -46,7 +46,7 @@ class Worked(msgspec.Struct, frozen=True, tag="worked"):
     at_s: float
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class ReadToEnd(msgspec.Struct, frozen=True, tag="ended"):
     """The epoch has ended, and it has received all of its own elements."""
 
     epoch: int
@@ -64,7 +64,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     for_good: bool
 
 
-Record = Started | Joined | Got | Worked | Ended | Left
+Record = Started | Joined | Got | Worked | ReadToEnd | Left
 
 _decode = msgspec.json.Decoder(Record).decode
 

@@ -11,15 +11,15 @@ import msgspec
 
 from ..journal import decode, verify
 from ..storage import open_storage
+from .audit import Verdict, check, check_crowd
 from .cluster import LOST_WITH_A_TRAINER, Cluster, DoneFault, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
 from .crowd import PYTHON_READERS, READERS, job_of
 from .dataset import PASSES
 from .function import SPLIT_ELEMENTS
 from .history import History, read_history
-from .ledger import Verdict, check, check_crowd
 from .modes import EACH, MODES
-from .modes_ledger import check_modes, check_saved
+from .modes_audit import check_modes, check_saved
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..service.connections.dispatcher_client import DispatcherClient
-from ..service.processes import Child, forebay, tail
+from ..service.processes import ChildProcess, forebay, tail
 from ..service.proto import forebay_pb2 as pb
 from ..service.save_files import DONE, ERROR
 
@@ -61,7 +61,7 @@ def saved(paths: Mapping[str, pathlib.Path], directory: pathlib.Path) -> dict[st
         return {}
     answer, log = directory / "saved", directory / "saved.log"
     asked = msgspec.json.encode(done).decode()
-    if Child(forebay("chaos.saves", asked, str(answer)), log).finish():
+    if ChildProcess(forebay("chaos.saves", asked, str(answer)), log).finish():
         raise ValueError(f"what was saved cannot be read: {tail(log, 3)}")
     return msgspec.json.decode(answer.read_bytes(), type=dict[str, Saved])
 

@@ -25,7 +25,7 @@ from ..service.client.consumer import Consumer
 from ..service.client.options import ReadOptions
 from ..service.connections.dispatcher_client import DispatcherClient
 from ..service.proto import forebay_pb2 as pb
-from .records import Ended, Got, Joined, Left, Record, Recorder, Started, Worked, read_records
+from .records import Got, Joined, Left, ReadToEnd, Record, Recorder, Started, Worked, read_records
 
 JOB = "chaos"
 CREDIT_BYTES = 256 << 10
@@ -82,7 +82,7 @@ def next_epoch(records: list[Record]) -> NextEpoch:
     for record in reversed(records):
         if isinstance(record, Joined) or (isinstance(record, Left) and not record.for_good):
             return NextEpoch(record.epoch, begun=True)
-        if isinstance(record, Ended | Left):
+        if isinstance(record, ReadToEnd | Left):
             return NextEpoch(record.epoch + 1)
     return NextEpoch(1)
 
@@ -120,7 +120,7 @@ def read_epoch(
                 for_good = signal.SIGTERM not in _told
                 recorder.add(Left(epoch, left_s, consumer.not_handed_back, for_good))
                 return
-        recorder.add(Ended(epoch, time.monotonic()))
+        recorder.add(ReadToEnd(epoch, time.monotonic()))
     finally:
         _reading = False
         consumer.close()

@@ -97,12 +97,12 @@ class ServerOptions:
     Raises InvalidArgument for a value that its option does not allow. None means the default.
     """
 
-    port: Annotated[int, Option("0: any free one.", least=0, most=65535)] = 0
+    port: Annotated[int, Option("Port to listen on; 0: any free one.", least=0, most=65535)] = 0
     host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1"
     address: Annotated[
         str,
         Option(
-            "What clients are told, HOST:PORT; %port% stands for the port. By default, the "
+            "HOST:PORT that clients connect to; %port% stands for the port. By default, the "
             "address that it listens on."
         ),
     ] = ""

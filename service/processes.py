@@ -1,4 +1,4 @@
-"""Child processes: starts, watches and ends them, and lets them end with their parent."""
+"""ChildProcess processes: starts, watches and ends them, and lets them end with their parent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-IS", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
-class Child(subprocess.Popen[str]):
+class ChildProcess(subprocess.Popen[str]):
     """A command as a child process, which ends with its parent, however the parent ends.
 
     Linux kills it when the thread that started it ends, so start it in a lasting thread. With

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from google.protobuf.message import Message
 
 from .connections.dispatcher_client import SERVICE, DispatcherClient
-from .connections.grpc_server import WILDCARDS, told_address
+from .connections.grpc_server import WILDCARDS, advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of
-from .processes import LOG_LEVEL, Child, forebay
+from .processes import LOG_LEVEL, ChildProcess, forebay
 from .proto import forebay_pb2 as pb
 from .proto import tf_service_pb2 as tf
 from .worker.options import WorkerOptions
@@ -176,9 +176,9 @@ class DispatchServer(_Server):
     def __init__(self, config: DispatcherConfig | Any | None = None, start: bool = True) -> None:
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
         self._options = _at_localhost(self._config.options(), WILDCARDS)
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._log: threading.Thread | None = None
-        self._target = f"grpc://{told}" if (told := _foretold(self._options)) else ""
+        self._target = f"grpc://{told}" if (told := _address_before_start(self._options)) else ""
         self._finalizer: Callable[[], object] | None = None
         if start:
             self.start()
@@ -193,7 +193,7 @@ class DispatchServer(_Server):
             return
         self._end()
         level = os.environ.get(LOG_LEVEL)
-        process = Child(
+        process = ChildProcess(
             forebay("service.cli", "dispatcher", *flags(self._options)),
             subprocess.PIPE,
             piped=True,
@@ -263,7 +263,7 @@ class DispatchServer(_Server):
         self._process = self._log = None
 
 
-def _forward_log(process: Child) -> None:
+def _forward_log(process: ChildProcess) -> None:
     """Copy the dispatcher's log to this process's stderr, until the dispatcher ends."""
     assert process.stderr is not None
     with process.stderr:
@@ -353,11 +353,11 @@ def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
     return dataclasses.replace(options, address="localhost:%port%")
 
 
-def _foretold(options: ServerOptions) -> str:
+def _address_before_start(options: ServerOptions) -> str:
     """The address of a server before its start; "" if it will use any free port."""
     if not options.port:
         return ""
-    return told_address(options.address, f"{options.host}:{options.port}")
+    return advertised_address(options.address, f"{options.host}:{options.port}")
 
 
 def _given(
@@ -420,7 +420,7 @@ class WorkerServer(_Server):
     @property
     def address(self) -> str:
         """The registered address, such as "host:5051"; "" before a start on any free port."""
-        return self._worker.address or _foretold(self._options)
+        return self._worker.address or _address_before_start(self._options)
 
     def _num_tasks(self) -> int:
         """The number of running tasks. tf.data service's tests call this."""

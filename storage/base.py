@@ -5,7 +5,7 @@ their sequence; *snapshots* of the state as of a sequence; and content-addressed
 may read at any time. At most one `Writer` may append, and it is fenced: its term is larger than
 all earlier ones. Once a later term exists, the storage refuses the earlier writer's appends.
 
-A writer keeps its place by renewing its lease. The lease decides only who may *try* to write: two
+A writer stays the writer by renewing its lease. The lease decides only who may *try* to write: two
 processes that both believe to be the writer do no harm, since every append is fenced. No two
 clocks are compared. Each `open_writer` call notes the present writer's last sign of life, and
 measures by its own monotonic clock how long that has stayed the same.
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from .errors import StorageUnusable
 
 LEASE_MS = 2_000
-"""The default lease: how long a writer keeps its place without renewing."""
+"""The default lease: how long a writer stays the writer without renewing."""
 
 
 REGISTER = "restore it from a backup, or register the dataset again"
@@ -154,8 +154,8 @@ class Storage(ABC):
         """Move the log after record `after` aside, with its snapshots, and say where to.
 
         For the repair of a corrupt log. Cuts between batches: if `after` lies within a batch, the
-        whole batch goes. Deletes nothing. Undoes `Writer.condemn`. Needs the writer's place, so
-        it raises Locked, like `open_writer`. Optional for a storage that ends with its process.
+        whole batch goes. Deletes nothing. Undoes `Writer.condemn`. Becomes the writer meanwhile,
+        so it raises Locked, like `open_writer`. Optional for a storage that ends with its process.
         """
         raise StorageUnusable(f"{self.url}: nothing can be cut off here (records after {after})")
 
@@ -169,14 +169,14 @@ class Writer(ABC):
 
     term: int
     last_sequence: int
-    lease_ms: int  # how long it keeps its place without renewing
+    lease_ms: int  # how long it stays the writer without renewing
 
     @abstractmethod
     def renew(self) -> None:
         """Renew the lease: nobody takes over for `lease_ms` from the time of the call.
 
         May run while other threads append or write. Raises Fenced, and StorageError if the
-        storage is unreachable. That error does not lose the place: a retry may succeed.
+        storage is unreachable. It is still the writer then: a retry may succeed.
         """
 
     @abstractmethod
@@ -238,7 +238,7 @@ class Writer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the writer's place. Idempotent; a later append raises Fenced.
+        """Stop being the writer. Idempotent; a later append raises Fenced.
 
         May be called while an append waits. That append then ends soon; its outcome is unknown.
         """

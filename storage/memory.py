@@ -108,12 +108,12 @@ class MemoryWriter(Writer):
         self._storage = storage
 
     def renew(self) -> None:
-        self._check_place()  # no lease: the writer lives in this process
+        self._require_claim()  # no lease: the writer lives in this process
 
     def append(self, records: Sequence[bytes]) -> int:
         storage = self._storage
         with storage._lock:
-            self._check_place()
+            self._require_claim()
             storage._records += [
                 Record(sequence, self.term, bytes(data))
                 for sequence, data in enumerate(records, self.last_sequence + 1)
@@ -123,7 +123,7 @@ class MemoryWriter(Writer):
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         with self._storage._lock:
-            self._check_place()
+            self._require_claim()
             if not 1 <= sequence <= self.last_sequence:
                 raise OutOfSequence(
                     f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
@@ -132,13 +132,13 @@ class MemoryWriter(Writer):
 
     def delete_snapshot(self, sequence: int) -> None:
         with self._storage._lock:
-            self._check_place()
+            self._require_claim()
             self._storage._snapshots.pop(sequence, None)
 
     def trim(self, before: int) -> None:
         storage = self._storage
         with storage._lock:
-            self._check_place()
+            self._require_claim()
             if before <= storage._first:
                 return
             newest = max(storage._snapshots, default=0)
@@ -151,19 +151,19 @@ class MemoryWriter(Writer):
 
     def write_blob(self, data: bytes, mark: str = "") -> str:
         with self._storage._lock:
-            self._check_place()
+            self._require_claim()
             name = blob_name(data, mark)
             self._storage._blobs[name] = bytes(data)
             return name
 
     def delete_blob(self, name: str) -> None:
         with self._storage._lock:
-            self._check_place()
+            self._require_claim()
             self._storage._blobs.pop(name, None)
 
     def condemn(self, reason: str) -> None:
         with self._storage._lock:
-            self._check_place()
+            self._require_claim()
             self._storage._condemned = reason
             self._storage._writer = None
 
@@ -172,6 +172,6 @@ class MemoryWriter(Writer):
             if self._storage._writer is self:
                 self._storage._writer = None
 
-    def _check_place(self) -> None:
+    def _require_claim(self) -> None:
         if self._storage._writer is not self:
             raise Fenced(f"{self._storage.url}: the writer of term {self.term} gave up its place")

@@ -29,7 +29,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from forebay.service.processes import EXIT_WITH_PARENT, Child
+from forebay.service.processes import EXIT_WITH_PARENT, ChildProcess
 
 TENSORFLOW = (
     "tensorflow.data.experimental.service",
@@ -160,7 +160,9 @@ def _read(said: TextIO) -> str:
 @functools.cache
 def _address(imports: tuple[str, ...]) -> bytes:
     """Where the process listens that is forked; it is started when it is first needed."""
-    server = Child([sys.executable, __file__, *imports], None, piped=True, exit_with_parent=True)
+    server = ChildProcess(
+        [sys.executable, __file__, *imports], None, piped=True, exit_with_parent=True
+    )
 
     def end() -> None:
         assert server.stdin is not None

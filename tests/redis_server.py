@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from forebay.service.processes import Child, free_port, redis_program
+from forebay.service.processes import ChildProcess, free_port, redis_program
 
 WAIT_S = 30.0  # for anything that a server does
 
@@ -54,7 +54,7 @@ class RedisServer:
         self.port = 0
         self._program = program
         self._arguments = arguments
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         directory.mkdir(parents=True, exist_ok=True)
         self.start()
 
@@ -75,11 +75,11 @@ class RedisServer:
             self.port = 0
         raise AssertionError((self.directory / "output").read_text())
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> ChildProcess:
         path = self.directory / "redis.conf"
         path.write_text(self.configuration())
         command = [self._program, str(path), *self._arguments]
-        return Child(command, self.directory / "output")
+        return ChildProcess(command, self.directory / "output")
 
     def configuration(self) -> str:
         settings = {

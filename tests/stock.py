@@ -17,7 +17,7 @@ from typing import Any, Self
 import grpc
 
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS
-from forebay.service.processes import Child
+from forebay.service.processes import ChildProcess
 from forebay.service.proto import graph_pb2 as graph
 from forebay.service.proto import tf_service_pb2 as pb
 
@@ -66,11 +66,11 @@ class ServerProcess:
     """
 
     def __init__(self, command: list[str] | Fork) -> None:
-        self._process: Child | Fork
+        self._process: ChildProcess | Fork
         if isinstance(command, Fork):
             self._process = command
         else:
-            self._process = Child([sys.executable, *command], None, piped=True)
+            self._process = ChildProcess([sys.executable, *command], None, piped=True)
 
     def first_line(self) -> str:
         """Wait until it serves."""

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import functools
 import graphlib
+import itertools
 import os
 import pathlib
 import re
@@ -386,12 +387,9 @@ def test_the_topics_of_a_package_make_no_circle() -> None:
 
 
 TWICE = {  # a class of the product that stands in two modules: why it may
-    "Consumer": "the reader, and what the state has of it",
-    "Worker": "the worker, what the state has of it, and what chaos reads of it in a journal",
-    "Lease": "what the state has of it, and what chaos reads of it in a journal",
-    "Job": "what the state has of it, and how a training process reads it",
-    "Ended": "a message: in each module of what its own state machine, or its record, is about",
-    "Scan": "the same of each storage",
+    "Consumer": "the reader, and what the state has of it: the name is in the snapshots' schema",
+    "Worker": "the worker, and what the state has of it: the name is in the snapshots' schema",
+    "Ended": "a message: of a worker's task, and of a subscription",
     "ServiceDataset": "the face for each framework",
 }
 
@@ -411,6 +409,70 @@ def test_no_name_stands_for_two_things() -> None:
         ]
     )
     assert twice.keys() == TWICE.keys(), "these are no longer twice"
+
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+
+
+def glossary_table(heading: str) -> list[list[str]]:
+    """The rows of the table below a heading; an empty first cell repeats the one above."""
+    below = GLOSSARY.read_text().partition(f"{heading}\n")[2].partition("\n#")[0]
+    lines = [line for line in below.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    for above, row in itertools.pairwise(rows):
+        row[0] = row[0] or above[0]
+    return rows
+
+
+TERMS, AMBIGUOUS = glossary_table("## Terms"), glossary_table("### One word, several meanings")
+
+
+def in_code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = [row[0] for row in TERMS]
+    assert words == sorted(set(words))
+    once = [word for word, n in collections.Counter(row[0] for row in AMBIGUOUS).items() if n == 1]
+    report([f"{word} has one meaning now: it belongs into the terms alone" for word in once])
+
+
+def test_the_glossary_names_what_exists() -> None:
+    """Files and folders, options, and names in the code or its protocols."""
+    sources = [*HANDWRITTEN.values(), *(p for f in FOLDERS for p in f.rglob("*.proto"))]
+    text = "\n".join(path.read_text() for path in sources)
+    known, wrong = set(re.findall(r"\w+", text)), []
+    for word, _, where in (*TERMS, *AMBIGUOUS):
+        for named in in_code(where):
+            if "/" in named:
+                exists = (ROOT / named).exists()
+            elif named.startswith("--"):
+                exists = named[2:].replace("-", "_") in known
+            else:
+                exists = not NAME.fullmatch(named) or set(named.split(".")) <= known
+            if not exists:
+                wrong.append(f"docs/glossary.md: {word}: there is no {named}")
+    report(wrong)
+
+
+def test_a_class_with_a_glossary_word_for_its_name_is_what_the_glossary_says() -> None:
+    """A class `Ledger` stands where the glossary has the ledger, or a second meaning of it."""
+    homes: dict[str, set[str]] = collections.defaultdict(set)
+    for word, _, where in (*TERMS, *AMBIGUOUS):
+        homes[word.title().replace(" ", "")] |= {name for name in in_code(where) if "/" in name}
+    report(
+        [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: the glossary has this word "
+            f"in {sorted(homes[name])}: take another one, or mend the glossary"
+            for module, path in HANDWRITTEN.items()
+            if not within(module, "benchmarks")  # which have trainers and dispatchers to measure
+            for node in ast.walk(read(path))
+            if isinstance(node, ast.ClassDef) and (name := node.name.lstrip("_")) in homes
+            if not any(str(path.relative_to(ROOT)).startswith(home) for home in homes[name])
+        ]
+    )
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:

@@ -1,4 +1,4 @@
-"""Child processes end with their parent, and say why they could not start."""
+"""ChildProcess processes end with their parent, and say why they could not start."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from forebay.service.processes import Child, free_port, tail
+from forebay.service.processes import ChildProcess, free_port, tail
 
 TIMEOUT_S = 30
 
 # Both sleep until they are killed, which is what is tested; the minutes only bound a failure.
 PARENT = """
 import pathlib, sys, time
-from forebay.service.processes import Child
-child = Child([sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"],
-              pathlib.Path(sys.argv[1]), piped=True)
+from forebay.service.processes import ChildProcess
+command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
+child = ChildProcess(command, pathlib.Path(sys.argv[1]), piped=True)
 child.line()
 {also}
 print(child.pid, flush=True)
@@ -64,21 +64,21 @@ def test_even_one_that_is_paused(tmp_path: pathlib.Path) -> None:
 def test_output_goes_to_the_log(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "log"
     for number in range(3):
-        child = Child([sys.executable, "-c", f"print({number})"], log)
+        child = ChildProcess([sys.executable, "-c", f"print({number})"], log)
         assert child.finish(TIMEOUT_S) == 0
     assert tail(log, 2) == "1\n2"
-    assert Child(["no-such-command"], log).finish(TIMEOUT_S) == 1
+    assert ChildProcess(["no-such-command"], log).finish(TIMEOUT_S) == 1
     assert "cannot run no-such-command" in tail(log, 1)
 
 
 def test_end(tmp_path: pathlib.Path) -> None:
-    polite = Child(["sleep", "600"], tmp_path / "log")
+    polite = ChildProcess(["sleep", "600"], tmp_path / "log")
     assert polite.end() == polite.end() == -signal.SIGTERM
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
-    stubborn = Child([sys.executable, "-c", deaf], tmp_path / "log", piped=True)
+    stubborn = ChildProcess([sys.executable, "-c", deaf], tmp_path / "log", piped=True)
     assert stubborn.line() == "1"
     assert stubborn.end(timeout_s=0.1) == -signal.SIGKILL
-    slow = Child(["sleep", "600"], tmp_path / "log", piped=True)
+    slow = ChildProcess(["sleep", "600"], tmp_path / "log", piped=True)
     assert slow.line(timeout_s=0.1) == ""
     assert slow.finish() == -signal.SIGKILL
 
@@ -95,6 +95,6 @@ def test_a_child_is_not_told_what_was_meant_for_its_parent(
 ) -> None:
     monkeypatch.setenv("FOREBAY_STORAGE", "file:///of/somebody/else")
     show = "import os; print(sorted(k for k in os.environ if k.startswith('FOREBAY')))"
-    child = Child([sys.executable, "-c", show], tmp_path / "log")
+    child = ChildProcess([sys.executable, "-c", show], tmp_path / "log")
     assert child.finish(TIMEOUT_S) == 0
     assert tail(tmp_path / "log") == "[]"

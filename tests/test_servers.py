@@ -49,7 +49,7 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
         config = service.WorkerConfig(dispatcher.address, worker_tags=("a", "b"))
         with service.WorkerServer(config) as worker:
             assert worker.address.startswith("localhost:")
-            assert (worker._num_tasks(), dispatcher._num_workers()) == (0, 1)
+            assert (worker._num_tasks(), workers(dispatcher)) == (0, 1)
             dataset = tf.data.Dataset.range(100).apply(
                 service.distribute(DYNAMIC, dispatcher.target)
             )
@@ -89,17 +89,27 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert children() <= children_before
 
 
-def jobs(dispatcher: service.DispatchServer) -> list[dict[str, Any]]:
+def status(dispatcher: service.DispatchServer) -> dict[str, Any]:
     client = DispatcherClient(dispatcher.target)
     answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
     client.close()
-    found: list[dict[str, Any]] = json.loads(answer.status)["jobs"]
+    found: dict[str, Any] = json.loads(answer.status)
+    return found
+
+
+def jobs(dispatcher: service.DispatchServer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = status(dispatcher)["jobs"]
     return found
 
 
 def datasets_read(dispatcher: service.DispatchServer) -> list[str]:
     """Of each job that the dispatcher knows."""
     return [job["dataset_id"] for job in jobs(dispatcher)]
+
+
+def workers(dispatcher: service.DispatchServer) -> int:
+    """How many are registered."""
+    return len(status(dispatcher)["workers"])
 
 
 def readers(dispatcher: service.DispatchServer, name: str) -> int:
@@ -112,7 +122,7 @@ def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:
     """Their bindings hold the interpreter lock while they wait for the dispatcher."""
     with service.DispatchServer() as dispatcher:
         worker = stock.WorkerServer(stock.WorkerConfig(dispatcher_address=dispatcher.address))
-        assert dispatcher._num_workers() == 1
+        assert workers(dispatcher) == 1
         dataset = tf.data.Dataset.range(20)
         dataset_id = stock.register_dataset(dispatcher.target, dataset)
         got = stock.from_dataset_id("distributed_epoch", dispatcher.target, dataset_id)
@@ -311,15 +321,15 @@ def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
     def forgotten(self: Worker, response: pb.WorkerHeartbeatResponse) -> None:
         reconcile(self, response)
         if threading.current_thread() is not threading.main_thread():
-            workers.clear()  # as the garbage collector may, in the worker's own thread
+            forgettable.clear()  # as the garbage collector may, in the worker's own thread
             beaten.set()
 
     monkeypatch.setattr(Worker, "_reconcile", forgotten)
     with service.DispatchServer() as dispatcher:
         config = service.WorkerConfig(dispatcher.address, heartbeat_interval_ms=10)
-        workers = [service.WorkerServer(config)]
+        forgettable = [service.WorkerServer(config)]
         assert beaten.wait(60)
-        while dispatcher._num_workers():
+        while workers(dispatcher):
             time.sleep(0.05)
 
 

@@ -18,7 +18,7 @@ ROWS = typer.Argument(None, metavar="[ROW]…", help="By default, all; an unknow
 def bench(
     rows: list[str] = ROWS,
     rounds: int | None = typer.Option(
-        None, min=1, help="Of measuring each side; 5 by default.", envvar="FOREBAY_ROUNDS"
+        None, min=1, help="How often to measure each side; 5 by default.", envvar="FOREBAY_ROUNDS"
     ),
     quick: bool = typer.Option(
         False, "--quick", help="Only try out whether it runs: the figures mean nothing.",

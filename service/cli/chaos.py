@@ -25,7 +25,7 @@ ONLY = typer.Option(
 
 def chaos(
     seed: int | None = typer.Option(
-        None, min=0, help="Of the plan of faults; a random one by default.", envvar="FOREBAY_SEED"
+        None, min=0, help="Seed of the plan of faults; random by default.", envvar="FOREBAY_SEED"
     ),
     minutes: float = typer.Option(
         1.0, min=0.05, max=100_000, help="How long there are faults.", envvar="FOREBAY_MINUTES"

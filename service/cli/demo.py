@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ForebayError
-from ..processes import Child, forebay, free_port, tail
+from ..processes import ChildProcess, forebay, free_port, tail
 
 FILES = 16
 BATCH = 16
@@ -73,7 +73,7 @@ def run_demo(*, epochs: int, keep: bool) -> bool:
             "scikit-learn"
         )
     directory = pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-"))
-    processes: list[Child] = []
+    processes: list[ChildProcess] = []
     try:
         return _run(directory, epochs, processes)
     finally:
@@ -85,7 +85,7 @@ def run_demo(*, epochs: int, keep: bool) -> bool:
             shutil.rmtree(directory)
 
 
-def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
+def _run(directory: pathlib.Path, epochs: int, processes: list[ChildProcess]) -> bool:
     from rich.console import Console
 
     console = Console()
@@ -93,12 +93,12 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[Child]) -> bool:
     service = f"127.0.0.1:{port}"
     journal = f"file://{directory / 'journal'}"
 
-    def run(log: pathlib.Path, module: str, *arguments: str) -> Child:
-        process = Child(forebay(module, *arguments), log, piped=True)
+    def run(log: pathlib.Path, module: str, *arguments: str) -> ChildProcess:
+        process = ChildProcess(forebay(module, *arguments), log, piped=True)
         processes.append(process)
         return process
 
-    def start_dispatcher() -> Child:
+    def start_dispatcher() -> ChildProcess:
         log = directory / "dispatcher.log"
         process = run(log, "service.cli", "dispatcher", f"--port={port}", f"--storage={journal}")
         if not process.line():
@@ -220,7 +220,7 @@ def _progress(console: Any, epochs: int, images: int) -> Any:
         yield show
 
 
-def _collect(trainer: Child, reports: queue.Queue[dict[str, Any] | None]) -> None:
+def _collect(trainer: ChildProcess, reports: queue.Queue[dict[str, Any] | None]) -> None:
     assert trainer.stdout is not None
     for line in trainer.stdout:
         reports.put(json.loads(line))

@@ -22,7 +22,9 @@ def materialize(
     shards: int = typer.Option(
         0, min=0, help="How many files; 0: one a split, up to 128.", envvar="FOREBAY_SHARDS"
     ),
-    seed: int = typer.Option(0, min=0, help="Of what the dataset draws.", envvar="FOREBAY_SEED"),
+    seed: int = typer.Option(
+        0, min=0, help="Seed of the dataset's random numbers.", envvar="FOREBAY_SEED"
+    ),
     runner: str = typer.Option(
         "FnApiRunner", help="One of Beam's, by its name.", envvar="FOREBAY_RUNNER"
     ),

@@ -54,9 +54,9 @@ def dispatcher(
 def worker(options: WorkerOptions) -> None:
     """Run a worker. Prints its address on one line when it is registered.
 
-    SIGTERM drains it: it begins nothing more, and ends once the trainers that read have what has
-    been begun. If they do not take it within the drain timeout, it is dropped, the log says what,
-    and the exit code is 3.
+    SIGTERM drains it: it starts no further splits, and exits once its trainers have received the
+    elements of the started ones. After the drain timeout it drops the rest, logs what it dropped,
+    and exits with code 3.
     """
     from .. import malloc, pipelines
 

@@ -97,8 +97,8 @@ def render(summary: dict[str, Any]) -> Any:
             lost = sum(source["lost"] for it in over for source in it["sources"])
             lost += job.get("lost_splits", 0)
             skipped = sum(it.get("skipped", 0) for it in over) + job.get("skipped_splits", 0)
-            said = _said(lost=lost, skipped=skipped)
-            jobs.add_row(*of_job, _runs(sorted(runs)), "", "finished", ", ".join(said))
+            counts = _nonzero(lost=lost, skipped=skipped)
+            jobs.add_row(*of_job, _runs(sorted(runs)), "", "finished", ", ".join(counts))
         for it in job["iterations"]:
             if not it["finished"]:
                 jobs.add_row(
@@ -111,7 +111,7 @@ def render(summary: dict[str, Any]) -> Any:
                             _lengths(order)
                             if order
                             else " | ".join(map(_progress, it["sources"])) or "–",
-                            *_said(skipped=it.get("skipped", 0)),
+                            *_nonzero(skipped=it.get("skipped", 0)),
                         ]
                     ),
                 )
@@ -176,7 +176,7 @@ def _runs(ranges: list[list[int]]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-def _said(**numbers: int) -> list[str]:
+def _nonzero(**numbers: int) -> list[str]:
     return [f"{number} {what}" for what, number in numbers.items() if number]
 
 

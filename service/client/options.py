@@ -13,7 +13,7 @@ from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
-from .positions import Ordered, check_index
+from .positions import OrderedRead, check_index
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class ReadOptions:
     num_consumers: int | None = None  # None: not a coordinated read
     cache: CrossTrainerCache | None = None
     dynamic: bool = False  # tasks share splits, so another task produces what one loses
-    ordered: Ordered | None = None  # an ordered read; None: another one
+    ordered: OrderedRead | None = None  # an ordered read; None: another one
     hands_back: bool = False  # whether other consumers get the elements this one does not take
 
     @property

@@ -5,7 +5,7 @@ workers for slices of bundles, and puts their elements in order. A *query* asks 
 bundle's length.
 
 **Plan.** Of the rounds that are known, the consumer asks for its own elements, one slice a bundle,
-until WINDOW_BYTES are on their way or here. It gives them in *chunks*, each once it is complete.
+until WINDOW_BYTES are on their way or here. It gives them in *portions*, each once it is complete.
 
 **Where.** The places of the order go to the listed tasks in turn, so that all consumers of a group
 read a bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone,
@@ -31,7 +31,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, WorkerLink
-from .positions import Ordered
+from .positions import OrderedRead
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ WINDOW_BYTES = 64 << 20
 FIRST_WINDOW = 256
 """How many elements are asked for before it is known how large they are."""
 
-CHUNK_BYTES = 1 << 20
-MAX_CHUNK = 1 << 16
-"""A chunk has about so many bytes, and at most so many elements."""
+PORTION_BYTES = 1 << 20
+MAX_PORTION = 1 << 16
+"""A portion has about so many bytes, and at most so many elements."""
 
 ALONE_BYTES = 32 << 10
-"""Elements of this size and more are given one by one, as they came: a chunk would copy them."""
+"""Elements of this size and more are given one by one, as they came: a portion would copy them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -60,11 +60,11 @@ MAX_LENGTHS = 10_000
 
 
 @dataclass(eq=False)
-class _Chunk:
+class _Portion:
     """Some of this consumer's elements, in order."""
 
     positions: Ints
-    needs: list[tuple[int, Ints]]  # places, and where their elements stand in the chunk
+    needs: list[tuple[int, Ints]]  # places, and where their elements stand in the portion
     met: int = 0  # so many of the needs are met
 
 
@@ -84,7 +84,9 @@ class _Request:
 class OrderedMode:
     """A Mode (consumer.py) that gives this consumer's elements of the order."""
 
-    def __init__(self, ordered: Ordered, links: Links, joined: pb.JoinIterationResponse) -> None:
+    def __init__(
+        self, ordered: OrderedRead, links: Links, joined: pb.JoinIterationResponse
+    ) -> None:
         self._ordered = ordered
         self._spec = joined.order
         self._links = links
@@ -106,7 +108,7 @@ class OrderedMode:
         self._numbers = 0
         self._round = 0  # the next one to plan
         self._before = 0  # elements in the rounds before
-        self._chunks: deque[_Chunk] = deque()
+        self._portions: deque[_Portion] = deque()
         self._ready: deque[tuple[Block, Ints]] = deque()
         self._asked = 0  # elements that were asked for and not given
         self._bytes, self._elements = 0, 0  # that have come
@@ -144,8 +146,8 @@ class OrderedMode:
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
         if self._is_stale or self._asked <= self._refill_at:
             self._plan()
-        while not self._ready and self._chunks and self._is_here(self._chunks[0]):
-            self._ready.extend(self._assembled(self._chunks.popleft()))
+        while not self._ready and self._portions and self._is_here(self._portions[0]):
+            self._ready.extend(self._assembled(self._portions.popleft()))
         if not self._ready:
             return None
         block, positions = self._ready[0]
@@ -174,7 +176,7 @@ class OrderedMode:
         return ASK_AGAIN_S if self._unknown else 1.0
 
     def has_ended(self) -> bool:
-        if self._chunks or not self._located or not self.epoch.order.ended(self._round):
+        if self._portions or not self._located or not self.epoch.order.ended(self._round):
             return False
         self.epoch.over = not self._ready or int(self._ready[0][1][0]) >= self._limit()
         return self.epoch.over
@@ -217,7 +219,7 @@ class OrderedMode:
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())
-            if rounds < wanted // 2 and self._chunks and order.length is None:
+            if rounds < wanted // 2 and self._portions and order.length is None:
                 break  # more will be known soon
             self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
@@ -250,15 +252,15 @@ class OrderedMode:
             request = _Request(int(places[at[0]]), _runs(indexes[at]))
             self._queues.setdefault(request.place, deque()).append(request)
             self._ask(request)
-        size = min(self._fit(CHUNK_BYTES), MAX_CHUNK) if self._elements else 1
+        size = min(self._fit(PORTION_BYTES), MAX_PORTION) if self._elements else 1
         for start in range(0, len(mine), size):
-            of_chunk = places[start : start + size]
-            needs = [(int(of_chunk[at[0]]), at) for at in _by_place(of_chunk)]
-            self._chunks.append(_Chunk(first + mine[start : start + size], needs))
+            of_portion = places[start : start + size]
+            needs = [(int(of_portion[at[0]]), at) for at in _by_place(of_portion)]
+            self._portions.append(_Portion(first + mine[start : start + size], needs))
 
-    def _is_here(self, chunk: _Chunk) -> bool:
-        """Whether all of the chunk has come."""
-        for place, at in chunk.needs[chunk.met :]:
+    def _is_here(self, portion: _Portion) -> bool:
+        """Whether all of the portion has come."""
+        for place, at in portion.needs[portion.met :]:
             missing = len(at)
             for request in self._queues[place]:
                 missing -= sum(block.count for block in request.blocks)
@@ -266,24 +268,24 @@ class OrderedMode:
                     break
             if missing > 0:
                 return False
-            chunk.met += 1
+            portion.met += 1
         return True
 
-    def _assembled(self, chunk: _Chunk) -> Iterator[tuple[Block, Ints]]:
-        """The chunk as blocks with the elements' positions: one block, unless elements are large,
+    def _assembled(self, portion: _Portion) -> Iterator[tuple[Block, Ints]]:
+        """The portion as blocks with the elements' positions: one block, unless elements are large,
         or their ranks differ."""
-        parts = [(block, at) for place, at in chunk.needs for block, at in self._pop(place, at)]
+        parts = [(block, at) for place, at in portion.needs for block, at in self._pop(place, at)]
         ranks = {tuple(map(rank, block.components)) for block, _ in parts}
         if len(ranks) == 1 and (self._fit(ALONE_BYTES) > 1 or len(parts) == 1):
-            yield merged(parts), chunk.positions
+            yield merged(parts), portion.positions
             return
         singles = {
             place: picked(block, range(number, number + 1))
             for block, at in parts
             for number, place in enumerate(at.tolist())
         }
-        for place in range(len(chunk.positions)):
-            yield singles[place], chunk.positions[place : place + 1]
+        for place in range(len(portion.positions)):
+            yield singles[place], portion.positions[place : place + 1]
 
     def _pop(self, place: int, at: Ints) -> Iterator[tuple[Block, Ints]]:
         """The next elements of a place, and where in `at` they belong."""
@@ -485,7 +487,7 @@ class OrderedMode:
         if len(self._tasks) < 2 or now < self._looked_s + 1:
             return
         self._looked_s = now
-        head = self._chunks[0] if self._chunks else None
+        head = self._portions[0] if self._portions else None
         awaited = None if head is None or self._is_here(head) else head.needs[head.met][0]
         slow = [
             request

@@ -23,7 +23,7 @@ MAX_POSITION = 1 << 62
 
 
 @dataclass
-class Epoch:
+class OrderedEpoch:
     """An epoch of an ordered read, from one consumer's view."""
 
     number: int
@@ -53,7 +53,7 @@ class Epoch:
 
 
 @dataclass(eq=False)
-class Ordered:
+class OrderedRead:
     """An ordered read, from epoch to epoch: its parameters, and how far the trainer has come."""
 
     seed: int = 0
@@ -68,7 +68,7 @@ class Ordered:
     consumer_index: int = 0
     num_consumers: int = 1
     lengths: list[int] = field(default_factory=list)  # by bundle; -1: not known
-    epoch: Epoch | None = None  # that is read, or was read last
+    epoch: OrderedEpoch | None = None  # that is read, or was read last
     given: int = 0  # batches of it that the trainer has; elements without batch_size
 
     @property
@@ -121,7 +121,7 @@ class Ordered:
             if length >= 0:
                 self.lengths[bundle] = length
 
-    def begin(self, spec: ev.OrderSpec) -> Epoch:
+    def begin(self, spec: ev.OrderSpec) -> OrderedEpoch:
         """Begin where the trainer is. While lengths are unknown, that is taken to be in the first
         epoch: begin again once they are known. Raises InvalidArgument."""
         if self.epoch is not None and (self.given or self.epoch.over):
@@ -140,7 +140,9 @@ class Ordered:
             ).tolist()
         lengths = [self.lengths[bundle] for bundle in bundles]
         order = EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
-        self.epoch = Epoch(number, start, total, spec, deal, bundles, order, self.drop_remainder)
+        self.epoch = OrderedEpoch(
+            number, start, total, spec, deal, bundles, order, self.drop_remainder
+        )
         return self.epoch
 
     def _start(self, total: int | None) -> tuple[int, int]:
@@ -232,7 +234,7 @@ def ordered_options(
     start_step: int | None = None,
     consumer_index: int | None = None,
     num_consumers: int | None = None,
-) -> Ordered:
+) -> OrderedRead:
     """Check the arguments of an ordered read. Raises InvalidArgument."""
     numbers = {
         "seed": (seed, -(1 << 63)),
@@ -254,7 +256,7 @@ def ordered_options(
     if drop_remainder and batch_size is None:
         raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
     check_index(consumer_index, num_consumers)
-    return Ordered(
+    return OrderedRead(
         seed, bool(shuffle), cycle_length, block_length, bundle_splits or 0, batch_size,
         bool(drop_remainder), start_position, start_step,
         consumer_index or 0, 1 if num_consumers is None else num_consumers,

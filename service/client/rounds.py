@@ -38,7 +38,7 @@ class _Arrived:
         self.block = self.rest = block
 
 
-class _Task:
+class _TaskRounds:
     """The received blocks of a task, and the consumer's position in them."""
 
     def __init__(self, starting_round: int) -> None:
@@ -90,7 +90,7 @@ class RoundsMode:
         self._listed: dict[int, pb.TaskInfo] = {}
         self._unknown = UnknownTasks()
         self._step = threading.Lock()  # guards all fields below
-        self._tasks: dict[int, _Task] = {}  # in the order in which they are visited
+        self._tasks: dict[int, _TaskRounds] = {}  # in the order in which they are visited
         self._round = 0  # the current one
         self._limit: int | None = None  # a round that must not begin yet
 
@@ -148,7 +148,7 @@ class RoundsMode:
             arrived.client.taken(arrived.block)
         return joined(taken) if taken else None
 
-    def _whose_turn(self) -> _Task | None:
+    def _whose_turn(self) -> _TaskRounds | None:
         """The next task of the round, or of the following one; None if that must not begin."""
         while True:
             following = None
@@ -197,7 +197,7 @@ class RoundsMode:
         with self._step:
             for info in news.tasks:
                 if info.task_id not in self._tasks:
-                    self._tasks[info.task_id] = _Task(info.starting_round)
+                    self._tasks[info.task_id] = _TaskRounds(info.starting_round)
                 self._tasks[info.task_id].lost = info.lost
             listed = {info.task_id for info in news.tasks}
             for task_id in self._tasks.keys() - listed:

@@ -40,7 +40,7 @@ from ..pipelines.tf_data.element_specs import (
 from ..pipelines.tf_data.transformations import (
     Once,
     Traced,
-    call_as_it_is,
+    call_unoptimized,
     concrete,
     flat_mapped,
     mapped,
@@ -172,7 +172,7 @@ class _Maker:
             self._made = concrete(
                 lambda number: [self.built(number)._variant_tensor], [tf.TensorSpec([], tf.int64)]
             )
-        (variant,) = call_as_it_is(self._made, tf.constant(number, tf.int64))
+        (variant,) = call_unoptimized(self._made, tf.constant(number, tf.int64))
         return dataset_ops._VariantDataset(variant, self._spec).with_options(self._options)
 
     def built(self, number: Tensor) -> Any:

@@ -69,7 +69,7 @@ def is_address(text: str) -> bool:
     return match is not None and 0 < int(match[2]) <= MAX_PORT
 
 
-def told_address(address: str, bound: str, option: str = "--address") -> str:
+def advertised_address(address: str, bound: str, option: str = "--address") -> str:
     """The advertised address: `address` with the port of `bound` for "%port%", else `bound`.
 
     Raises InvalidArgument if nobody could connect to it.

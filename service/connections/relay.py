@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from ..processes import Child, end_with_parent, forebay
+from ..processes import ChildProcess, end_with_parent, forebay
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
 
 _LENGTH = struct.Struct("<Q")
@@ -34,7 +34,7 @@ LATER_S = 5.0
 _used = False
 _is_needed = False
 _control: socket.socket | None = None  # to the program
-_program: Child | None = None
+_program: ChildProcess | None = None
 _owner = 0  # the process that started it
 _lock = threading.Lock()
 
@@ -48,6 +48,11 @@ def grpc_is_used() -> None:
 def is_needed() -> bool:
     """Whether this process is a fork of one that had used gRPC."""
     return _is_needed
+
+
+def program() -> ChildProcess | None:
+    """The program that calls for this process, once it was needed."""
+    return _program
 
 
 def _after_fork() -> None:
@@ -149,7 +154,7 @@ def _passed() -> socket.socket:
             number = theirs.fileno()
             command = forebay("service.connections.relay", str(number))
             # Not `tied`: the thread of the first call may end before the fork does.
-            _program = Child(command, None, exit_with_parent=True, descriptors=[number])
+            _program = ChildProcess(command, None, exit_with_parent=True, descriptors=[number])
             _owner = os.getpid()
         socket.send_fds(_control, [b"call"], [other.fileno()])
     return own
@@ -201,7 +206,7 @@ def _answer(end: socket.socket, channels: dict[str, grpc.Channel]) -> None:
                     channels[address.decode()] = channel
             found = [b"", b"", b"", b""]
             try:
-                call = channel.unary_unary(method.decode(), _as_it_is, _as_it_is)
+                call = channel.unary_unary(method.decode(), _pass_bytes, _pass_bytes)
                 found[3] = call(request, timeout=float(timeout))
             except grpc.RpcError as error:
                 said: Any = error
@@ -215,7 +220,7 @@ def _answer(end: socket.socket, channels: dict[str, grpc.Channel]) -> None:
             pass  # nobody waits for the answer any more
 
 
-def _as_it_is(data: bytes) -> bytes:
+def _pass_bytes(data: bytes) -> bytes:
     return data
 
 

@@ -108,7 +108,7 @@ class Part:
 
 
 class Listener(Protocol):
-    """Keeps the ledger. Called with locks held: it must neither wait nor call back."""
+    """Learns what becomes of elements. Called with locks held: must neither wait nor call back."""
 
     def acknowledged(self, part: Part) -> None:
         """A consumer has received these elements."""

@@ -68,7 +68,7 @@ class _Kept:
 class BundleRun:
     """One run of a bundle. Its producer calls `put`, and `finish` or `fail`."""
 
-    def __init__(self, output: BundlesOutput, bundle: _Bundle, start: int) -> None:
+    def __init__(self, output: BundlesOutput, bundle: _BundleState, start: int) -> None:
         self.number = bundle.number
         self.place = bundle.place
         self.start = self.stop = start  # the next element to put
@@ -175,7 +175,7 @@ class BundleRun:
         return not self.dropped and index >= first
 
 
-class _Bundle:
+class _BundleState:
     """What is known of a bundle, and its runs."""
 
     def __init__(self, number: int, place: int) -> None:
@@ -197,7 +197,7 @@ class BundlesOutput(TaskOutput):
         budget: MemoryBudget | None = None,
     ) -> None:
         super().__init__(max_bytes, listener, budget)
-        self._bundles: dict[int, _Bundle] = {}
+        self._bundles: dict[int, _BundleState] = {}
         self._pending: list[BundleRun] = []  # not begun
         self._begun: list[BundleRun] = []  # neither ended nor failed nor dropped
         self._readers = 1
@@ -249,7 +249,7 @@ class BundlesOutput(TaskOutput):
             if order.floor > self._floors.get(order.reader, 0):
                 self._floors[order.reader] = order.floor
                 self._forget_below_floor()
-            bundle = self._bundles.setdefault(order.bundle, _Bundle(order.bundle, order.place))
+            bundle = self._bundles.setdefault(order.bundle, _BundleState(order.bundle, order.place))
             bundle.keeps[order.reader] = max(bundle.keeps.get(order.reader, 0), order.keep)
             subscription = _SliceSubscription(self, order, bundle)
             self._forget(bundle)
@@ -281,7 +281,7 @@ class BundlesOutput(TaskOutput):
                 self._drop(run)
             del self._bundles[bundle.number]
 
-    def _forget(self, bundle: _Bundle) -> None:
+    def _forget(self, bundle: _BundleState) -> None:
         """Drop blocks that no reader needs; under pressure, those that some reader has passed."""
         keeps = bundle.keeps
         floor = min(keeps.values()) if len(keeps) >= self._readers else 0
@@ -337,7 +337,7 @@ class BundlesOutput(TaskOutput):
 class _SliceSubscription(Subscription):
     output: BundlesOutput
 
-    def __init__(self, output: BundlesOutput, order: Slice, bundle: _Bundle) -> None:
+    def __init__(self, output: BundlesOutput, order: Slice, bundle: _BundleState) -> None:
         super().__init__(output)
         self.order = order
         self.bundle = bundle

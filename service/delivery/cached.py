@@ -1,18 +1,18 @@
 """*Cached*: every trainer reads the whole task, which is produced once.
 
-A window slides over the task's elements. Each *trainer*, named by an id, has a position in it. All
-readers under that id share the position: each element goes to one of them, so a trainer gets it at
-most once. A new trainer begins with the oldest element of the window.
+The cache keeps the task's latest blocks. Each *trainer id* has a position in the task. All readers
+under that id share the position: each element goes to one of them, so a trainer gets it at most
+once. A new trainer begins with the oldest element of the cache.
 
 **Backpressure.** The producer waits only for the fastest trainer: it runs at most `ahead_bytes`
 ahead of it. New elements evict the oldest ones. A trainer that had not reached the evicted elements
-skips them, and continues with the oldest in the window. Its next block says how many it skipped
+skips them, and continues with the oldest that is kept. Its next block says how many it skipped
 (`Block.skipped`).
 
 **Lifetimes.** A position lives as long as the task, even without readers: a trainer that returns
 continues behind its last element. With more than MAX_TRAINERS, the least recently served one is
 forgotten, and would be new. Elements on their way to a reader that closes are lost to its trainer.
-The window and the positions vanish with the task, as when its worker ends.
+The cache and the positions vanish with the task, as when its worker ends.
 
 Blocks are shared: all trainers get the same arrays, which nobody may write to. The encodings of the
 last ENCODED_BLOCKS blocks are kept for the next trainers.
@@ -53,7 +53,7 @@ ENCODED_BLOCKS = 8
 
 
 @dataclass(slots=True)
-class _Trainer:
+class _Position:
     """A trainer's position; both numbers count from the task's first."""
 
     block: int
@@ -63,7 +63,7 @@ class _Trainer:
 class CachedOutput(TaskOutput):
     """One task's blocks, from one producer to any number of trainers, each block to all of them.
 
-    `max_bytes` bound the window; up to `ahead_bytes` of it have been given to no trainer yet. Only
+    `max_bytes` bound the cache; up to `ahead_bytes` of it have been given to no trainer yet. Only
     whole blocks are evicted. Threads may share a subscription. Elements are reported for each
     trainer that they are given to. Elements that nobody received are dropped when the task ends.
     """
@@ -79,15 +79,15 @@ class CachedOutput(TaskOutput):
         super().__init__(max_bytes, listener, budget)
         self._ahead_bytes = min(ahead_bytes, max_bytes)  # so new blocks never evict each other
         # By their number: each block, its cost, and the number of its first element.
-        self._window: dict[int, tuple[Block, int, int]] = {}
-        self._first = 0  # the oldest block of the window
+        self._kept: dict[int, tuple[Block, int, int]] = {}
+        self._first = 0  # the oldest block in the cache
         self._stop = 0  # behind the newest
         self._front = 0  # the oldest block that no trainer has been given completely
-        self._bytes = 0  # of the window
+        self._bytes = 0  # of all blocks in the cache
         self._new_bytes = 0  # of the blocks from the front on
         self._put = 0  # elements
         self._given = 0  # all elements before this one were given to some trainer
-        self._trainers: dict[str, _Trainer] = {}  # the least recently served first
+        self._trainers: dict[str, _Position] = {}  # the least recently served first
 
     def put(self, block: Block) -> None:
         check_block(block)
@@ -97,19 +97,19 @@ class CachedOutput(TaskOutput):
             return
         size = cost(block)
         with self.changed:
-            # The window's size is configured per worker, whatever other outputs hold.
+            # The cache's size is configured per worker, whatever other outputs hold.
             self._take_memory(
                 size,
                 lambda: bool(self._new_bytes) and self._new_bytes + size > self._ahead_bytes,
                 lambda: not self._new_bytes or self._new_bytes + size <= self._ahead_bytes,
             )
             while self._first < self._front and self._bytes + size > self._max_bytes:
-                freed = self._window.pop(self._first)[1]
+                freed = self._kept.pop(self._first)[1]
                 self._bytes -= freed
                 self._memory.release(freed)
                 self._first += 1
             kept = replace(block, encodings=Encodings(), loan=None)
-            self._window[self._stop] = kept, size, self._put
+            self._kept[self._stop] = kept, size, self._put
             self._stop += 1
             self._put += block.count
             self._bytes += size
@@ -132,10 +132,10 @@ class CachedOutput(TaskOutput):
 
     def _clear(self) -> None:
         for number in range(self._front, self._stop):
-            block, _, first = self._window[number]
+            block, _, first = self._kept[number]
             given = max(0, self._given - first)
             self._dropped([strided(block, given, 1, block.count - given)])
-        self._window.clear()
+        self._kept.clear()
         self._memory.release(self._bytes)
         self._first = self._front = self._stop
         self._bytes = self._new_bytes = 0
@@ -153,9 +153,9 @@ class CachedOutput(TaskOutput):
             return self._end
         if not credit:
             return None
-        oldest = self._window[self._first][2]
+        oldest = self._kept[self._first][2]
         if trainer is None:
-            trainer = _Trainer(self._first, oldest)
+            trainer = _Position(self._first, oldest)
         self._trainers.pop(trainer_id, None)
         self._trainers[trainer_id] = trainer
         if len(self._trainers) > MAX_TRAINERS:
@@ -164,7 +164,7 @@ class CachedOutput(TaskOutput):
         if trainer.block < self._first:
             skipped = oldest - trainer.element
             trainer.block, trainer.element = self._first, oldest
-        whole, size, first = self._window[trainer.block]
+        whole, size, first = self._kept[trainer.block]
         begun = trainer.element - first
         count = min(whole.count - begun, max_elements or whole.count)
         block = strided(whole, begun, 1, count)
@@ -172,7 +172,7 @@ class CachedOutput(TaskOutput):
         self._given = max(self._given, trainer.element)
         if begun + count == whole.count:
             if trainer.block == self._front:
-                if (passed := self._window.get(self._front - ENCODED_BLOCKS)) is not None:
+                if (passed := self._kept.get(self._front - ENCODED_BLOCKS)) is not None:
                     assert passed[0].encodings is not None
                     passed[0].encodings.forget()
                 self._front += 1

@@ -140,7 +140,7 @@ class Candidate:
             raise
         log.info(
             "leads journal %s in term %d from sequence %d; replayed %d events, in %.0f ms since "
-            "the place was free",
+            "it became the writer",
             dispatcher.state.journal_id, writer.term, dispatcher.state.sequence,
             self._follower.replayed, 1000 * (time.monotonic() - begun),
         )  # fmt: skip

@@ -48,11 +48,12 @@ class Decider:
         self.displaced = False  # another dispatcher leads
         self._broken = False  # the state differs from the journal
         self._storage = storage
-        self._writer = writer
+        self.writer = writer
         self._journal = Journal(storage, writer, retention=Retention(options.retention_hours))
         self._journal.on_failure = self._journal_failed
         self._subscribers: list[Callable[[ev.Event], None]] = []
-        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        # Long polls: what each waits for.
+        self.waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._snapshot_due = self._next_snapshot()  # the sequence that triggers it
         self._snapshot_task: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
@@ -112,18 +113,18 @@ class Decider:
         if changed() or wait_ms <= 0 or self.stopped.is_set():
             return
         future = asyncio.get_running_loop().create_future()
-        self._waiting[future] = changed
+        self.waiting[future] = changed
         try:
             await asyncio.wait_for(future, wait_ms / 1000)
         except TimeoutError:
             return
         finally:
-            self._waiting.pop(future, None)
+            self.waiting.pop(future, None)
 
     def stop(self) -> None:
         """Decide nothing more, and wake every `wait_until`."""
         self.stopped.set()
-        for future in self._waiting:
+        for future in self.waiting:
             if not future.done():
                 future.set_result(None)
 
@@ -132,7 +133,7 @@ class Decider:
             for event in events:
                 callback(event)
         if not all(EVENTS[event.WhichOneof("event") or ""].is_quiet for event in events):
-            for future, changed in self._waiting.items():
+            for future, changed in self.waiting.items():
                 if not future.done() and changed():
                     future.set_result(None)
         self._snapshot_if_due()

@@ -84,9 +84,9 @@ class Dispatcher(Decider):
             raise
         if before != list(options.workers) and (before or options.workers):
             log.warning(
-                "static sharding divides among the workers [%s], and no longer among [%s]; what "
-                "was being divided has ended",
-                ", ".join(options.workers), ", ".join(before),
+                "the list of workers for static sharding was [%s], and is now [%s]: unfinished "
+                "epochs under static sharding have ended",
+                ", ".join(before), ", ".join(options.workers),
             )  # fmt: skip
         self._run(self.failure_detector.watch(), "forebay-failure-detector")
         self._run(self.garbage_collector.run(), "forebay-garbage-collector")

@@ -91,7 +91,7 @@ class FailureDetector:
         until_s = time.monotonic() + max(EXPECTED_S, self._timeout_s(consumer_id))
         self._present(consumer_id).until_s = until_s
 
-    def heard_of(self, task_id: int) -> None:
+    def saw_worker_of(self, task_id: int) -> None:
         """Record a sign of life of the task's worker: a request other than a heartbeat."""
         task = self._decider.state.tasks.get(task_id)
         if task is not None:

@@ -372,7 +372,7 @@ class ForebayFace:
             )
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
-        self._dispatcher.failure_detector.heard_of(request.task_id)
+        self._dispatcher.failure_detector.saw_worker_of(request.task_id)
         command = lease_command(request)
         leased: ev.SplitsLeased | None = await self._dispatcher.execute(command)
         wants = isinstance(command, c.LeaseSplits)
@@ -397,7 +397,7 @@ class ForebayFace:
         return response
 
     async def skip_split(self, request: pb.SkipSplitRequest) -> pb.SkipSplitResponse:
-        self._dispatcher.failure_detector.heard_of(request.task_id)
+        self._dispatcher.failure_detector.saw_worker_of(request.task_id)
         skip = c.SkipSplit(
             request=(skip_caller(request.task_id), request.request.number),
             task_id=request.task_id,

@@ -94,7 +94,7 @@ class JournalHistory:
             self._decider.displace(error)  # a later leader acknowledged them
             return
         except StorageError as error:
-            log.error("that the journal lacks events could not be noted: %s", error)
+            log.error("could not record that the journal lacks events: %s", error)
         log.critical("%s; restore the storage from a backup, or repair the journal", reason)
         self._decider.stop()
 

@@ -86,7 +86,10 @@ class DispatcherOptions(ServerOptions):
         bool, Option("Wait for the leader on this storage to fall silent, then lead.")
     ] = False
     leader_lease_ms: Annotated[
-        int, Option("How long a silent leader keeps its place.", least=100, most=HOUR_MS)
+        int,
+        Option(
+            "How long a leader must be silent before a standby takes over.", least=100, most=HOUR_MS
+        ),
     ] = 2_000
     allow_volatile: Annotated[
         bool, Option("Use a Redis whose settings can lose acknowledged events.")
@@ -103,8 +106,8 @@ class DispatcherOptions(ServerOptions):
     deployment_mode: Annotated[
         str,
         Option(
-            "What clients are told: with COLOCATED, each reads static shards from workers in its "
-            "own process only. COLOCATED, REMOTE or HYBRID.",
+            "COLOCATED, REMOTE or HYBRID, for clients. With COLOCATED, a client reads static "
+            "shards from workers in its own process only.",
             convert=_deployment_mode,
         ),
     ] = ""
@@ -131,8 +134,8 @@ class DispatcherOptions(ServerOptions):
     max_idle_iterations: Annotated[
         int,
         Option(
-            "Of the iterations of a job that nobody reads, such as epochs that were left early, "
-            "keep the latest so many at once; 0: none, -1: all.",
+            "How many unread iterations of a job to keep, such as epochs that were left early; it "
+            "drops the oldest. 0: none, -1: all.",
             least=0,
             off=-1,
         ),
@@ -140,8 +143,8 @@ class DispatcherOptions(ServerOptions):
     finished_retention_ms: Annotated[
         int,
         Option(
-            "When nobody has read a finished epoch for so long, keep no more of it than that it is "
-            "finished; 0: at once, -1: keep all. Who comes later gets its end, sooner or later.",
+            "How long after its last read a finished epoch's details are kept; then only the fact "
+            "that it is finished. 0: not at all, -1: for ever. Later readers get its end.",
             least=0,
             off=-1,
         ),
@@ -166,8 +169,8 @@ class DispatcherOptions(ServerOptions):
     reconnect_grace_ms: Annotated[
         int,
         Option(
-            "How long a worker has to come back whose connection broke; three times that after a "
-            "change of dispatchers.",
+            "How long a worker may take to reconnect after its connection broke; three times as "
+            "long after a change of leaders.",
             least=100,
             most=HOUR_MS,
         ),

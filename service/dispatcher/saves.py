@@ -348,10 +348,10 @@ class Saves:
             try:
                 await self._threads.run(directory.seal, save)
             except OSError as error:
-                log.error("that the save at %s is over cannot be said there: %s", save.path, error)
+                log.error("could not mark the save at %s as ended there: %s", save.path, error)
                 return
             except Exception:  # a bug; it must not affect other saves
-                log.exception("that the save at %s is over cannot be said there", save.path)
+                log.exception("could not mark the save at %s as ended there", save.path)
             self._sealed.add(save.save_id)
             for key in [key for key in self._owners if key[0] == save.save_id]:
                 del self._owners[key], self._written[key]

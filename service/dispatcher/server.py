@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 
 from ...storage import open_storage
-from ..connections.grpc_server import told_address
+from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
@@ -37,7 +37,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     _check(options)
     listener = ServedPort(options.host, options.port, standby=options.standby)
     bound = listener.address
-    address = told_address(options.address, bound)
+    address = advertised_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     interrupted = asyncio.Event()

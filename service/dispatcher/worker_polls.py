@@ -14,7 +14,7 @@ from .dispatcher import Dispatcher
 
 @dataclass(frozen=True, slots=True)
 class WorkerNews:
-    """What a worker is to do from now on."""
+    """The tasks and streams that a worker must run now."""
 
     worker: Worker
     version: int

@@ -42,14 +42,14 @@ def check_shards(shards: int) -> None:
         raise InvalidArgument(f"shards={shards} must be from 1 to {MAX_SHARDS}")
 
 
-def require_all(directory: str, plan: Plan, there: Mapping[int, ShardFile], advice: str) -> None:
+def require_all(directory: str, plan: Plan, written: Mapping[int, ShardFile], advice: str) -> None:
     """Raises PipelineError."""
-    if left := [number for number in range(plan.shards) if number not in there]:
+    if missing := [number for number in range(plan.shards) if number not in written]:
         raise PipelineError(
             "DATA_LOSS",
-            f"the runner says that it is done, and {len(left)} of {plan.shards} shards are not in "
-            f"{directory}, the first of them number {left[0]}: its workers must see the directory "
-            f"under this name. {advice}",
+            f"the runner says that it is done, and {len(missing)} of {plan.shards} shards are not "
+            f"in {directory}, the first of them number {missing[0]}: its workers must see the "
+            f"directory under this name. {advice}",
         )
 
 

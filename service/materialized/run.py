@@ -127,7 +127,7 @@ def materialize(
     plan = _begun(directory, wanted, shards)
     _keep(f"{directory}/{plan.dataset_name}", dataset.SerializeToString(deterministic=True))
     left_over = [*files.listed(directory, files.TEMPORARY)]  # of attempts that were killed
-    there = _there(directory, plan, verify=verify)
+    there = _existing_shards(directory, plan, verify=verify)
     missing = [number for number in range(plan.shards) if number not in there]
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
@@ -137,7 +137,7 @@ def materialize(
         finally:
             close_idle()
         left_over += files.listed(directory, f"{files.TEMPORARY}{write.name}")
-        there = _there(directory, plan)
+        there = _existing_shards(directory, plan)
     require_all(directory, plan, there, "The same command does what is missing")
     _begun(directory, plan, plan.shards)  # a store may have let two runs begin at once
     _keep(f"{directory}/{INDEX}", encode_index(plan, there.values()))
@@ -302,7 +302,7 @@ def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) 
             )
 
 
-def _there(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
+def _existing_shards(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
     """The existing shards, by number; deletes broken ones. Of several with one number, the one in
     the index counts, since somebody may have registered that."""
     shards, broken = _shards(directory, plan)

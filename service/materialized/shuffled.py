@@ -202,8 +202,8 @@ class _Write(beam.DoFn):  # type: ignore[misc]
         number, grouped = shard
         if number in self._written:
             raise ValueError(
-                f"the runner groups the elements of shard {number} more than once, of which all "
-                "but the first would be lost: report it, with the runner and its options"
+                f"the runner groups the elements of shard {number} more than once, and all "
+                "groups but the first would be lost: report it, with the runner and its options"
             )
         self._written.add(number)
         there, _ = shards_among(

@@ -34,7 +34,7 @@ __all__ = [
     "SplitRange",
     "chunk_opener",
     "forget_idle",
-    "fork servers",
+    "fork_servers",
     "has_tensorflow",
     "hide_gpus",
     "load",

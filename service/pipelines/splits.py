@@ -62,7 +62,7 @@ class SplitFeed(Protocol):
         pass of that number, or with an `endless` repeat any pass that has splits, which may include
         returned splits of an earlier pass. Blocks until the answer is known. Each source is called
         by one thread at a time. Its exceptions end the source, and the pipeline unless that ignores
-        errors. Whoever cancels the run makes this call raise, too.
+        errors. Cancelling the run makes this call raise, too.
         """
         ...
 

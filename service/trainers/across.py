@@ -1,4 +1,4 @@
-"""`distribute_across`: one call by which all tasks of a training job read one dataset.
+"""`distribute_across`: all tasks of a training job call it, and read one dataset.
 
 The dataset's id is derived from the training's name. The chief registers the dataset under this id,
 and the others poll until it exists. A restarted chief finds it too, because the journal keeps it.

@@ -71,7 +71,7 @@ class Together:
         """A thread calls `told` when another process was told to stop."""
         self._others = others
         self._told = told
-        self._key = f"forebay/preempted/{next(_numbers)}"
+        self.key = f"forebay/preempted/{next(_numbers)}"
         self._changed = threading.Condition()  # guards what follows
         self._agreeing = False
         self._checks = 0
@@ -79,7 +79,7 @@ class Together:
         threading.Thread(target=self._listen, name="forebay-together", daemon=True).start()
 
     def _listen(self) -> None:
-        if self._others.hear(f"{self._key}/to/{self._others.me}", None) == STOP:
+        if self._others.hear(f"{self.key}/to/{self._others.me}", None) == STOP:
             self._told()
 
     def agree(self, timeout_s: float) -> None:
@@ -92,7 +92,7 @@ class Together:
             checks = self._checks
         try:
             for other in self._each_other():
-                self._others.say(f"{self._key}/to/{other}", STOP)
+                self._others.say(f"{self.key}/to/{other}", STOP)
             self._say("given", json.dumps([checks, given]))
             for other in self._each_other():
                 answer = self._hear("given", other, give_up_s)
@@ -131,15 +131,15 @@ class Together:
         """Tells the others not to wait for this process, because its program continues."""
         for what in ("given", "saved"):
             self._say(what, OVER)
-        self._others.say(f"{self._key}/to/{self._others.me}", OVER)
+        self._others.say(f"{self.key}/to/{self._others.me}", OVER)
         ends.forget_limits()
 
     def _each_other(self) -> list[int]:
         return [number for number in range(self._others.number) if number != self._others.me]
 
     def _say(self, what: str, text: str) -> None:
-        self._others.say(f"{self._key}/{what}/{self._others.me}", text)
+        self._others.say(f"{self.key}/{what}/{self._others.me}", text)
 
     def _hear(self, what: str, other: int, give_up_s: float) -> str | None:
         left_s = max(0.0, give_up_s - time.monotonic())
-        return self._others.hear(f"{self._key}/{what}/{other}", left_s)
+        return self._others.hear(f"{self.key}/{what}/{other}", left_s)

@@ -273,13 +273,13 @@ class ServiceDataset:
         """The leaf as an array that JAX can take, padded to the batch's rows if need be."""
         if isinstance(leaf, list):
             raise InvalidArgument(
-                f"element{path} has no one shape, of which JAX has no arrays: give a pad_value, or "
-                "leave it out with map="
+                f"element{path} has no fixed shape, and JAX has no ragged arrays: give a "
+                "pad_value, or leave it out with map="
             )
         array = np.asarray(leaf)
         if array.dtype.kind in "OSU":
             raise InvalidArgument(
-                f"element{path} is strings, of which JAX has no arrays: leave it out with map="
+                f"element{path} is strings, and JAX has no string arrays: leave it out with map="
             )
         array = _narrowed(path, array)
         if self._batch_size is None and self._places is None:

@@ -38,14 +38,14 @@ class Exchange:
         self._key = f"forebay/{quote(name, safe='')}/{next(_numbers[name])}"
         self.processes = [*processes]
         self._timeout_s = timeout_s
-        self._rounds = itertools.count()
+        self._exchanges = itertools.count()
 
     def tell(self, mine: str) -> list[str]:
-        """Sends `mine`, and returns the texts of all processes in this round, in their order.
+        """Send `mine`; return the texts of all processes in this exchange, in their order.
 
         Waits for all of them. Raises Unavailable if one of them does not come within `timeout_s`.
         """
-        number = next(self._rounds)
+        number = next(self._exchanges)
         me = jax.process_index()
         key = f"{self._key}/{number}"
         try:

@@ -24,7 +24,7 @@ IN_STEP_ELEMENTS = 16
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A dataset, and how this process reads it."""
 
     service: Service
@@ -45,7 +45,7 @@ class Job:
             first_epoch=first_epoch, expects_it=False,
         )  # fmt: skip
 
-    def in_step(self, batch_size: int) -> Job:
+    def in_step(self, batch_size: int) -> TrainingJob:
         """The job with outstanding elements bounded to two batches, for processes that train in
         lockstep. A single process, or an infinite dataset, needs no bound."""
         if self.processes == 1 or self.cardinality == INFINITE_CARDINALITY:
@@ -81,7 +81,7 @@ def open_job(
     unnamed: str | None = None,
     everything: bool = True,
     alone: bool = False,
-) -> Job:
+) -> TrainingJob:
     """Opens the job in one of `processes` processes; asks the dispatcher for the dataset.
 
     `unnamed` is the name of a job without one; by default each epoch is a job of its own. With
@@ -110,7 +110,7 @@ def open_job(
     definition = asked.definition()
     require_next(job_name, asked.epochs_over, initial_epoch)
     structure = structure_of(dataset_id, definition)
-    return Job(
+    return TrainingJob(
         service, dataset_id, policy, name, asked.how, structure, asked.cardinality, processes,
         initial_epoch,
     )  # fmt: skip

@@ -41,7 +41,7 @@ waiting time, up to MOST_UNREAD_S."""
 MOST_UNREAD_S = 4.0
 
 
-class _Task:
+class _LeaseState:
     """State shared by the leases of all sources of a task."""
 
     def __init__(
@@ -89,7 +89,7 @@ class LeaseFeed:
         ]
         name = f"forebay-lease-{task_id}"
         self._pool = ThreadPoolExecutor(max(1, len(sources)), thread_name_prefix=name)
-        self._task = _Task(task_id, dispatcher, observer, processes)
+        self._task = _LeaseState(task_id, dispatcher, observer, processes)
         if when_opened is None:
             self._task.may_lease.set()
         else:
@@ -227,7 +227,7 @@ class _PipelineLease:
 
 class _SourceLeases:
     def __init__(
-        self, task: _Task, number: int, source: ev.SplitSource, pool: ThreadPoolExecutor
+        self, task: _LeaseState, number: int, source: ev.SplitSource, pool: ThreadPoolExecutor
     ) -> None:
         self._task = task
         self._pool = pool

@@ -55,8 +55,8 @@ class Observer:
         a consumer comes. Begun splits are lost if `what.unfinished`."""
         if what.unfinished:
             log.warning(
-                "nobody reads task %d of dataset %s: its pipeline is ended before it has finished "
-                "what it had begun, which is lost (splits begun last: %s); %d elements are kept",
+                "nobody reads task %d of dataset %s: its pipeline was ended within splits, whose "
+                "remaining elements are lost (splits begun last: %s); %d elements are kept",
                 task.task_id, task.dataset_id, ", ".join(what.begun_last), what.elements,
             )  # fmt: skip
         else:
@@ -89,8 +89,8 @@ class Observer:
     def consumers_forgotten(self, consumer_ids: list[int], elements: int) -> None:
         """These consumers are gone for good, and did not acknowledge so many elements."""
         log.warning(
-            "consumers %s have gone, and lack %d elements that were sent: they have come back "
-            "neither here nor to the dispatcher", consumer_ids, elements,
+            "consumers %s are gone, and did not receive %d elements that were sent to them: they "
+            "reconnected neither to this worker nor to the dispatcher", consumer_ids, elements,
         )  # fmt: skip
 
     def journal_changed(self, before: str, now: str) -> None:

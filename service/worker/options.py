@@ -43,20 +43,20 @@ class WorkerOptions(ServerOptions):
         Option("HOST:PORT of the dispatcher; several, comma-separated.", convert=_some_dispatcher),
     ]
     data_port: Annotated[
-        int, Option("Of the data connections; 0: any free one.", least=0, most=65535)
+        int, Option("Port of the data connections; 0: any free one.", least=0, most=65535)
     ] = 0
     data_address: Annotated[
         str,
         Option(
-            "What clients are told of the data connections, HOST:PORT; %port% stands for the data "
-            "port. By default, the host that they are told.",
+            "HOST:PORT that clients connect to for data; %port% stands for the data port. By "
+            "default, the host of --address.",
             convert=_data_address,
         ),
     ] = ""
     data_transfer_protocol: Annotated[
         str | None,
         Option(
-            "Offer elements in this way only: unix, tcp or grpc. By default, in all of them.",
+            "The only transport to offer: unix, tcp or grpc. By default, all of them.",
             convert=_served_protocol,
         ),
     ] = None
@@ -77,19 +77,20 @@ class WorkerOptions(ServerOptions):
     drain_timeout_ms: Annotated[
         int,
         Option(
-            "How long trainers have to take what has been begun, when the worker is told to stop.",
+            "How long a worker that was told to stop waits for trainers to receive its elements.",
             least=0,
         ),
     ] = 20_000  # the rest of `stop` takes up to 10 s: within Kubernetes' 30 s
     save_chunk_bytes: Annotated[
         int,
-        Option("Of a file of distributed_save's, from which on the next one is begun.", least=1),
+        Option("distributed_save begins a new file when the last one has this size.", least=1),
     ] = 1 << 30
     cross_trainer_cache_size_bytes: Annotated[
         int,
         Option(
-            "Of memory for each task of a job with a cross-trainer cache: its trainers may be that "
-            "far apart. Kept by the block, of up to 8 MB or one element.",
+            "Size of each task's cross-trainer cache. A trainer that falls further behind the "
+            "fastest one misses elements. The cache evicts whole blocks, of up to 8 MB or one "
+            "element.",
             least=1,
         ),
     ] = 1 << 30
@@ -97,8 +98,8 @@ class WorkerOptions(ServerOptions):
         int,
         Option(
             "Bytes of memory for all elements that its tasks hold, caches among them; 0: an eighth "
-            "of the machine's memory, or of its cgroup's limit. When it is used up, epochs that "
-            "nobody reads give first.",
+            "of the machine's memory, or of its cgroup's limit. When it is used up, the worker "
+            "first evicts elements of epochs that nobody reads.",
             least=0,
             most=1 << 50,
         ),
@@ -112,12 +113,12 @@ class WorkerOptions(ServerOptions):
     ] = False
     processes: Annotated[
         int,
-        Option("Of each Python dataset that it runs; 0: one for each core.", least=0, most=1000),
+        Option("Processes for each Python dataset; 0: one for each core.", least=0, most=1000),
     ] = 0
     shutdown_quiet_period_ms: Annotated[
         int,
         Option(
-            "How long calls that are under way have to end, when the worker is told to stop.",
+            "How long a worker that was told to stop waits for calls in progress.",
             least=0,
         ),
     ] = 0

@@ -125,18 +125,18 @@ class StreamWriter:
         self.key = _key(stream)
         self.names = stream.stream, stream.path
         self.completed = False  # the whole stream is written
-        self._stream = stream
+        self.stream = stream
         self._uid = uid
         self._dispatcher = dispatcher
         self._options = options
         self._before = list(before)
         self._directory = uncommitted_directory(stream.path, stream.stream)
         self._chunks = stream.chunks
-        self._cancelled = threading.Event()
-        self._draining = threading.Event()
+        self.cancelled = threading.Event()
+        self.draining = threading.Event()
         self._bundle: Run | None = None
         self._thread = threading.Thread(
-            target=self._run, name=f"forebay-stream-{stream.stream}", daemon=True
+            target=self.run, name=f"forebay-stream-{stream.stream}", daemon=True
         )
 
     def start(self) -> None:
@@ -144,11 +144,11 @@ class StreamWriter:
 
     def drain(self) -> None:
         """Commit the chunk at the next block, and leave the rest to other workers. Idempotent."""
-        self._draining.set()
+        self.draining.set()
 
     def cancel(self) -> None:
         """End soon; committed chunks stay. Idempotent."""
-        self._cancelled.set()
+        self.cancelled.set()
         if (bundle := self._bundle) is not None:
             bundle.cancel()
 
@@ -157,14 +157,15 @@ class StreamWriter:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write the stream, and report its end; `start` runs this in the thread."""
         code, message = "", ""
         try:
             for writer in self._before:
                 while not writer.join(1):
-                    if self._cancelled.is_set():
+                    if self.cancelled.is_set():
                         return
-            self.completed = self._write()
+            self.completed = self.write()
             if not self.completed:
                 return
         except PipelineError as error:
@@ -179,36 +180,36 @@ class StreamWriter:
             code, message = status_of(error), str(error)
         except OSError as error:
             code = "RESOURCE_EXHAUSTED" if error.errno in _FULL else "FAILED_PRECONDITION"
-            where = error.filename or self._stream.path
+            where = error.filename or self.stream.path
             message = f"{error.strerror or error} ({where}); it is written by {self._uid}"
         except BaseException as bug:  # the save's readers must not wait for ever
-            self._end("INTERNAL", f"the worker failed: {bug!r}")
+            self.report_end("INTERNAL", f"the worker failed: {bug!r}")
             raise
         finally:
             self._bundle = None
             malloc.give_back()
-        if not self._cancelled.is_set():
-            self._end(code, message)
+        if not self.cancelled.is_set():
+            self.report_end(code, message)
 
-    def _end(self, code: str, message: str) -> None:
+    def report_end(self, code: str, message: str) -> None:
         if code:
             log.error("stream %d of %s failed: %s: %s", *self.names, code, message)
         request = pb.EndStreamRequest(
-            save_id=self._stream.save_id,
-            stream=self._stream.stream,
+            save_id=self.stream.save_id,
+            stream=self.stream.stream,
             worker_uid=self._uid,
-            assignment=self._stream.assignment,
+            assignment=self.stream.assignment,
             code=code,
             message=message,
         )
         try:
-            self._dispatcher.call(request, pb.EndStreamResponse, closed=self._cancelled)
+            self._dispatcher.call(request, pb.EndStreamResponse, closed=self.cancelled)
         except ForebayError as error:
             log.info("the end of stream %d of %s could not be told: %s", *self.names, error)
 
-    def _write(self) -> bool:
+    def write(self) -> bool:
         """Write the stream; False if cancelled or drained before its end."""
-        stream = self._stream
+        stream = self.stream
         os.makedirs(self._directory, exist_ok=True)
         if stream.last_file:
             self._place(stream.last_file, stream.chunks - 1, stream.last_elements)
@@ -223,7 +224,7 @@ class StreamWriter:
                 seed=stream.save_id,
                 start=stream.elements,
             )
-            if self._cancelled.is_set():  # `cancel` found no bundle
+            if self.cancelled.is_set():  # `cancel` found no bundle
                 bundle.cancel()
             chunk: Chunk | None = None
             for block in bundle.blocks():
@@ -233,7 +234,7 @@ class StreamWriter:
                     doublings = min(self._chunks, MAX_DOUBLINGS)
                     due_s = time.monotonic() + self._options.save_chunk_s * 2**doublings
                 chunk.write(block)
-                draining = self._draining.is_set()
+                draining = self.draining.is_set()
                 full = chunk.bytes >= self._options.save_chunk_bytes
                 if draining or full or time.monotonic() >= due_s:
                     self._commit(chunk, name)
@@ -241,7 +242,7 @@ class StreamWriter:
                 if draining:
                     bundle.cancel()
                     return False
-            if self._cancelled.is_set():
+            if self.cancelled.is_set():
                 return False
             if chunk is not None:
                 self._commit(chunk, name)
@@ -261,7 +262,7 @@ class StreamWriter:
 
     def _commit(self, chunk: Chunk, name: str) -> None:
         chunk.close()
-        stream = self._stream
+        stream = self.stream
         with open(f"{self._directory}/{name}", "rb") as file:
             os.fsync(file.fileno())
         sync_directory(self._directory)
@@ -274,13 +275,13 @@ class StreamWriter:
             elements=chunk.elements,
             file=name,
         )
-        self._dispatcher.call(request, pb.CommitChunkResponse, closed=self._cancelled)
+        self._dispatcher.call(request, pb.CommitChunkResponse, closed=self.cancelled)
         self._place(name, self._chunks, chunk.elements)
         self._chunks += 1
 
     def _place(self, name: str, number: int, elements: int) -> None:
         """Rename a committed chunk. Idempotent."""
-        place = chunk_file(self._stream.path, self._stream.stream, number, elements)
+        place = chunk_file(self.stream.path, self.stream.stream, number, elements)
         try:
             os.rename(f"{self._directory}/{name}", place)
         except FileNotFoundError:

@@ -66,7 +66,7 @@ class TaskConsumers:
                 request, pb.FindGoneConsumersResponse, timeout_s=1, patience_s=GONE_CHECK_S
             )
         except ForebayError as error:
-            log.info("whether consumers have gone is not known: %s", error)
+            log.info("could not ask the dispatcher which consumers are gone: %s", error)
             return
         self._face.forget(found.unread_task_ids)
         if lacking := self._blocks.forget_gone(found.gone):

@@ -23,7 +23,7 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
 from ..connections.dispatcher_client import DispatcherClient, parse_service
-from ..connections.grpc_server import SERVER_OPTIONS, bind, told_address
+from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
 from ..delivery import (
@@ -96,11 +96,11 @@ class Worker:
             self.uid, options.host, options.data_port,
             max_away_bytes=min(MAX_AWAY_BYTES, max(budget_bytes // 4, MIN_AWAY_BYTES)),
         )  # fmt: skip
-        self._tasks = RunningTasks(self._make, self._blocks, self._observer)
-        self._face = ElementFace(self._tasks.runner_of)
+        self.tasks = RunningTasks(self._make, self._blocks, self._observer)
+        self._face = ElementFace(self.tasks.runner_of)
         self._consumers = TaskConsumers(self._blocks, self._face, self._dispatcher, self._observer)
         self._idle = IdleTasks(
-            self._tasks.unfinished, self._consumers.read_tasks, self._consumers.forget_left,
+            self.tasks.unfinished, self._consumers.read_tasks, self._consumers.forget_left,
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
         self._starting = threading.Semaphore(STARTING)
@@ -131,13 +131,13 @@ class Worker:
         Unavailable when no dispatcher answers within its timeout.
         """
         options = self._options
-        told_address(options.address, f"{options.host}:1")  # fail early, before slow imports
+        advertised_address(options.address, f"{options.host}:1")  # fail early, before slow imports
         self._pipelines.load(options.load_op_library)
         try:
             bound = bind(self._grpc, options.host, options.port)
-            self.address = told_address(options.address, bound)
+            self.address = advertised_address(options.address, bound)
             self._pipelines.python = PythonRules(
-                _may_run_python(options), options.processes, self.address
+                may_run_python(options), options.processes, self.address
             )
             self._blocks.start()
             self._grpc.start()
@@ -173,10 +173,10 @@ class Worker:
         delivered = self._drain() if drain else True
         self._stopping.set()
         metrics = self._metrics()
-        self._tasks.handle(StopAsked())
+        self.tasks.handle(StopAsked())
         self._streams.cancel()
         self._blocks.stop()
-        if worker_id := self._tasks.states.worker_id:
+        if worker_id := self.tasks.states.worker_id:
             try:
                 # No retry: an unreachable dispatcher notices the missed heartbeats. The
                 # heartbeats' connection follows the leader.
@@ -192,7 +192,7 @@ class Worker:
         if self._heartbeats.is_alive():
             self._heartbeats.join()
         give_up_s = time.monotonic() + STOP_S
-        self._tasks.join(give_up_s)  # after the join above: the heartbeat may just have added one
+        self.tasks.join(give_up_s)  # after the join above: the heartbeat may just have added one
         self._streams.join(give_up_s)
         self._pipelines.close()
         return delivered
@@ -201,7 +201,7 @@ class Worker:
         """Protocols and addresses of the data plane, as told to clients, preferred first."""
         bound = f"{self.address.rpartition(':')[0]}:{self._blocks.port}"
         addresses = dict(self._blocks.addresses)
-        addresses[TCP] = told_address(self._options.data_address, bound, "--data-address")
+        addresses[TCP] = advertised_address(self._options.data_address, bound, "--data-address")
         addresses[GRPC] = self.address
         wanted = self._options.data_transfer_protocol
         return [(p, addresses[p]) for p in SERVED if wanted is None or p == wanted]
@@ -209,17 +209,17 @@ class Worker:
     @property
     def journal_id(self) -> str:
         """The id of the dispatcher's journal; empty before the first answer."""
-        return self._tasks.states.journal_id
+        return self.tasks.states.journal_id
 
     def unread(self) -> list[int]:
         """The unfinished tasks without consumers. `stop` doesn't wait for these to be read."""
-        unfinished = [runner.task.task_id for runner in self._tasks.unfinished()]
+        unfinished = [runner.task.task_id for runner in self.tasks.unfinished()]
         return [task_id for task_id in unfinished if not self._consumers.is_read(task_id)]
 
     @property
     def num_tasks(self) -> int:
         """The number of unfinished tasks."""
-        return len(self._tasks.unfinished())
+        return len(self.tasks.unfinished())
 
     @property
     def streams(self) -> list[tuple[int, str, bool]]:
@@ -231,22 +231,22 @@ class Worker:
             bundles = BundlesOutput(budget=self._idle.budget)
             return BundleTask(
                 task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
-                self._tasks.report, self._datasets,
+                self.tasks.report, self._datasets,
             )  # fmt: skip
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
         output = _output(task, self._options, counter, self._idle.budget)
         return TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
-            self._tasks.report, counter, self._datasets,
+            self.tasks.report, counter, self._datasets,
         )  # fmt: skip
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
         self._announce_drain()
         self._streams.drain()
-        self._tasks.drain(give_up_s)
-        runners = self._tasks.unfinished()
+        self.tasks.drain(give_up_s)
+        runners = self.tasks.unfinished()
         for runner in runners:
             self._consumers.wait(partial(self._has_ended_or_is_unread, runner), give_up_s)
         # Completed tasks, too, may have blocks in flight.
@@ -255,7 +255,7 @@ class Worker:
         self._streams.join(give_up_s)
         lacking = received(0)
         delivered = True
-        for runner in dict.fromkeys([*runners, *self._tasks.runners()]):
+        for runner in dict.fromkeys([*runners, *self.tasks.runners()]):
             task_id = runner.task.task_id
             if (what := runner.undelivered(lacking.get(task_id, 0))) is not None:
                 is_read = self._consumers.is_read(task_id)
@@ -269,7 +269,7 @@ class Worker:
     def _announce_drain(self) -> None:
         """Stop new assignments: tell the dispatcher now and with each later heartbeat."""
         self._registration.draining = True
-        if not self._tasks.states.worker_id:
+        if not self.tasks.states.worker_id:
             return
         request = pb.WorkerHeartbeatRequest()
         request.CopyFrom(self._registration)
@@ -277,7 +277,7 @@ class Worker:
         try:
             self._dispatcher.call(request, pb.WorkerHeartbeatResponse, timeout_s=2, patience_s=0)
         except ForebayError as error:
-            log.info("the dispatcher hears later that this worker drains: %s", error)
+            log.info("could not tell the dispatcher yet that this worker drains: %s", error)
 
     def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
         return not self._consumers.is_read(runner.task.task_id) or runner.join(within_s)
@@ -287,7 +287,7 @@ class Worker:
     def _metrics(self) -> list[TaskMetrics]:
         """The metrics of all tasks, KEPT ones included: dispatchers hold metrics only in memory,
         and a new one needs them too."""
-        found = (runner.pipeline.metrics() for runner in self._tasks.runners())
+        found = (runner.pipeline.metrics() for runner in self.tasks.runners())
         return [metrics for metrics in found if metrics is not None]
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
@@ -317,17 +317,17 @@ class Worker:
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""
         self._dispatcher.learn(response.journal)
-        self._tasks.handle(JournalSeen(response.journal.journal_id))
+        self.tasks.handle(JournalSeen(response.journal.journal_id))
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
-        unfinished = {runner.task.task_id for runner in self._tasks.unfinished()}
+        unfinished = {runner.task.task_id for runner in self.tasks.unfinished()}
         read = {i for i in unfinished - listed.keys() if self._blocks.is_read(i)}
-        self._tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
+        self.tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
         self._streams.reconcile(response.streams)
-        self._tasks.forget_ended()
+        self.tasks.forget_ended()
 
 
-def _may_run_python(options: WorkerOptions) -> bool:
+def may_run_python(options: WorkerOptions) -> bool:
     """Whoever reaches the dispatcher can have this worker run code. If both listen on loopback,
     only programs of this machine can."""
     dispatchers = parse_service(options.dispatcher)

@@ -45,7 +45,7 @@ from .durable import (
     temporary,
     write_atomically,
 )
-from .file_writer import FileWriter, WriterPlace
+from .file_writer import FileWriter, WriterClaim
 from .layout import FORMAT, RESTORE, LogDirectory, StoragePaths
 from .segments import Position, Scan
 from .term import Term
@@ -317,7 +317,7 @@ class _Opening:
         layout = self._layout
         assert self._lock is not None and self._term is not None
         with opening_alone(layout):
-            if self._lost_place():
+            if self._is_displaced():
                 raise in_use(layout, layout.log())
             number = check_end(layout, self._log, end).number
             if self._predecessor:
@@ -337,12 +337,12 @@ class _Opening:
             for directory in (layout.path, where.segments, where.snapshots, layout.blobs):
                 for leftover in directory.glob(f"{TEMPORARY}*"):
                     remove(leftover)
-        place = WriterPlace(layout, self._log, self._lock, self._term, number, self._lease_ms)
-        return FileWriter(place, segment_bytes, end, segment)
+        claim = WriterClaim(layout, self._log, self._lock, self._term, number, self._lease_ms)
+        return FileWriter(claim, segment_bytes, end, segment)
 
     def abandon(self, error: BaseException) -> bool:
         """Undo what can be undone; return whether another process has taken the place."""
-        lost = self._lost_place()
+        lost = self._is_displaced()
         if self._term is not None:
             self._term.close()
         if self._segment is not None:
@@ -354,7 +354,7 @@ class _Opening:
             _rename_in(error, self._log.path, self._old.path)  # the original still exists
         return lost
 
-    def _lost_place(self) -> bool:
+    def _is_displaced(self) -> bool:
         if self._term is None:
             return False
         # A process that displaced us may have crashed between the rename and writing TERM.

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _SMALL_SEGMENT_BYTES = 1 << 20  # a snapshot ends the segment, unless it is this small
 
 
-class WriterPlace(NamedTuple):
+class WriterClaim(NamedTuple):
     """The lock and the TERM that a writer holds, and where it writes."""
 
     layout: StoragePaths
@@ -58,15 +58,15 @@ class FileWriter(Writer):
     """The writer of a FileStorage."""
 
     def __init__(
-        self, place: WriterPlace, segment_bytes: int, end: Position, segment: int | None
+        self, claim: WriterClaim, segment_bytes: int, end: Position, segment: int | None
     ) -> None:
         """Continue at `end`. `segment` is the last segment's descriptor, None without segments."""
-        self.term = place.term
-        self.lease_ms = place.lease_ms
+        self.term = claim.term
+        self.lease_ms = claim.lease_ms
         self.last_sequence = end.sequence - 1
-        self._place = place
-        self._path = place.layout.path
-        self._log = place.log
+        self._claim = claim
+        self._path = claim.layout.path
+        self._log = claim.log
         self._segment_bytes = segment_bytes
         self._segment = segment
         self._size = end.offset
@@ -83,7 +83,7 @@ class FileWriter(Writer):
             return self._append(records)
 
     def _append(self, records: Sequence[bytes]) -> int:
-        self._check_place()
+        self._require_claim()
         if self._failed:
             raise AppendFailed(f"an earlier append failed: {self._failed}")
         if not records:
@@ -100,17 +100,17 @@ class FileWriter(Writer):
             os.fdatasync(self._segment)
             durable = True
             if not self._named:  # reveals the loss of a segment or of a takeover's directory
-                raise_last(self._place.held_term, self.term, last)
+                raise_last(self._claim.held_term, self.term, last)
                 self._named = True
         except OSError as error:
             self._failed = f"{self._path}: {error.strerror}"
-            self._check_place()
+            self._require_claim()
             if not durable:
                 self._discard_partial()
             raise AppendFailed(
                 f"{self._failed}; {remedy(error, self._path)}, then start the dispatcher again"
             ) from error
-        self._check_place()
+        self._require_claim()
         self._failed = ""
         self._size += len(data)
         self.last_sequence = last
@@ -118,7 +118,7 @@ class FileWriter(Writer):
 
     def renew(self) -> None:
         with self._closing, self._acting():
-            self._place.held_term.touch()
+            self._claim.held_term.touch()
 
     def condemn(self, reason: str) -> None:
         with self._appending, self._acting():
@@ -153,12 +153,12 @@ class FileWriter(Writer):
                 segment.path.unlink()
                 sync_directory(segment.path.parent)  # in order: a crash must not leave a gap
             if passed:
-                for superseded in self._place.layout.list_superseded(self._log):
+                for superseded in self._claim.layout.list_superseded(self._log):
                     remove(superseded)
 
     def write_blob(self, data: bytes, mark: str = "") -> str:
         name = blob_name(data, mark)
-        path = self._place.layout.blobs / name
+        path = self._claim.layout.blobs / name
         with self._acting():
             check_is_file(path)
             try:
@@ -172,7 +172,7 @@ class FileWriter(Writer):
         return name
 
     def delete_blob(self, name: str) -> None:
-        path = self._place.layout.blob(name)
+        path = self._claim.layout.blob(name)
         if path is not None:
             with self._acting():
                 path.unlink(missing_ok=True)
@@ -185,35 +185,35 @@ class FileWriter(Writer):
             self._closed = True
             if self._segment is not None:
                 os.close(self._segment)
-            self._place.held_term.close()
-            self._place.lock.release()
+            self._claim.held_term.close()
+            self._claim.lock.release()
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
         """Run the block only as the present writer; translate its errors."""
-        self._check_place()
+        self._require_claim()
         try:
             yield
         except (OSError, StorageError) as error:
-            self._check_place()  # files may be missing because this writer was displaced
+            self._require_claim()  # files may be missing because this writer was displaced
             if isinstance(error, OSError):
                 raise _storage_error(error, self._path) from error
             raise
-        self._check_place()
+        self._require_claim()
 
-    def _check_place(self) -> None:
+    def _require_claim(self) -> None:
         if self._closed:
             raise Fenced(f"{self._path}: the writer of term {self.term} gave up its place")
         try:
-            held = self._place.held_term.is_current()
+            held = self._claim.held_term.is_current()
         except OSError as error:
             raise _storage_error(error, self._path) from error
         if not held:
-            raise self._lost_place()
+            raise self._why_displaced()
 
-    def _lost_place(self) -> StorageError:
+    def _why_displaced(self) -> StorageError:
         """The error that explains why TERM has changed."""
-        path = self._place.layout.term
+        path = self._claim.layout.term
         try:
             term = Term.read(path)
         except StorageError as error:
@@ -228,7 +228,7 @@ class FileWriter(Writer):
             f"or replaced, and record {self.last_sequence} had been acknowledged"
         )
         with suppress(OSError):  # so that nobody continues on the damaged log
-            write_atomically(self._place.layout.log().condemned, reason.encode())
+            write_atomically(self._claim.layout.log().condemned, reason.encode())
         return Corrupt(f"{reason}; bring them back", str(path))
 
     def _is_full(self, more: int) -> bool:

@@ -98,7 +98,7 @@ def parse_meta(reply: list[bytes], where: str) -> Meta | None:
     return meta
 
 
-class Scan:
+class StreamScan:
     """One pass over the batches, from the one with record `after + 1` to the end."""
 
     def __init__(self, client: RedisClient, keys: Keys, after: int) -> None:

@@ -20,7 +20,7 @@ from ..tfrecord import unframe
 from .address import parse_redis_url
 from .checks import find_volatile
 from .client import RedisClient
-from .log import MEND, Keys, Meta, Scan, decode_entry, parse_meta
+from .log import MEND, Keys, Meta, StreamScan, decode_entry, parse_meta
 from .scripts import COPY, CUT, LOSE, OPEN
 from .writer import CONDEMNED, RedisWriter
 
@@ -55,7 +55,7 @@ class RedisStorage(Storage):
     # -- reading -----------------------------------------------------------------------------
 
     def read(self, after: int = 0) -> Iterator[Record]:
-        scan = Scan(self._client, self._keys, after)
+        scan = StreamScan(self._client, self._keys, after)
         for batch in scan:
             yield from records_above(batch, after)
         self._acknowledged = max(self._acknowledged, (scan.term, scan.acknowledged))
@@ -286,7 +286,7 @@ class RedisStorage(Storage):
     def _find_cut(self, meta: Meta | None, after: int) -> tuple[int, int, int]:
         """The first record, the last record of the last whole batch up to `after`, and its term."""
         first = meta.first if meta else self._first_of_log()
-        scan = Scan(self._client, self._keys, first - 1)
+        scan = StreamScan(self._client, self._keys, first - 1)
         last, term = first - 1, 0
         try:
             for batch in scan:

@@ -155,7 +155,7 @@ class RedisWriter(Writer):
         try:
             self._client.run_script(CLOSE, self._keys, (self.term, self._token))
         except StorageError as error:
-            log.warning("the writer's place is free only when its lease is out: %s", error)
+            log.warning("the next writer must wait until this one's lease expires: %s", error)
         for client in (self._client, self._renewals):
             client.close()
 

@@ -9,10 +9,10 @@ import pytest
 
 from forebay.chaos import trainer
 from forebay.chaos.records import (
-    Ended,
     Got,
     Joined,
     Left,
+    ReadToEnd,
     Record,
     Recorder,
     Started,
@@ -24,7 +24,7 @@ RECORDS: tuple[Record, ...] = (
     Started("trainer0.1", 1.0),
     Joined(1, 30, 2.0),
     Got(1, 3.0, 20, [4, 5], [5]),
-    Ended(1, 4.0),
+    ReadToEnd(1, 4.0),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.chaos.cluster import DoneFault
 from forebay.chaos.plan import Fault
-from forebay.chaos.records import Ended, Got, Joined, Record, Started, Worked
+from forebay.chaos.records import Got, Joined, ReadToEnd, Record, Started, Worked
 from forebay.chaos.recovery import (
     Delivery,
     deliveries,
@@ -136,8 +136,8 @@ def test_no_wait_vanishes() -> None:
 def test_who_works_on_a_block_does_not_wait() -> None:
     records: list[Record] = [
         Started("trainer0.1", 0.0), Joined(2, 7, 0.5), Got(2, 1.0, 20, [1]), Worked(4.0),
-        Got(2, 4.1, 20, [2]), Worked(5.0), Ended(2, 5.1), Joined(3, 8, 5.2), Got(3, 7.0, 20, [3]),
-        Started("trainer0.2", 8.0), Got(3, 9.0, 20, [4]),
+        Got(2, 4.1, 20, [2]), Worked(5.0), ReadToEnd(2, 5.1), Joined(3, 8, 5.2),
+        Got(3, 7.0, 20, [3]), Started("trainer0.2", 8.0), Got(3, 9.0, 20, [4]),
     ]  # fmt: skip
     got = deliveries([records])
     assert got["trainer0.1"] == [(1.0, 1.0, 1), (4.0, 4.1, 1), (5.0, 7.0, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
+from forebay.service.client import heartbeats as clients_heartbeats
 from forebay.service.client import links, waits
 from forebay.service.client.consumer import Consumer
 from forebay.service.client.heartbeats import Heartbeats
@@ -113,8 +115,8 @@ class TestWaiting:
                 "nothing was heard of it for 8 s; "
                 "task 1 of worker h:1, of which other trainers have the rest, and have not used it"
             )
-            consumer.mode.end(1, EndOfTask())
-            consumer.mode.end(2, EndOfTask())
+            consumer.mode.end((1, 0), EndOfTask())
+            consumer.mode.end((2, 0), EndOfTask())
             assert consumer.mode.awaited().startswith("the end of the epoch")
 
     def test_for_nobody_that_is_for_us(self) -> None:
@@ -163,6 +165,14 @@ def test_what_no_worker_heard_is_known_once_it_is_closed(monkeypatch: pytest.Mon
         assert consumer.not_handed_back == [2]
 
 
+class Later:
+    """The clock in 100 seconds."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return time.monotonic() + 100
+
+
 class Recording:
     """Keeps what it is asked; heartbeats that wait are answered when it is told to."""
 
@@ -188,7 +198,9 @@ def named(request: pb.ConsumerHeartbeatRequest) -> tuple[list[int], list[int]]:
     return [*request.refused], [*request.never_answered]
 
 
-def test_heartbeats_say_which_workers_refuse(caplog: pytest.LogCaptureFixture) -> None:
+def test_heartbeats_say_which_workers_refuse(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dispatcher, heard, closed = Recording(), queue.Queue[Any](), threading.Event()
     heartbeats = Heartbeats(
         dispatcher, 1, news=NEWS(version=4, no_task="no worker can"),  # type: ignore[arg-type]
@@ -204,8 +216,9 @@ def test_heartbeats_say_which_workers_refuse(caplog: pytest.LogCaptureFixture) -
     heartbeats.refused(9, ConnectionRefused.ONCE_CONNECTED)
     assert list(map(named, dispatcher.at_once)) == [([8], []), ([8], [7]), ([8, 9], [7])]
     assert [request.rounds.current for request in dispatcher.at_once] == [6, 6, 6]
-    heartbeats._answered_s -= 100
-    assert heartbeats.silent_s > 100
+    with monkeypatch.context() as later:
+        later.setattr(clients_heartbeats, "time", Later)
+        assert heartbeats.silent_s > 100
     dispatcher.answers.put(NEWS(version=5))
     again = dispatcher.waited.get(timeout=30)
     assert heartbeats.silent_s < 100

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from forebay.service.block_limits import check_block
 from forebay.service.blocks import Block, Component, Strings, buffers
+from forebay.service.client.batches import Layout, batched, padded
 from forebay.service.errors import InvalidArgument
 from forebay.service.structure import Ragged, Sparse
-from forebay.service.client.batches import Layout, batched, padded
 
 STRUCTURE = json.dumps(
     {

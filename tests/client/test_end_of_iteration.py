@@ -31,14 +31,14 @@ def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynam
     consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=reading)  # type: ignore[arg-type]
     try:
         consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[task(1), task(2, "colocated")]))
-        consumer.mode.end(1, EndOfTask())
+        consumer.mode.end((1, 0), EndOfTask())
         assert consumer.mode.has_ended() == (not dynamic)
         if dynamic:
             consumer.mode.update(
                 pb.ConsumerHeartbeatResponse(tasks=[task(1), task(3)], finished=True)
             )
             assert not consumer.mode.has_ended() and Client.all[13].reads == [3]
-            consumer.mode.end(3, EndOfTask())
+            consumer.mode.end((3, 0), EndOfTask())
             assert consumer.mode.has_ended()
     finally:
         consumer.close()

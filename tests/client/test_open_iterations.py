@@ -74,7 +74,7 @@ def test_it_is_closed_while_it_lets_a_worker_go(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.mode.update(news(1, 2))
-    consumer.mode.end(1, EndOfTask())
+    consumer.mode.end((1, 0), EndOfTask())
     close = Client.close
 
     def close_all(self: Client, *arguments: Any) -> bool:

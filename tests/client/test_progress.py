@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
+from forebay.service.client.batches import Layout, laid_out
 from forebay.service.client.open_iterations import Taker
 from forebay.service.client.progress import Blocks, EpochIterator, Progress
-from forebay.service.client.batches import Layout, laid_out
 
 LAYOUT = Layout('{"tensor": "int64", "shape": []}')
 

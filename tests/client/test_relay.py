@@ -47,21 +47,21 @@ def forked():
     in_a_thread = threading.Thread(target=fetch_dataset, args=(target, dataset_id))
     in_a_thread.start()
     in_a_thread.join()
-    began = relay._program.pid
+    began = relay.program().pid
     assert read() == [*range(100)]
-    assert relay._program.pid == began, "it outlives the thread that called first"
-    first = relay._program
+    assert relay.program().pid == began, "it outlives the thread that called first"
+    first = relay.program()
     environment = pathlib.Path(f"/proc/{first.pid}/environ").read_bytes()
     assert b"FOREBAY_" not in environment, "which is not meant for it"
     assert os.getpgid(first.pid) != os.getpgid(0), "a signal to our group is not for it"
     first.terminate()
     assert fetch_dataset(target, dataset_id) == found, "a scheduler tells all processes to end"
-    assert relay._program is first
+    assert relay.program() is first
     first.kill()
     assert fetch_dataset(target, dataset_id) == found, "it is started again"
-    assert relay._program.pid != first.pid
+    assert relay.program().pid != first.pid
     relay.LATER_S = 0.1
-    relay._program.send_signal(signal.SIGSTOP)
+    relay.program().send_signal(signal.SIGSTOP)
     channel = relay.RelayedChannel(target)
     call = channel.unary_unary("/a", request_serializer=bytes, response_deserializer=bytes)
     try:
@@ -69,11 +69,11 @@ def forked():
         raise AssertionError("a program that hangs has answered")
     except grpc.RpcError as error:
         assert error.code() == grpc.StatusCode.UNAVAILABLE
-    relay._program.send_signal(signal.SIGCONT)
+    relay.program().send_signal(signal.SIGCONT)
     try:
         fetch_dataset(target, "nothing")
     except NotFound as error:
-        print(relay._program.pid, error, flush=True)
+        print(relay.program().pid, error, flush=True)
 
 
 elements = service.read(target, dataset_id)

@@ -67,7 +67,7 @@ async def poll(
     """A heartbeat that waits."""
     version = (await beat(face)).version
     heartbeat = beat(face, version)
-    await until(lambda: dispatcher._waiting)
+    await until(lambda: dispatcher.waiting)
     return heartbeat
 
 
@@ -172,7 +172,7 @@ def test_who_has_come_back_is_not_given_up_for_an_older_poll() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         older = await poll(dispatcher, face)
         newer = beat(face, (await beat(face)).version)
-        await until(lambda: len(dispatcher._waiting) == 2)
+        await until(lambda: len(dispatcher.waiting) == 2)
         await break_off(older)
         await some_checks()
         assert dispatcher.state.workers
@@ -284,7 +284,7 @@ def test_also_while_it_says_that_it_drains() -> None:
         waits = pb.WorkerHeartbeatRequest(version=version, wait_ms=30_000)
         waits.MergeFrom(drains)
         heartbeat = asyncio.create_task(face.worker_heartbeat(waits))
-        await until(lambda: dispatcher._waiting)
+        await until(lambda: dispatcher.waiting)
         await face.worker_heartbeat(drains)
         await say_refused(face, consumer_id, answered=False)
         await some_checks()
@@ -344,7 +344,7 @@ async def consumer_poll(
     request.version = (await face.consumer_heartbeat(request)).version
     request.wait_ms = 30_000
     heartbeat = asyncio.create_task(face.consumer_heartbeat(request))
-    await until(lambda: dispatcher._waiting)
+    await until(lambda: dispatcher.waiting)
     return heartbeat
 
 

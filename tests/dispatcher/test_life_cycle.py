@@ -110,12 +110,12 @@ def test_a_graph_whose_dispatcher_died_before_it_was_registered_is_removed_by_th
 
     async def dies(dispatcher: Dispatcher) -> None:
         await register(dispatcher, "stays")
-        writer = dispatcher._writer
+        writer = dispatcher.writer
         writer.write_blob(b"never registered", f"{writer.term}-9")
         writer.write_blob(b"without a mark")
 
     async def scene(dispatcher: Dispatcher) -> None:
-        begins = dispatcher._writer.write_blob(b"is about to be", f"{dispatcher._writer.term}-9")
+        begins = dispatcher.writer.write_blob(b"is about to be", f"{dispatcher.writer.term}-9")
         await collected.wait()
         kept = {"stays": dispatcher.state.datasets["stays"].definition.tf_data_graph.blob}
         found = set(storage.blobs())
@@ -146,7 +146,7 @@ def test_graphs_of_events_that_were_lost_stay_until_readers_had_time_to_say_so(
     blobs = []
 
     async def loses_what_it_registers(dispatcher: Dispatcher) -> None:
-        writer = dispatcher._writer
+        writer = dispatcher.writer
         blobs.append(writer.write_blob(b"of an event that was lost", f"{writer.term}-9"))
 
     async def is_told(dispatcher: Dispatcher) -> None:
@@ -321,7 +321,7 @@ def test_a_dataset_that_is_removed_while_its_graph_is_restored_is_registered_ane
     chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(dispatcher: Dispatcher) -> None:
-        loop, write = asyncio.get_running_loop(), dispatcher._writer.write_blob
+        loop, write = asyncio.get_running_loop(), dispatcher.writer.write_blob
         lost = await register(dispatcher, chosen)
 
         def remove_first(data: bytes, mark: str) -> str:
@@ -330,9 +330,9 @@ def test_a_dataset_that_is_removed_while_its_graph_is_restored_is_registered_ane
             return write(data, mark)
 
         blob = dispatcher.state.datasets[lost].definition.tf_data_graph.blob
-        dispatcher._writer.delete_blob(blob)
+        dispatcher.writer.delete_blob(blob)
         with monkeypatch.context() as patch:
-            patch.setattr(dispatcher._writer, "write_blob", remove_first)
+            patch.setattr(dispatcher.writer, "write_blob", remove_first)
             again = await register(dispatcher, chosen)
         assert list(dispatcher.state.datasets) == [again]
         assert again == chosen or again != lost
@@ -364,7 +364,7 @@ def test_a_graph_that_is_registered_while_one_like_it_is_deleted_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(dispatcher: Dispatcher) -> None:
-        delete, reached, go_on = dispatcher._writer.delete_blob, asyncio.Event(), threading.Event()
+        delete, reached, go_on = dispatcher.writer.delete_blob, asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
 
         def slowly(name: str) -> None:
@@ -372,7 +372,7 @@ def test_a_graph_that_is_registered_while_one_like_it_is_deleted_stays(
             assert go_on.wait(60)
             delete(name)
 
-        monkeypatch.setattr(dispatcher._writer, "delete_blob", slowly)
+        monkeypatch.setattr(dispatcher.writer, "delete_blob", slowly)
         removal = asyncio.create_task(remove(dispatcher, await register(dispatcher)))
         await reached.wait()
         again = await register(dispatcher)

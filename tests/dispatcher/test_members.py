@@ -70,13 +70,13 @@ def test_members_that_are_given_up_together_share_a_commit() -> None:
         for uid in range(100):
             await dispatcher.execute(c.RegisterWorker(address=f"w:{uid}", uid=uid))
         commits: list[int] = []
-        append = dispatcher._writer.append
+        append = dispatcher.writer.append
 
         def counted(records: Sequence[bytes]) -> int:
             commits.append(len(records))
             return append(records)
 
-        dispatcher._writer.append = counted  # type: ignore[method-assign]
+        dispatcher.writer.append = counted  # type: ignore[method-assign]
         for worker_id in dispatcher.state.workers:
             dispatcher.failure_detector._present(worker_id).until_s = 0
         await until(lambda: not dispatcher.state.workers)

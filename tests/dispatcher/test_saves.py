@@ -565,7 +565,7 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
         beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=60_000))
         looks.clear()
         waiting = asyncio.create_task(face.worker_heartbeat(beat))
-        await until(lambda: bool(dispatcher._waiting))
+        await until(lambda: bool(dispatcher.waiting))
         for name in ("a", "b"):
             await dispatcher.execute(
                 c.RegisterDataset(dataset_id=name, definition=ev.DatasetDefinition())
@@ -580,7 +580,7 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
             told.append("")
             return False
 
-        dispatcher._waiting[asyncio.get_running_loop().create_future()] = told_all
+        dispatcher.waiting[asyncio.get_running_loop().create_future()] = told_all
         await dispatcher.execute(
             c.CommitChunk(
                 save_id=stream.save_id, stream=0, worker_uid=1, chunk=0, elements=1, file="f"

@@ -18,7 +18,7 @@ from forebay import service
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.observer import Observer, Undelivered
-from forebay.service.worker.tasks import TaskRunner
+from forebay.service.worker.running_tasks import AnyTask
 from forebay.service.worker.worker import Worker
 
 from ..forks import Fork
@@ -67,8 +67,8 @@ class Workers:
         self.all.append(running)
         return running
 
-    def runners(self) -> list[TaskRunner]:
-        return [runner for worker in self.all for runner in worker._tasks.unfinished()]
+    def runners(self) -> list[AnyTask]:
+        return [runner for worker in self.all for runner in worker.tasks.unfinished()]
 
     def wait_until_parked(self) -> None:
         wait_until(lambda: all(runner.is_parked for runner in self.runners()))
@@ -277,7 +277,7 @@ def test_a_cache_that_nobody_reads_gives_its_window_only_if_others_need_it(
 
     with trainer("one") as elements:
         assert len([*itertools.islice(elements, 800)]) == 800  # 32 MB
-    (cached,) = worker._tasks.unfinished()
+    (cached,) = worker.tasks.unfinished()
     assert cached.output.held_bytes > 30 << 20
     with read(dispatcher.target, dataset_id, OFF) as elements:
         for _ in itertools.islice(elements, 100):

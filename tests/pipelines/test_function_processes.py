@@ -527,7 +527,7 @@ def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended()
     with child_here(lambda split: [], 1) as (made, said):
         made._function = Counting()  # type: ignore[assignment]
         with pytest.raises(FunctionFailed, match="split 0, element 1: element is 'two'"):
-            made._run(0, 1, 0, None, True)
+            made.run(0, 1, 0, None, True)
         assert [kind for kind, *_ in said()] == ["block"]
         assert made._at[2] == 0
 
@@ -558,7 +558,7 @@ def test_what_was_waited_for_is_no_time_that_a_block_was_made(
         wait = waits if what == "credit" else lambda: None
         monkeypatch.setattr(made._sender, "_wait_for_credit", wait)
         monkeypatch.setattr(made._blocks, "lock", Lock())
-        made._run(0, 1, 0, None, True)
+        made.run(0, 1, 0, None, True)
         assert [count for _, count, *_ in said()] == [1, 10, 10, 10, 10, 10, 9]
 
 
@@ -574,14 +574,14 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
         raise errors.pop()
 
     with child_here(lambda split: range(2), 3) as (made, said):
-        made._run(0, 1, 0, None, True)
+        made.run(0, 1, 0, None, True)
         assert [count for _, count, *_ in said()] == [1, 1]
         monkeypatch.setattr(made, "_ended_s", 2 * time.monotonic())  # that has just come
         monkeypatch.setattr(made._sender._lender, "reserve", refused)
         credit = made._sender._credit
         while errors:
             with pytest.raises(FunctionFailed) as failed:
-                made._run(0, 3, 1, None, False)
+                made.run(0, 3, 1, None, False)
             assert failed.value.args[0] == "RESOURCE_EXHAUSTED"
             assert failed.value.args[2:] == (0, 1)
         assert not said()
@@ -613,7 +613,7 @@ def child_here(
 
     with ours, theirs:
         made = child.FunctionProcess(theirs)
-        made._load()
+        made.load()
         yield made, said
 
 

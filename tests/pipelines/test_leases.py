@@ -226,7 +226,7 @@ def test_a_task_that_nobody_reads_asks_less_often_the_longer_it_waits(
 
     waited: list[float] = []
     monkeypatch.setattr(leases, "time", Clock)
-    task = leases._Task(1, cast(Any, Dispatcher()), Observer(), 0)
+    task = leases._LeaseState(1, cast(Any, Dispatcher()), Observer(), 0)
     task.may_lease = NeverRead()
     unread = leases._SourceLeases(task, 0, ev.SplitSource(count=1), cast(Any, None))
     assert unread._wait_until_read() is None

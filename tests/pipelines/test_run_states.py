@@ -22,10 +22,10 @@ from forebay.service.pipelines.python.run_states import (
     Done,
     EndLate,
     Event,
+    FailureRules,
     Granted,
     Instruction,
     Looked,
-    Policy,
     RunStates,
     StartRun,
     Waited,
@@ -38,7 +38,7 @@ def states(
     on_error: OnError = RAISE, limit: int = 100, width: int = 2, **how: Any
 ) -> tuple[RunStates, Any]:
     """And how to tell it of an event, at second 0."""
-    made = RunStates(Policy(on_error, limit, how.pop("timeout_s", 0), "w:1"), width, **how)
+    made = RunStates(FailureRules(on_error, limit, how.pop("timeout_s", 0), "w:1"), width, **how)
 
     def tell(event: Event, now_s: float = 0) -> list[Instruction]:
         return [i for i in made.handle(event, now_s) if not isinstance(i, Warn)]

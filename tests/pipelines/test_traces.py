@@ -208,7 +208,7 @@ def test_warming_up_leaves_no_trace(traces: Traces) -> None:
     assert len(made) == 1
     wait_for_steps()
     gc.collect()
-    assert not traces._entries
+    assert not traces.users()
     assert made[0]() is None
 
 
@@ -261,7 +261,7 @@ def test_a_run_ends_with_its_pipeline_though_its_step_lasts(
     run = runs_of(count(100).map(lambda i: i * 10))
 
     def users() -> list[int]:
-        return [entry.users for entry in traces._entries.values()]
+        return traces.users()
 
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -305,7 +305,7 @@ def test_a_cancelled_run_ends_though_its_step_lasts(
         return {queue._name for queue in run._queues}
 
     def users() -> list[int]:
-        return [entry.users for entry in traces._entries.values()]
+        return traces.users()
 
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -417,11 +417,11 @@ def test_idle_traces_are_forgotten_when_nobody_will_ask_for_them(traces: Traces)
     assert values(idle) == [2, 3, 4, 5, 6]
     wait_for_steps()
     pipelines.forget_idle()
-    assert len(traces._entries) == 1, "of the run that is not over"
+    assert len(traces.users()) == 1, "of the run that is not over"
     assert values(in_use) == [1, 2, 3, 4, 5]
     wait_for_steps()
     pipelines.forget_idle()
-    assert not traces._entries
+    assert not traces.users()
     del in_use, idle
     gc.collect()
     assert not any(trace() is not None for trace in made)
@@ -432,7 +432,7 @@ def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:
     for _ in range(2):
         with pytest.raises(PipelineError, match="StrangeDaset"):
             TfDataPipeline(graph, element_spec=tf.TensorSpec([], tf.int64)).run(None)
-    assert not traces._entries
+    assert not traces.users()
 
 
 def test_closing_a_queue_late_does_not_close_the_next_of_its_name() -> None:

@@ -382,16 +382,16 @@ def drops_what_has_room() -> AbstractContextManager[None]:
 
 def writes_chunks_again() -> AbstractContextManager[None]:
     """A worker that begins a stream anew which another one had written a part of."""
-    began = StreamWriter._write
+    began = StreamWriter.write
 
     def again(self: StreamWriter) -> bool:
-        stream = self._stream
+        stream = self.stream
         if stream.last_file:
             self._place(stream.last_file, stream.chunks - 1, stream.last_elements)
         stream.elements, stream.last_file = 0, ""
         return began(self)
 
-    return replaced(StreamWriter, _write=again)
+    return replaced(StreamWriter, write=again)
 
 
 def ends_a_save_early() -> AbstractContextManager[None]:

@@ -267,7 +267,7 @@ def test_an_opening_stopped_at_each_call(tmp_path: Path, old_then: str) -> None:
 
 def wake_up(scene: Scene, *acts: Callable[[], object]) -> None:
     """Each act has just looked whether it is still the writer, and found that it is."""
-    held = scene.old._place.held_term
+    held = scene.old._claim.held_term
     is_current = held.is_current
     stale: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:

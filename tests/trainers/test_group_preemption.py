@@ -94,7 +94,7 @@ def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
 def test_all_leave_where_the_furthest_is(ends: Ends) -> None:
     board, told = Board(), threading.Event()
     mine = Together(Seat(board, 0), told.set)
-    key = mine._key
+    key = mine.key
     assert not any(mine.check() for _ in range(3))
     answered(board, key, 1, 5, {"a/0": 7, "b/0": 1})
     answered(board, key, 2, 2, {"a/0": 9})
@@ -115,11 +115,11 @@ def test_who_does_not_answer_is_not_waited_for(
 ) -> None:
     board = Board()
     mine = Together(Seat(board, 1), lambda: None)
-    answered(board, mine._key, 0, 0, {})
+    answered(board, mine.key, 0, 0, {})
     mine.agree(0.01)
     assert caplog.messages == ["process 2 of this training has not heard of the stop"]
     assert mine.check()
-    board.said[f"{mine._key}/saved/0"] = group_preemption.OVER
+    board.said[f"{mine.key}/saved/0"] = group_preemption.OVER
     mine.wait_until_all_have_saved(0.01)
     assert "process 2 of this training has not saved in time" in caplog.messages
     mine.close()
@@ -128,7 +128,7 @@ def test_who_does_not_answer_is_not_waited_for(
 def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
     board, told = Board(), threading.Event()
     mine = Together(Seat(board, 2), told.set)
-    Seat(board, 0).say(f"{mine._key}/to/2", group_preemption.STOP)
+    Seat(board, 0).say(f"{mine.key}/to/2", group_preemption.STOP)
     assert told.wait(60)
     mine.close()
 
@@ -186,7 +186,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Board:
 def others_say(board: Board, handler: service.PreemptionHandler, what: str, text: str) -> None:
     assert handler._together is not None
     for who in (1, 2):
-        Seat(board, who).say(f"{handler._together._key}/{what}/{who}", text)
+        Seat(board, who).say(f"{handler._together.key}/{what}/{who}", text)
 
 
 def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
@@ -229,7 +229,7 @@ def test_who_fails_is_not_waited_for(
         loop()
     try:
         assert handler._together is not None
-        assert board.said.get(f"{handler._together._key}/saved/0") == group_preemption.OVER
+        assert board.said.get(f"{handler._together.key}/saved/0") == group_preemption.OVER
     finally:
         handler._exit_code = None  # the tests go on
         handler.__exit__(None, None, None)

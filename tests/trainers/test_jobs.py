@@ -18,7 +18,7 @@ from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.trainers.context import TaskContext
 from forebay.service.trainers.jobs import (
     IN_STEP_ELEMENTS,
-    Job,
+    TrainingJob,
     bound_of,
     evaluates,
     open_job,
@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def opened(target: str, dataset: tf.data.Dataset, processes: int, **how: Any) -> Job:
+def opened(target: str, dataset: tf.data.Dataset, processes: int, **how: Any) -> TrainingJob:
     dataset_id = service.register_dataset(target, dataset)
     return open_job(target, dataset_id, processes, **DEFAULTS | how)
 

@@ -137,15 +137,15 @@ def test_who_takes_a_stream_over_goes_on_where_it_was_killed(
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(saves.StreamWriter, "_place", place)
-        killed.writer(1)._write()
+        killed.writer(1).write()
         killed.reach(point)
     before = killed.state.saves[killed.save_id].streams[0].elements
     assert before > 0
     killed.lose(1)
     killed.die_at = ""
     successor = killed.writer(2)
-    assert successor._stream.elements == before
-    successor._run()
+    assert successor.stream.elements == before
+    successor.run()
     assert successor.completed
     loaded = sorted(killed.loaded())
     assert [number for number, _ in loaded] == list(range(SIZE))
@@ -161,12 +161,12 @@ def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Pa
         """It is paused before its second commit, and given up meanwhile."""
         if isinstance(request, pb.CommitChunkRequest) and request.worker_uid == 1 and request.chunk:
             cluster.lose(1)
-            cluster.writer(2)._run()
+            cluster.writer(2).run()
         return real(request, response, **more)
 
     cluster.call = call  # type: ignore[method-assign]
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
-        paused._write()
+        paused.write()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
@@ -180,11 +180,11 @@ def test_who_was_given_up_before_it_began_takes_nothing_away(tmp_path: pathlib.P
     def call(request: Any, response: Any, **more: Any) -> Any:
         if request.worker_uid == 2 and paused:
             with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
-                paused.pop()._write()
+                paused.pop().write()
         return real(request, response, **more)
 
     cluster.call = call  # type: ignore[method-assign]
-    cluster.writer(2)._run()
+    cluster.writer(2).run()
     assert not paused
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
     stream = pathlib.Path(cluster.path, "streams", "stream_0")
@@ -204,7 +204,7 @@ def test_a_stream_that_comes_back_is_written_by_who_has_it_now(tmp_path: pathlib
             cluster.lose(1)
             cluster.die_at = "after a commit"
             with pytest.raises(Killed):
-                cluster.writer(2)._write()
+                cluster.writer(2).write()
             cluster.lose(2)
             cluster.die_at = ""
             again.append(cluster.writer(1))
@@ -212,16 +212,16 @@ def test_a_stream_that_comes_back_is_written_by_who_has_it_now(tmp_path: pathlib
 
     cluster.call = call  # type: ignore[method-assign]
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
-        paused._write()
-    paused._end("INTERNAL", "its file is gone")
+        paused.write()
+    paused.report_end("INTERNAL", "its file is gone")
     assert paused.key != again[1].key
-    again[1]._run()
+    again[1].run()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
 def test_a_stream_that_comes_back_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     wrote: list[int] = []
-    monkeypatch.setattr(saves.StreamWriter, "_write", lambda self: wrote.append(self._chunks))
+    monkeypatch.setattr(saves.StreamWriter, "write", lambda self: wrote.append(self._chunks))
     dispatcher: Any = None
     writers = saves.StreamWriters(1, dispatcher, OPTIONS)
     for assignment, chunks in (1, 0), (1, 0), (3, 4):
@@ -236,7 +236,7 @@ def test_a_writer_gives_memory_back(
     given_back: list[bool] = []
     monkeypatch.setattr(malloc, "give_back", lambda: given_back.append(True))
     cluster = Cluster(tmp_path / "save", numbers())
-    cluster.writer(1)._run()
+    cluster.writer(1).run()
     assert given_back == [True]
 
 
@@ -248,17 +248,17 @@ def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> Non
     dispatcher: Any = cluster
     leaving = saves.StreamWriter(_stream(save, 0), 1, dispatcher, whole)
     leaving.drain()
-    leaving._run()
+    leaving.run()
     assert (save.streams[0].chunks, 0 < save.streams[0].elements < SIZE) == (1, True)
     assert not save.streams[0].completed
     cluster.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
-    cluster.writer(2)._run()
+    cluster.writer(2).run()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
 def test_who_drains_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     wrote: list[int] = []
-    monkeypatch.setattr(saves.StreamWriter, "_write", lambda self: wrote.append(self.key[1]))
+    monkeypatch.setattr(saves.StreamWriter, "write", lambda self: wrote.append(self.key[1]))
     dispatcher: Any = None
     writers = saves.StreamWriters(1, dispatcher, OPTIONS)
     writers.reconcile([pb.Stream(save_id=1, stream=0)])
@@ -273,8 +273,8 @@ def test_a_writer_that_is_cancelled_does_not_wait_for_the_one_before(
 ) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     before, leave = cluster.writer(1), threading.Event()
-    monkeypatch.setattr(before, "_write", leave.wait)  # it is in an element
-    successor = saves.StreamWriter(before._stream, 1, before._dispatcher, OPTIONS, [before])
+    monkeypatch.setattr(before, "write", leave.wait)  # it is in an element
+    successor = saves.StreamWriter(before.stream, 1, before._dispatcher, OPTIONS, [before])
     before.start()
     try:
         successor.start()
@@ -303,7 +303,7 @@ def test_load_gets_what_was_saved(tmp_path: pathlib.Path) -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE)).map(elements)
     for compression in ("SNAPPY", "GZIP", ""):
         cluster = Cluster(tmp_path / f"save{compression}", dataset, compression)
-        cluster.writer(1)._run()
+        cluster.writer(1).run()
         cluster.loaded()
         loaded = tf.data.Dataset.load(
             cluster.path, reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)
@@ -317,7 +317,7 @@ def test_an_error_of_the_pipeline_ends_the_save(tmp_path: pathlib.Path) -> None:
         lambda x: tf.debugging.check_numerics(1 / (x - 5), "it is infinite")
     )
     cluster = Cluster(tmp_path / "save", dataset)
-    cluster.writer(1)._run()
+    cluster.writer(1).run()
     assert cluster.state.ended_saves[cluster.save_id].failed == "INVALID_ARGUMENT"
     with pytest.raises(ValueError, match="it is infinite"):
         cluster.loaded()
@@ -334,7 +334,7 @@ def test_a_full_disk_ends_the_save_and_no_worker(
         return lambda _: chunk_opener(graph, compression)(f"{cluster.path}/full")
 
     monkeypatch.setattr(pipelines, "chunk_opener", opener)
-    writer._run()
+    writer.run()
     ended = cluster.state.ended_saves[cluster.save_id]
     assert ended.failed == "RESOURCE_EXHAUSTED", ended.message
     assert "No space left" in ended.message
@@ -343,7 +343,7 @@ def test_a_full_disk_ends_the_save_and_no_worker(
 def test_a_directory_that_is_gone_ends_the_save(tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     os.unlink(f"{cluster.path}/dataset_def.proto")
-    cluster.writer(1)._run()
+    cluster.writer(1).run()
     ended = cluster.state.ended_saves[cluster.save_id]
     assert (ended.failed, "dataset_def.proto" in ended.message) == ("FAILED_PRECONDITION", True)
 
@@ -352,6 +352,6 @@ def test_a_writer_that_is_cancelled_says_nothing(tmp_path: pathlib.Path) -> None
     cluster = Cluster(tmp_path / "save", numbers())
     writer = cluster.writer(1)
     writer.cancel()
-    writer._run()
+    writer.run()
     assert cluster.save_id in cluster.state.saves
     assert os.listdir(f"{cluster.path}/chunks") == []

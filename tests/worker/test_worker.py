@@ -16,7 +16,7 @@ from forebay.service.connections.grpc_server import bind
 from forebay.service.delivery import ANY, Subscription, TaskFailed, TaskOutput
 from forebay.service.errors import InvalidArgument, Unavailable, Unimplemented
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker import WorkerOptions
+from forebay.service.worker import WorkerOptions, not_a_dispatcher
 from forebay.service.worker import worker as module
 from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker.task_states import ABSENT, ENDED, RUNNING, Listed
@@ -37,10 +37,10 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
 
     monkeypatch.setattr(TaskRunner, "start", start_others)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._tasks.handle(Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0))
-    assert [worker._tasks.states.state(i) for i in (1, 2)] == [ENDED, RUNNING]
-    runner = worker._tasks.runner_of(1)
-    assert runner is not None and worker._tasks.runner_of(2) is not None
+    worker.tasks.handle(Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0))
+    assert [worker.tasks.states.state(i) for i in (1, 2)] == [ENDED, RUNNING]
+    runner = worker.tasks.runner_of(1)
+    assert runner is not None and worker.tasks.runner_of(2) is not None
     opened = runner.output.open(ANY)
     assert isinstance(opened, Subscription)
     told = opened.wait(0)
@@ -61,13 +61,13 @@ def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
     monkeypatch.setattr(module, "_output", output)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
     both = Listed(1, {i: pb.Task(task_id=i) for i in (1, 2)}, set(), 0)
-    worker._tasks.handle(both)
+    worker.tasks.handle(both)
     assert "task 1 cannot be made" in caplog.text and "no room" in caplog.text
-    assert [worker._tasks.states.state(i) for i in (1, 2)] == [ABSENT, RUNNING]
-    worker._tasks.handle(Listed(1, {2: pb.Task(task_id=2)}, set(), 0))
+    assert [worker.tasks.states.state(i) for i in (1, 2)] == [ABSENT, RUNNING]
+    worker.tasks.handle(Listed(1, {2: pb.Task(task_id=2)}, set(), 0))
     failing.clear()
-    worker._tasks.handle(both)
-    assert [worker._tasks.states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
+    worker.tasks.handle(both)
+    assert [worker.tasks.states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
     worker.stop()
 
 
@@ -77,11 +77,11 @@ def test_a_worker_that_drains_lets_saves_commit_before_it_cancels_them(
     ended: list[bool] = []
 
     def write(writer: StreamWriter) -> bool:
-        assert writer._draining.wait(20)
-        ended.append(writer._cancelled.is_set())
+        assert writer.draining.wait(20)
+        ended.append(writer.cancelled.is_set())
         return False
 
-    monkeypatch.setattr(StreamWriter, "_write", write)
+    monkeypatch.setattr(StreamWriter, "write", write)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
     worker._streams.reconcile([pb.Stream(save_id=1)])
     worker.stop(drain=True)
@@ -99,15 +99,15 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
 
     monkeypatch.setattr(DispatcherClient, "_attempt", watched)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._tasks.handle(Listed(1, {}, set(), 0))
+    worker.tasks.handle(Listed(1, {}, set(), 0))
     worker.stop()
     assert said == ["LeaveService"]
 
 
 def test_who_takes_a_worker_for_a_dispatcher_is_told() -> None:
-    worker = Worker(WorkerOptions(dispatcher="h:1"))
-    address = bind(worker._grpc, "127.0.0.1", 0)
-    worker._grpc.start()
+    server = grpc.server(ThreadPoolExecutor(1), handlers=not_a_dispatcher.handlers("h:1"))
+    address = bind(server, "127.0.0.1", 0)
+    server.start()
     client = DispatcherClient(address)
     said = "this address is a worker's: its dispatcher is h:1"
     with pytest.raises(InvalidArgument, match=said):
@@ -115,7 +115,7 @@ def test_who_takes_a_worker_for_a_dispatcher_is_told() -> None:
     with pytest.raises(InvalidArgument, match=said):
         list_datasets(address, timeout_s=20)
     client.close()
-    worker.stop()
+    server.stop(0).wait()
 
 
 def test_who_takes_another_service_for_a_dispatcher_is_told() -> None:
@@ -151,7 +151,7 @@ def test_a_worker_that_drains_says_so_before_anything_else(
 
     monkeypatch.setattr(DispatcherClient, "call", call)
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
-    worker._tasks.handle(Listed(1, {}, set(), 0))
+    worker.tasks.handle(Listed(1, {}, set(), 0))
     worker.stop(drain=True)
     drains, leaves = said
     assert drains.draining and not drains.wait_ms
@@ -173,7 +173,5 @@ def test_a_worker_that_drains_says_so_before_anything_else(
 def test_python_is_run_untold_only_if_all_is_on_this_machine(
     host: str, dispatcher: str, may: bool
 ) -> None:
-    assert module._may_run_python(WorkerOptions(dispatcher=dispatcher, host=host)) is may
-    assert module._may_run_python(
-        WorkerOptions(dispatcher=dispatcher, host=host, allow_python=True)
-    )
+    assert module.may_run_python(WorkerOptions(dispatcher=dispatcher, host=host)) is may
+    assert module.may_run_python(WorkerOptions(dispatcher=dispatcher, host=host, allow_python=True))

@@ -99,7 +99,7 @@ class FunctionProcess:
 
     def serve(self) -> NoReturn:
         try:
-            self._load()
+            self.load()
         except FunctionFailed as failed:
             self._sender.send(["failed", *failed.args])
             sys.exit(1)
@@ -108,7 +108,7 @@ class FunctionProcess:
                 match self._sender.told():
                     case ["run", *what]:
                         self._blocks.linger()
-                        self._run(*what)
+                        self.run(*what)
                     case ["build", asks]:
                         self._build(asks)
                     case _:
@@ -118,7 +118,7 @@ class FunctionProcess:
             except FunctionFailed as failed:
                 self._sender.send(["failed", *failed.args])
 
-    def _load(self) -> None:
+    def load(self) -> None:
         import cloudpickle
 
         try:
@@ -176,7 +176,7 @@ class FunctionProcess:
         except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
             raise FunctionFailed(code_of(error), traceback_of(error), 0, self._at[1]) from None
 
-    def _run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
+    def run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         random.seed(seed)
         numpys_random.seed(None if seed is None else random.getrandbits(32))
         self._generators.seed(seed)

@@ -67,7 +67,7 @@ class AskedIfOver(NamedTuple):
     sources: list[int]
 
 
-class Ended(NamedTuple):
+class Finished(NamedTuple):
     """The request has been run."""
 
 
@@ -89,7 +89,7 @@ class Died(NamedTuple):
     sent: ElementPlace
 
 
-Event = Received | Counted | Asked | AskedIfOver | Ended | Failed | Died
+Event = Received | Counted | Asked | AskedIfOver | Finished | Failed | Died
 
 
 class PythonChild:
@@ -138,7 +138,7 @@ class PythonChild:
         return ElementPlace(int(self._at[2]), 0)
 
     def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
-        """Start these splits, without the first `start` elements; call `receive` until Ended,
+        """Start these splits, without the first `start` elements; call `receive` until Finished,
         Failed or Died. If the first element is `awaited`, it comes alone."""
         self._at[:] = -1
         self._send(["run", first, count, start, seed, awaited])
@@ -184,7 +184,7 @@ class PythonChild:
             case ["ask", number, "over", sources]:
                 return AskedIfOver(number, sources)
             case ["end"]:
-                return Ended()
+                return Finished()
             case ["failed", code, text, split, element]:
                 return Failed(code, text, ElementPlace(split, element))
         return self._died()

@@ -39,12 +39,12 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from ...processes import EXIT_WITH_PARENT, Child, forebay
+from ...processes import EXIT_WITH_PARENT, ChildProcess, forebay
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-MAX_SAID = 1000
+MAX_EXIT_TEXT = 1000
 
 END_S = 5.0
 """For the process to end, before it is killed."""
@@ -62,7 +62,7 @@ class ForkServer:
         """What it imports, too, besides child.py."""
         self._imports = imports
         self._lock = threading.Lock()
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._requests: socket.socket | None = None
         self._owner = 0  # the process that started it
 
@@ -80,6 +80,11 @@ class ForkServer:
                 self._ask(ends)
             kept.pop_all()
         return ours
+
+    @property
+    def pid(self) -> int | None:
+        """The process that forks; None before the first child and after `close`."""
+        return None if self._process is None else self._process.pid
 
     def _ask(self, ends: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -112,7 +117,7 @@ class ForkServer:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
-            self._process = Child(
+            self._process = ChildProcess(
                 forebay("service.pipelines.python.fork_server", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
@@ -123,12 +128,12 @@ class ForkServer:
 
 def ended(control: socket.socket) -> str:
     """How the child has ended, in words; waits for it."""
-    return control.recv(MAX_SAID).decode() or "with its init, or with the worker's fork server"
+    return control.recv(MAX_EXIT_TEXT).decode() or "with its init, or with the worker's fork server"
 
 
 class ForkServers:
-    """Of one worker: for functions of splits, for Beam's chains, and for functions that build
-    datasets, as the imports of Beam and TensorFlow take long."""
+    """A worker's fork servers: for functions of splits, for Beam's chains, and for functions that
+    build datasets. Each imports only what its children need: Beam and TensorFlow take long."""
 
     def __init__(self) -> None:
         self.plain, self.beams, self.tensorflows = (
@@ -136,8 +141,7 @@ class ForkServers:
         )  # fmt: skip
 
     def of(self, packages: Collection[str], is_built: bool) -> ForkServer:
-        """The one that has imported what a dataset needs that was registered with these packages,
-        or that a function builds."""
+        """The fork server for a dataset that needs these packages, or that a function builds."""
         if is_built:
             return self.tensorflows
         return self.beams if BEAM in packages else self.plain
@@ -170,14 +174,14 @@ def _serve(requests: socket.socket) -> socket.socket:
             inits -= {process for process, _ in _reaped()}
             _kill(_children() - inits)  # of an init that was killed; their end wakes us again
         if not ready.isdisjoint(parent):
-            _exit()
+            _exit_with_descendants()
         if requests.fileno() not in ready:
             continue
         ends: list[int] = []
         try:
             message, ends, _, _ = socket.recv_fds(requests, 64, 2)
             if not message:
-                _exit()
+                _exit_with_descendants()
             if len(ends) < 2:
                 raise OSError(errno.EMFILE, "too few descriptors came")
             fork_server, process = os.getpid(), os.fork()
@@ -196,7 +200,7 @@ def _serve(requests: socket.socket) -> socket.socket:
 
 
 def _refuse(ends: Sequence[int], error: OSError) -> None:
-    """What came with a request: who asked reads that its child has ended, and why."""
+    """Close the descriptors of a request; the caller reads that its child has ended, and why."""
     how = f"it could not be forked: {error} (a child is two processes)"
     print(f"a Python dataset's process: {how}", file=sys.stderr)
     for end in ends[1:]:
@@ -210,7 +214,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
     """Returns in the child only; this process is its init."""
     try:
         _adopt()
-        os.setpgid(0, 0)  # or who kills the fork server's group kills both
+        os.setpgid(0, 0)  # so that a signal to the fork server's group spares it
         os.close(signal.set_wakeup_fd(-1))  # the fork server's
         ended = _wakened_by_ends()
         _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # which wakes us as well
@@ -228,7 +232,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
             os._exit(0)  # it ended before that
         control.close()
         os.close(ended)
-        os.setpgid(0, 0)  # what it sends to its group is not for us
+        os.setpgid(0, 0)  # so that signals to its group spare this init
         return
     connection.close()
     told = [control.fileno()]
@@ -237,11 +241,11 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
             if process == child:
                 _kill(_children())
                 with contextlib.suppress(OSError):
-                    control.send(_how(os.waitstatus_to_exitcode(status)).encode())
-                _exit()
+                    control.send(_describe_exit(os.waitstatus_to_exitcode(status)).encode())
+                _exit_with_descendants()
         if os.getppid() != fork_server:
             told.clear()
-            control.close()  # of what it is killed for nobody is told
+            control.close()  # the fork server is gone: do not report how the child is killed
         if not told:
             _kill({child})
         ready = _readable(ended, *told)
@@ -253,7 +257,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
                 control.recv(64)  # unread, it would make the exit code an error
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """A child has ended, in words."""
     if code >= 0:
         return f"exit code {code}"
@@ -322,13 +326,13 @@ def _children() -> set[int]:
     return found
 
 
-def _exit() -> NoReturn:
-    """With all that is ours, and becomes ours when that has ended."""
+def _exit_with_descendants() -> NoReturn:
+    """Kill all descendants, including those that this process adopts meanwhile, then exit."""
     with contextlib.suppress(ChildProcessError):
         while True:
             _kill(_children())
             os.waitpid(-1, 0)
-            for _ in _reaped():  # all that there are, as to list them takes long if they are many
+            for _ in _reaped():  # all at once: listing many children is slow
                 pass
     os._exit(0)
 

@@ -37,8 +37,8 @@ def _node(elements: Sequence[Any], path: str) -> Node:
     if not isinstance(first, Mapping | tuple):
         return _leaf(elements, path)
 
-    def members(of: Any) -> Any:
-        return sorted(of, key=str) if isinstance(of, Mapping) else len(of)
+    def members(element: Any) -> Any:
+        return sorted(element, key=str) if isinstance(element, Mapping) else len(element)
 
     if any(type(e) is not type(first) or members(e) != members(first) for e in elements):
         raise InvalidArgument(

@@ -13,7 +13,7 @@ from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
 from .fork_server import HERE, ForkServers
-from .run_states import Policy
+from .run_states import FailureRules
 from .runs import BuiltRun, PythonRun
 from .stored import is_built, require_versions
 
@@ -45,7 +45,7 @@ class PythonPipeline:
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
         self._totals = totals
-        self._policy = Policy(
+        self._rules = FailureRules(
             dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built
         )
         fork_server = fork_servers.of(dataset.packages, self._is_built)
@@ -56,14 +56,14 @@ class PythonPipeline:
         dataset that the function builds runs in one child, which asks the feed for splits."""
         may_skip = self._may_skip or _counted()
         if self._is_built:
-            return BuiltRun(self._children, self._policy, feed, may_skip, self._totals)
+            return BuiltRun(self._children, self._rules, feed, may_skip, self._totals)
         ranges = _parts(self._size, PARTS * self._processes)
 
         def next_range() -> SplitRange | None:
             return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
 
         return PythonRun(
-            self._children, self._policy, next_range, may_skip, self._processes,
+            self._children, self._rules, next_range, may_skip, self._processes,
             totals=self._totals,
         )  # fmt: skip
 
@@ -85,12 +85,12 @@ class PythonPipeline:
             raise ValueError(
                 f"{splits.count} splits from {splits.first} on are no bundle of {self._size} splits"
             )
-        policy = self._policy
-        if policy.on_error == SKIP:
-            policy = Policy(policy.on_error, 0, policy.timeout_s, policy.where)
+        rules = self._rules
+        if rules.on_error == SKIP:
+            rules = FailureRules(rules.on_error, 0, rules.timeout_s, rules.where)
         ranges = iter([splits] if splits.count else [])
         return PythonRun(
-            self._children, policy, lambda: next(ranges, None), lambda _: False, 1,
+            self._children, rules, lambda: next(ranges, None), lambda _: False, 1,
             bundle=number, seed=f"{seed} {number}", start=start,
         )  # fmt: skip
 

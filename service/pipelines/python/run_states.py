@@ -28,7 +28,7 @@ NOWHERE = ElementPlace(-1, 0)
 
 
 @dataclass(frozen=True)
-class Policy:
+class FailureRules:
     """How a run handles failed splits."""
 
     on_error: OnError
@@ -37,7 +37,7 @@ class Policy:
     where: str  # the worker, for people
     is_built: bool = False  # all elements count as one split, whose number means nothing
 
-    def said(self, at: ElementPlace) -> str:
+    def describe(self, at: ElementPlace) -> str:
         """The place in words, for people."""
         if at.split < 0:
             return "its start"
@@ -149,10 +149,10 @@ class _Skip(NamedTuple):
 class RunStates:
     """The splits of one run. Not thread-safe."""
 
-    def __init__(self, policy: Policy, width: int, bundle_start: int | None = None) -> None:
+    def __init__(self, rules: FailureRules, width: int, bundle_start: int | None = None) -> None:
         """`bundle_start` is a bundle's first index; a bundle that fails runs again as a whole."""
-        self._policy = policy
-        self.patience_s = min(policy.timeout_s or SILENT_S, SILENT_S)  # callers check 4 × in that
+        self._rules = rules
+        self.patience_s = min(rules.timeout_s or SILENT_S, SILENT_S)  # callers check 4 × in that
         self._width = width
         self._is_bundle = bundle_start is not None
         self._index = bundle_start or 0
@@ -217,8 +217,8 @@ class RunStates:
         work = self._working[slot]
         if place != work.seen:
             work.seen, work.since_s, work.warned = place, now_s, False
-        silent_s, limit_s = now_s - work.since_s, self._policy.timeout_s
-        where = self._policy.said(place)
+        silent_s, limit_s = now_s - work.since_s, self._rules.timeout_s
+        where = self._rules.describe(place)
         if place.split < 0 and limit_s:
             limit_s = max(limit_s, SILENT_S)  # imports and models take longer than an element
         out: list[Instruction] = []
@@ -233,40 +233,40 @@ class RunStates:
 
     def _fail(self, work: _Work, failure: Failed | Died) -> list[Instruction]:
         """Give the rest of its range to another process, or raise PipelineError."""
-        at, policy = failure.at, self._policy
+        at, rules = failure.at, self._rules
         if isinstance(failure, Died):
             behind = max(work.behind, failure.sent)
             code = "ABORTED"
-            text = f"{policy.said(at)}: the process that ran it ended: {failure.how}"
+            text = f"{rules.describe(at)}: the process that ran it ended: {failure.how}"
             if work.late:
                 code, text = "DEADLINE_EXCEEDED", work.late
         else:
             behind = max(work.behind, at)
             code, text = failure.code, failure.text
-        reason, text = text, f"worker {policy.where}: {text}"
+        reason, text = text, f"worker {rules.where}: {text}"
         tried = at.split if at.split >= 0 else behind.split  # where it was to begin
         self._failures[tried] += 1
         if at.split < 0 and isinstance(failure, Failed):  # the next process would fail too
             raise PipelineError(code, text)
-        starts_again = policy.on_error == RETRY or (policy.on_error == SKIP and at.split < 0)
-        if starts_again and self._failures[tried] <= policy.limit:
+        starts_again = rules.on_error == RETRY or (rules.on_error == SKIP and at.split < 0)
+        if starts_again and self._failures[tried] <= rules.limit:
             if self._is_bundle:  # again from its start, with the same random numbers
                 self._again(work.first, work.stop, self._index)
             else:
                 self._again(behind.split, work.stop, behind.element)
             return [Warn(f"tried again: {text}")]
-        if policy.on_error == SKIP and policy.limit and at.split >= 0:
+        if rules.on_error == SKIP and rules.limit and at.split >= 0:
             rest = [
                 _Work(behind.split, at.split, behind.element),
                 _Work(at.split + 1, work.stop),
             ]
             error = PipelineError(
-                code, f"{text}\n(no more than {policy.limit} splits are skipped in an epoch)"
+                code, f"{text}\n(no more than {rules.limit} splits are skipped in an epoch)"
             )
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
             reason = reason.partition("\n")[0][:MAX_REASON]
             came = behind.element if behind.split == at.split else 0  # retries repeat the others
-            report = SkipReport(at.split, came, reason, policy.limit)
+            report = SkipReport(at.split, came, reason, rules.limit)
             return [Warn(f"its rest is skipped, if it may be: {text}"), report]
         raise PipelineError(code, text)
 

@@ -29,8 +29,8 @@ from .children import (
     Children,
     Counted,
     Died,
-    Ended,
     Failed,
+    Finished,
     PythonChild,
     Received,
 )
@@ -43,9 +43,9 @@ from .run_states import (
     Done,
     EndLate,
     Event,
+    FailureRules,
     Granted,
     Looked,
-    Policy,
     RunStates,
     StartRun,
     Waited,
@@ -74,7 +74,7 @@ class PythonRun:
     def __init__(
         self,
         children: Children,
-        policy: Policy,
+        rules: FailureRules,
         next_range: NextRange,
         may_skip: MaySkip,
         width: int,
@@ -98,7 +98,7 @@ class PythonRun:
         self._may_skip = may_skip
         self._questions = _Questions(self._bell)
         self._looked_s = 0.0
-        self._states = RunStates(policy, width, None if bundle is None else start)
+        self._states = RunStates(rules, width, None if bundle is None else start)
         self._busy: dict[int, PythonChild] = {}  # by slot
         self._idle: list[PythonChild] = []
 
@@ -143,7 +143,7 @@ class PythonRun:
                         self._handle(Came(slot, 0, behind))
                     case Asked() | AskedIfOver() as asked:
                         self._be_asked(slot, asked)
-                    case Ended():
+                    case Finished():
                         self._idle.append(self._busy.pop(slot))
                         self._handle(Done(slot))
                     case Failed() as failure:
@@ -230,14 +230,14 @@ class BuiltRun(PythonRun):
     def __init__(
         self,
         children: Children,
-        policy: Policy,
+        rules: FailureRules,
         feed: SplitFeed | None,
         may_skip: MaySkip,
         totals: Totals | None,
     ) -> None:
         """The process asks for splits of `feed`, unless that is None."""
         whole = iter([SplitRange(0, 1, 0)])  # the whole dataset is one split
-        super().__init__(children, policy, lambda: next(whole, None), may_skip, 1, totals=totals)
+        super().__init__(children, rules, lambda: next(whole, None), may_skip, 1, totals=totals)
         self._feed = feed
         self._rests: dict[int, tuple[int, SplitRange]] = {}  # by source: opening, splits left
         self._unanswered = 0

@@ -188,7 +188,7 @@ class Drivers:
             driver.end()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call this once all steps have ended. Nobody may take a driver any more."""
+        """Call this once all steps have ended. Take no driver afterwards."""
         if self._begun:
             self._begun.pop().when_ended(lambda: self.when_ended(callback))
         else:

@@ -41,7 +41,7 @@ from .save_watchers import Watch, saves_in
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
 from .state import GraphState, state_of
-from .transformations import Traced, call_as_it_is, concrete, opened, traced, until_stopped
+from .transformations import Traced, call_unoptimized, concrete, opened, traced, until_stopped
 
 Dataset = Any
 Tensor = Any
@@ -143,7 +143,7 @@ class LoadedGraph:
         self._numbers = _number(asked)
         try:
             first = tf.constant(self._numbers.start, tf.int64)
-            self.variant, *self._tables = call_as_it_is(build, first)
+            self.variant, *self._tables = call_unoptimized(build, first)
         except BaseException:
             self.close()
             raise

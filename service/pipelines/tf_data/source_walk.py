@@ -241,9 +241,9 @@ class SourceWalk:
             copied = [tuple(change for change in c if change != ("Cache",)) for c in (one, two)]
             repeated = any(change[0] == "Repeat" for change in one)
             why = (
-                f"{node.name!r} ({node.op}) zips a dataset that {_said(one)} with one that "
-                f"{_said(two)}: on several workers, elements would be paired that do not belong "
-                f"together. {self._advice(first, other)}"
+                f"{node.name!r} ({node.op}) zips a dataset that {_describe_changes(one)} "
+                f"with one that {_describe_changes(two)}: on several workers, elements would be "
+                f"paired that do not belong together. {self._advice(first, other)}"
             )
             if copied[0] != copied[1] or repeated or len(first.sources) != len(other.sources):
                 for reading in leased:
@@ -301,7 +301,7 @@ def _has_cache(changes: Any) -> bool:
     return isinstance(changes, tuple) and ("Cache" in changes or any(map(_has_cache, changes)))
 
 
-def _said(changes: tuple[Any, ...]) -> str:
+def _describe_changes(changes: tuple[Any, ...]) -> str:
     """What is done to a source's elements, in words, for errors."""
     done = [
         f"{kind}({', '.join(map(str, extent))})" if extent and kind in _RULES else str(kind)

@@ -29,7 +29,7 @@ from .element_packs import elements_per_pack
 from .element_specs import component_specs, flatten, options_for
 from .feeds import LoadedGraph, TracedGraph
 from .queues import OwnedQueue, Queue, QueueSpec
-from .transformations import call_as_it_is, concrete, drained, flat_mapped, mapped, until_stopped
+from .transformations import call_unoptimized, concrete, drained, flat_mapped, mapped, until_stopped
 
 LARGE_BYTES = 512 << 10  # an element of this size is sent alone, without the copy into a block
 MAX_BLOCK_ELEMENTS = 8192
@@ -182,7 +182,7 @@ class Drive:
     def call(self, *inputs: Tensor) -> None:
         """Run until the end. Raises TensorFlow's errors."""
         with self._places.taken() as place:
-            call_as_it_is(self._function, *inputs, place=place)
+            call_unoptimized(self._function, *inputs, place=place)
 
 
 _drives: weakref.WeakValueDictionary[Hashable, Drive] = weakref.WeakValueDictionary()
@@ -356,6 +356,11 @@ class Traces:
             release()
             raise
         return trace, loaded, release
+
+    def users(self) -> list[int]:
+        """How many runs use each trace, the one that was used last at the end."""
+        with self._lock:
+            return [entry.users for entry in self._entries.values()]
 
     def forget_idle(self) -> None:
         """Free unused traces."""

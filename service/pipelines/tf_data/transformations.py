@@ -199,7 +199,7 @@ class Once:
         return dataset_ops._VariantDataset(variant, spec).take(1)
 
 
-def call_as_it_is(function: Any, *inputs: Tensor, place: int = 0) -> list[Tensor]:
+def call_unoptimized(function: Any, *inputs: Tensor, place: int = 0) -> list[Tensor]:
     """Call a traced function that only builds datasets, or drives one.
 
     This skips TensorFlow's optimizer, which takes tens of milliseconds at the first call and gains

@@ -1,4 +1,4 @@
-"""The ledger: checks the trainers' records against the journal and the injected faults.
+"""The audit: it checks the trainers' records against the journal and the injected faults.
 
 Delivery is at most once. So no element may come twice, none may come that was not leased, and each
 missing element needs an excuse:
@@ -34,9 +34,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .history import Epoch, History, Lease, listed
+from .history import Epoch, History, LeasedSplits, listed
 from .members import Life
-from .records import Ended, Got, Joined, Left, Record, Started
+from .records import Got, Joined, Left, ReadToEnd, Record, Started
 
 WORKER_KILLED = "its worker was killed"
 WORKER_GIVEN_UP = "its worker was paused and given up"
@@ -55,7 +55,7 @@ SILENT_S = 20.0
 
 
 class Verdict(msgspec.Struct):
-    """The ledger's findings. No promise was broken if `broken` is empty."""
+    """The audit's findings. No promise was broken if `broken` is empty."""
 
     broken: list[str]
     epochs: int = 0
@@ -101,13 +101,13 @@ def check(
     which CLOCK_MONOTONIC was 0.
     """
     verdict = Verdict(list(history.broken))
-    ledger = _Ledger(history, lives, lost_with_a_trainer, wall_s, verdict)
+    audit = _Audit(history, lives, lost_with_a_trainer, wall_s, verdict)
     for records in trainers:
-        ledger.take(records)
-    for number, epoch in ledger.enter_epochs(job):
-        ledger.check_epoch(number, epoch, elements, passes)
-    ledger.check_strays()
-    ledger.check_lives()
+        audit.take(records)
+    for number, epoch in audit.enter_epochs(job):
+        audit.check_epoch(number, epoch, elements, passes)
+    audit.check_strays()
+    audit.check_lives()
     return verdict
 
 
@@ -128,21 +128,21 @@ def check_crowd(
     """
     verdict = Verdict([])
     for job, of_job in readers.items():
-        ledger = _Ledger(history, lives, 0, wall_s, verdict, f"{job}, ")
+        audit = _Audit(history, lives, 0, wall_s, verdict, f"{job}, ")
         for number, records in enumerate(of_job):
-            ledger.take(records)
-            ledger.check_end(number, records)
-        for number, epoch in ledger.enter_epochs(job):
+            audit.take(records)
+            audit.check_end(number, records)
+        for number, epoch in audit.enter_epochs(job):
             if len(of_job) > 1:
-                ledger.check_epoch(number, epoch, elements, 1, of_a_split.get(job, 1))
+                audit.check_epoch(number, epoch, elements, 1, of_a_split.get(job, 1))
             else:
-                ledger.check_unsharded(number, epoch, elements)
-        ledger.check_strays()
+                audit.check_unsharded(number, epoch, elements)
+        audit.check_strays()
     return verdict
 
 
-class _Ledger:
-    """The ledger of one job's readers. `prefix` begins its messages."""
+class _Audit:
+    """The audit of one job's readers. `prefix` begins its messages."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Ledger:
                             f"epoch {record.epoch}: {listed(record.damaged)} damaged on the "
                             f"way to {name}"
                         )
-                case Ended():
+                case ReadToEnd():
                     assert visit is not None, f"{name} ended what it had not joined"
                     visit.ended_s = record.at_s
                 case Left():
@@ -208,7 +208,8 @@ class _Ledger:
             for (in_pass, split), lease in epoch.lease_of.items()
             for i in range(of_a_split * split, of_a_split * (split + 1))
         }
-        leases: defaultdict[tuple[int, int], list[Lease]] = defaultdict(list)  # by task and id
+        # By task and id.
+        leases: defaultdict[tuple[int, int], list[LeasedSplits]] = defaultdict(list)
         for (_, i), lease in lease_of.items():
             leases[lease.task_id, i].append(lease)
         excess = {key: times - len(leases.get(key, ())) for key, times in got.items()}
@@ -271,7 +272,7 @@ class _Ledger:
         if not epoch.completed:
             self._broken(f"epoch {number} ended, and no worker had read it to its end")
         for task in sorted(epoch.completed):
-            lease = Lease(task, 0, 0, elements, 0)
+            lease = LeasedSplits(task, 0, 0, elements, 0)
             delivered = by_process[self._process(task)]
             if lost := [(i, lease) for i in range(elements) if i not in delivered]:
                 self._excuse(number, self._history.worker_of[task], lost)
@@ -282,7 +283,7 @@ class _Ledger:
 
     def check_end(self, number: int, records: Iterable[Record]) -> None:
         """Check that the reader came to the end."""
-        if not any(isinstance(record, Ended) for record in records):
+        if not any(isinstance(record, ReadToEnd) for record in records):
             self._broken(f"reader {number} did not come to the end")
 
     def check_strays(self) -> None:
@@ -324,7 +325,7 @@ class _Ledger:
         at_s = paused_ms / 1000 - self._wall_s
         return not any(v.joined_s <= at_s < v.until_s for v in self._visits[number])
 
-    def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, Lease]]) -> None:
+    def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, LeasedSplits]]) -> None:
         """Find excuses for the missing elements of one worker."""
         visits = self._visits[number]
         worker = self._history.workers[worker_id]
@@ -354,8 +355,8 @@ class _Ledger:
             self._unexplained(number, rest, f"{worker.name or worker_id} had them")
 
     def _excuse_held(
-        self, excuse: str, visits: list[Visit], lost: list[tuple[int, Lease]]
-    ) -> list[tuple[int, Lease]]:
+        self, excuse: str, visits: list[Visit], lost: list[tuple[int, LeasedSplits]]
+    ) -> list[tuple[int, LeasedSplits]]:
         """Excuse elements that these trainers may have held when they left; return the rest."""
         gone_ms = max((1000 * (visit.gone_s + self._wall_s) for visit in visits), default=0.0)
         most = len(visits) * self._lost_with_a_trainer

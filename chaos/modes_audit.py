@@ -9,7 +9,7 @@
   each task; a started shard is restarted only when its worker is gone.
 - A save has each element once, despite all faults.
 
-Workers make the same elements, so a round's worker is unknown. This is pure, as the ledger is.
+Workers make the same elements, so a round's worker is unknown. This is pure, as the audit is.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .audit import Verdict
 from .history import History, listed
-from .ledger import Verdict
 from .members import Life
 from .modes import STEPS, job_of
-from .records import Ended, Got, Joined, Record
+from .records import Got, Joined, ReadToEnd, Record
 from .saves import ELEMENTS, Saved
 
 Readers = Sequence[Iterable[Record]]
@@ -95,7 +95,7 @@ def _visits(records: Iterable[Record], verdict: Verdict) -> list[ReaderVisit]:
                 if record.damaged:
                     verdict.damaged += len(record.damaged)
                     verdict.broken.append(f"{listed(record.damaged)} damaged on the way")
-            case Ended():
+            case ReadToEnd():
                 visits[-1].ended = True
         visits[-1].until_s = record.at_s
     return visits

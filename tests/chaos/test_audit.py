@@ -1,4 +1,4 @@
-"""The ledger can fail: it finds each broken promise, and no excuse goes further than it should."""
+"""The audit can fail: it finds each broken promise, and no excuse goes further than it should."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.chaos.history import read_history
-from forebay.chaos.ledger import (
+from forebay.chaos.audit import (
     EPOCH_LEFT,
     EPOCH_PAUSED,
     HANDED_BACK_LATE,
@@ -23,8 +22,9 @@ from forebay.chaos.ledger import (
     check,
     check_crowd,
 )
+from forebay.chaos.history import read_history
 from forebay.chaos.members import Life
-from forebay.chaos.records import Ended, Got, Joined, Left, Record, Started
+from forebay.chaos.records import Got, Joined, Left, ReadToEnd, Record, Started
 from forebay.journal.proto import events_pb2 as ev
 
 ELEMENTS = 10
@@ -117,7 +117,7 @@ def reader(
     ]
     if left_s is not None:
         return [*records, Left(1, left_s, [*unheard], for_good=True)]
-    return records if ended_s is None else [*records, Ended(1, ended_s)]
+    return records if ended_s is None else [*records, ReadToEnd(1, ended_s)]
 
 
 def broken(verdict: Verdict) -> str:
@@ -165,7 +165,7 @@ class TestDelivery:
         assert any("(4) delivered by a task that had no lease" in b for b in verdict.broken)
 
     def test_of_no_epoch(self, run: Run) -> None:
-        stray: list[Record] = [Joined(2, 77, 1.0), Got(2, 2.0, TASKS[0], [3]), Ended(2, 3.0)]
+        stray: list[Record] = [Joined(2, 77, 1.0), Got(2, 2.0, TASKS[0], [3]), ReadToEnd(2, 3.0)]
         verdict = run.verdict([*reader(0, *range(10)), *stray])
         assert "epoch 2" in broken(verdict) and "not in the journal" in broken(verdict)
 
@@ -479,7 +479,7 @@ def of_crowd(*got: tuple[int, list[int]], ended: bool = True) -> list[Record]:
     """What a reader got, by task."""
     records: list[Record] = [Started("crowd0.1", 0.0), Joined(1, 30, 1.0)]
     records += [Got(1, 2.0, task, ids) for task, ids in got]
-    return [*records, Ended(1, 50.0)] if ended else records
+    return [*records, ReadToEnd(1, 50.0)] if ended else records
 
 
 ALL = list(range(ELEMENTS))

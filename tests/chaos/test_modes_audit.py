@@ -1,4 +1,4 @@
-"""The ledger of rounds, caches and static shards can fail: it finds each broken promise."""
+"""The audit of rounds, caches and static shards can fail: it finds each broken promise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from forebay.chaos.history import read_history
 from forebay.chaos.members import Life
 from forebay.chaos.modes import EACH, STEPS
-from forebay.chaos.modes_ledger import check_modes, check_saved
-from forebay.chaos.records import Ended, Got, Joined, Left, Record
+from forebay.chaos.modes_audit import check_modes, check_saved
+from forebay.chaos.records import Got, Joined, Left, ReadToEnd, Record
 from forebay.chaos.saves import ELEMENTS as SAVED
 from forebay.chaos.saves import Saved
 from forebay.journal.proto import events_pb2 as ev
@@ -66,7 +66,7 @@ class Run:
 
 def _visit(of_task: dict[int, list[int]], ended: bool = True, at_s: float = 0) -> list[Record]:
     got = [Got(1, at_s + 1, task, ids) for task, ids in of_task.items()]
-    last = Ended(1, at_s + 2) if ended else Left(1, at_s + 2, [], for_good=True)
+    last = ReadToEnd(1, at_s + 2) if ended else Left(1, at_s + 2, [], for_good=True)
     return [Joined(1, 3, at_s), *got, last]
 
 
