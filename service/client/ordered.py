@@ -126,17 +126,24 @@ class OrderedMode:
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
-            self._requests.clear()
-            for known in (self._homes, self._at_least):
-                known.clear()
-            self._querying.clear()
+            self._homes.clear()
+            self._at_least.clear()
         if self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
             if found is None:
                 return False
             self._round, self._before = found
         self._located = True
+        self._stop_counting()
         return True
+
+    def _stop_counting(self) -> None:
+        """Forget all that was asked for until now: lengths, of bundles that workers only count."""
+        for request in self._requests.values():
+            self._stop(request)
+        self._requests.clear()
+        self._querying.clear()
+        self._waiting.clear()
 
     def _bundle(self, place: int) -> int:
         return self.epoch.bundle(place)
@@ -328,11 +335,15 @@ class OrderedMode:
         """Ask for these again: their tasks are gone, or their places have other homes."""
         for request in list(requests):
             del self._requests[request.key]
-            task_id, number = request.key
-            for _, link in self._links.all():
-                if task_id in link.reading:
-                    link.client.stop_task(task_id, number)
+            self._stop(request)
             self._ask(request)
+
+    def _stop(self, request: _Request) -> None:
+        """Ask for it no longer."""
+        task_id, number = request.key
+        for _, link in self._links.all():
+            if task_id in link.reading:
+                link.client.stop_task(task_id, number)
 
     # -- what the dispatcher says --------------------------------------------------------------
 

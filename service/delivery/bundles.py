@@ -13,13 +13,15 @@ slices find it here. It then waits. It never waits if a slice lacks an element, 
 always go on.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
-elements (`keep`, `floor`). If the blocks exceed `max_bytes`, those that some reader has passed are
-dropped earlier: a reader that is far behind the others has its elements made again.
+elements (`keep`, `floor`), and no slice that has joined the run lacks one. If the blocks exceed
+`max_bytes`, those that some reader has passed are dropped earlier: a reader that is far behind the
+others has its elements made again. What a reader said last counts: it may begin again further back.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
 is a query: its end comes when the bundle has ended, when its run waits, or ANSWER_S after there is
-news. If a bundle is run again and has another length, the pipeline is not deterministic, and its
-readers get TaskFailed.
+news. If it needs no element of the bundle (`keep` is MAX_INDEX), the bundle is *counted* by a run
+that keeps nothing. If a bundle is run again and has another length, the pipeline is not
+deterministic, and its readers get TaskFailed.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ class _Kept:
 class BundleRun:
     """One run of a bundle. Its producer calls `put`, and `finish` or `fail`."""
 
-    def __init__(self, output: BundlesOutput, bundle: _Bundle, start: int) -> None:
+    def __init__(
+        self, output: BundlesOutput, bundle: _Bundle, start: int, counts: bool = False
+    ) -> None:
+        self.counts = counts  # its elements are only counted
         self.number = bundle.number
         self.place = bundle.place
         self.start = self.stop = start  # the next element to put
@@ -98,15 +103,19 @@ class BundleRun:
                     f"{self.stop} on of bundle {self.number} come next"
                 )
             try:
-                self._wait_for_room(size)
+                if self.counts:
+                    self._check()
+                else:
+                    self._wait_for_room(size)
             finally:
                 self.waits = False
             if block.count:
-                self.kept.append(_Kept(block, size))
                 self.stop += block.count
                 self._bundle.at_least = max(self._bundle.at_least, self.stop)
-                output._bytes += size
-                output._forget(self._bundle)
+                if not self.counts:
+                    self.kept.append(_Kept(block, size))
+                    output._bytes += size
+                    output._forget(self._bundle)
             output.changed.notify_all()
         output._notify()
 
@@ -172,7 +181,16 @@ class BundleRun:
     def has(self, index: int) -> bool:
         """Whether it has this element, or will make it."""
         first = self.kept[0].start if self.kept else self.stop
-        return not self.dropped and index >= first
+        return not (self.dropped or self.counts) and index >= first
+
+    def drop_before(self, index: int, until_bytes: int = -1) -> None:
+        """Drop the blocks before this element, unless a slice lacks one; until all blocks of the
+        output have `until_bytes`."""
+        lacking = (each.runs[0] for each in self.slices if each.runs)
+        index = min(index, *lacking, MAX_INDEX)
+        output = self._output
+        while self.kept and self.kept[0].stop <= index and output._bytes > until_bytes:
+            output._release(self.kept.pop(0))
 
 
 class _Bundle:
@@ -246,11 +264,12 @@ class BundlesOutput(TaskOutput):
                 self._floors.clear()
                 for bundle in self._bundles.values():
                     bundle.keeps.clear()
-            if order.floor > self._floors.get(order.reader, 0):
+            if order.floor != self._floors.get(order.reader):
                 self._floors[order.reader] = order.floor
                 self._forget_below_floor()
             bundle = self._bundles.setdefault(order.bundle, _Bundle(order.bundle, order.place))
-            bundle.keeps[order.reader] = max(bundle.keeps.get(order.reader, 0), order.keep)
+            if order.keep < MAX_INDEX:
+                bundle.keeps[order.reader] = order.keep
             subscription = _SliceSubscription(self, order, bundle)
             self._forget(bundle)
             self._join(subscription)
@@ -263,9 +282,15 @@ class BundlesOutput(TaskOutput):
         needed = subscription.needed()
         if needed is None:
             return
-        run = next((run for run in reversed(bundle.runs) if run.has(needed)), None)
+        counts = subscription.order.keep == MAX_INDEX
+        usable = (
+            r
+            for r in reversed(bundle.runs)
+            if (r.counts and not r.dropped if counts else r.has(needed))
+        )
+        run = next(usable, None)
         if run is None:
-            run = BundleRun(self, bundle, needed)
+            run = BundleRun(self, bundle, needed, counts)
             bundle.runs.append(run)
             self._pending.append(run)
         subscription.run = run
@@ -286,19 +311,18 @@ class BundlesOutput(TaskOutput):
         keeps = bundle.keeps
         floor = min(keeps.values()) if len(keeps) >= self._readers else 0
         for run in bundle.runs:
-            while run.kept and run.kept[0].stop <= floor:
-                self._release(run.kept.pop(0))
+            run.drop_before(floor)
         bundle.runs = [run for run in bundle.runs if not self._is_over(run)]
         if self._bytes > self._max_bytes:
             for each in sorted(self._bundles.values(), key=lambda b: b.place):
                 passed = max(each.keeps.values(), default=0)
                 for run in each.runs:
-                    while run.kept and run.kept[0].stop <= passed and self._bytes > self._max_bytes:
-                        self._release(run.kept.pop(0))
+                    run.drop_before(passed, self._max_bytes)
 
     @staticmethod
     def _is_over(run: BundleRun) -> bool:
-        return not (run.kept or run.slices) and (run.ended or run.failed is not None)
+        over = run.ended or run.failed is not None or run.dropped
+        return over and not (run.kept or run.slices)
 
     def _release(self, kept: _Kept) -> None:
         self._bytes -= kept.cost
@@ -422,6 +446,8 @@ class _SliceSubscription(Subscription):
     def _leave(self) -> None:
         if self.run is not None:
             self.run.slices.discard(self)
+            if self.run.counts and not self.run.slices:
+                self.output._drop(self.run)
             self.output._forget(self.bundle)
         self.run = None
 

@@ -124,3 +124,20 @@ class TestPositions:
                 )  # fmt: skip
                 assert found.numbers == epochs[1][step:end]
                 assert found.state["position"] == 2 * length
+
+    def test_one_of_a_group_goes_back(
+        self, cluster: Cluster, small: str, epochs: list[list[int]]
+    ) -> None:
+        """It was restarted at a saved step, while its neighbour goes on."""
+        how = {"ordered": True, "batch_size": 2, "num_consumers": 2, **ORDER}
+        with service.read(cluster.target, small, consumer_index=0, **how) as first:
+            mine = [next(first).tolist() for _ in range(4)]
+            for start in (0, 3, 1, 0):
+                with service.read(
+                    cluster.target, small, consumer_index=1, start_position=4 * start, **how
+                ) as second:
+                    theirs = [batch.tolist() for batch in second]
+                expected = epochs[0][4 * start :]
+                assert theirs == [expected[n : n + 2] for n in range(2, len(expected), 4)]
+            mine += [batch.tolist() for batch in first]
+        assert mine == [epochs[0][n : n + 2] for n in range(0, len(epochs[0]), 4)]
