@@ -9,8 +9,9 @@ bundle by bundle, and gives them once all have come. So many elements are asked 
 WINDOW_BYTES.
 
 **Where.** The places of the order go to the listed tasks in turn, so that all consumers of a group
-read a bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone,
-or is silent for too long. Then it asks another one, which makes the same elements again.
+read a bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone
+or silent. Then it asks the next one for all that it was to read there; that worker makes the same
+elements again.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
 
 SLOW_S = 10.0
-"""When a worker has been silent for so long about a bundle that is waited for, another one is
-asked; twice as long after each time."""
+"""A worker that is waited for and has sent nothing for so long is *silent*; twice as long after
+each time."""
+
+SILENT_S = 60.0
+"""How long others are asked instead of a silent worker."""
 
 MAX_LENGTHS = 10_000
 """Of bundles, in one heartbeat."""
@@ -82,7 +86,6 @@ class _Request:
     part: _Part | None  # None: a query
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
-    patience_s: float = SLOW_S
 
 
 class OrderedMode:
@@ -106,7 +109,10 @@ class OrderedMode:
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
-        self._looked_s = 0.0  # when slow workers were looked for
+        self._looked_s = 0.0  # when silent workers were looked for
+        self._patience_s = SLOW_S
+        self._heard_s: dict[int, float] = {}  # by task: when it sent something
+        self._silent: dict[int, float] = {}  # by task: until when others are asked instead
         self._numbers = 0
         self._round = 0  # the next one to plan
         self._before = 0  # elements in the rounds before
@@ -323,11 +329,13 @@ class OrderedMode:
     def _home(self, place: int) -> int | None:
         """The task that the place is read from; None if there is no task."""
         task_id = self._homes.get(place, 0)
-        if task_id not in self._tasks:
+        if task_id not in self._tasks or task_id in self._silent:
             if not self._tasks:
                 return None
             tasks = sorted(self._tasks)
-            task_id = tasks[(self.epoch.number * self._spec.bundles + place) % len(tasks)]
+            at = (self.epoch.number * self._spec.bundles + place) % len(tasks)
+            in_turn = tasks[at:] + tasks[:at]
+            task_id = next((task for task in in_turn if task not in self._silent), in_turn[0])
             self._homes[place] = task_id
         return task_id
 
@@ -390,6 +398,7 @@ class OrderedMode:
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:
         client.taken(block)  # what is asked for bounds what is here
+        self._heard_s[key[0]] = time.monotonic()
         request = self._requests.get(key)
         if request is None or request.part is None:
             return
@@ -397,7 +406,6 @@ class OrderedMode:
         part.chunk.parts.append((block, part.at[part.came : part.came + block.count]))
         part.came += block.count
         request.runs = runs_after(request.runs, block.count)
-        request.asked_s = time.monotonic()
         self._elements += block.count
         self._bytes += block.payload_bytes
 
@@ -407,6 +415,7 @@ class OrderedMode:
     def end(self, key: Key, end: End) -> None:
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
+        self._heard_s[key[0]] = time.monotonic()
         request = self._requests.get(key)
         if request is None:
             return
@@ -421,7 +430,9 @@ class OrderedMode:
             return
         if request.runs:
             raise self._differs(
-                request.place, f"had element {request.runs[0]} before, and has {end.length} now"
+                request.place,
+                f"the bundle at place {request.place} had more than {request.runs[0]} elements, "
+                f"and now has {end.length}",
             )
         request.part.chunk.missing -= 1
         outstanding = self._outstanding[request.place]
@@ -442,9 +453,10 @@ class OrderedMode:
 
     def _differs(self, place: int, how: str) -> FailedPrecondition:
         return FailedPrecondition(
-            f"the dataset is not deterministic: bundle {self._bundle(place)} "
-            f"{how}. An ordered read needs the same elements each time: give random filters and "
-            "the like fixed seeds, or read without ordered=True"
+            f"{how}. It is bundle {self._bundle(place)} of epoch {self.epoch.number}. An ordered "
+            "read needs a pipeline that gives the same each time (no clocks, no functions in "
+            "Python that draw random numbers): change it, or read it without ordered=True. If its "
+            "files have changed, remove the dataset and register it again"
         )
 
     def ask_again(self) -> None:
@@ -455,26 +467,29 @@ class OrderedMode:
         if len(self._tasks) < 2 or now < self._looked_s + 1:
             return
         self._looked_s = now
+        self._silent = {task_id: s for task_id, s in self._silent.items() if s > now}
         head = self._chunks[0] if self._chunks else None
-        slow = [
-            request
+        silent = {
+            request.key[0]
             for request in self._requests.values()
             if (request.part.chunk if request.part is not None else None) is head
-            and now - request.asked_s >= request.patience_s
-        ]
-        for request in slow:
-            request.patience_s *= 2
-            tasks = sorted(self._tasks)
-            here = self._homes[request.place]
-            after = tasks.index(here) + 1 if here in tasks else 0
-            self._homes[request.place] = tasks[after % len(tasks)]
-            log.warning(
-                "worker %s has been silent about a bundle for %.0f s: asking worker %s",
-                self._tasks[here].worker_address if here in self._tasks else here,
-                now - request.asked_s,
-                self._tasks[self._homes[request.place]].worker_address,
-            )
-        self._ask_elsewhere(slow)
+            and now - self._last_s(request) >= self._patience_s
+        }
+        if not silent:
+            return
+        log.warning(
+            "nothing has come from workers %s for %.0f s: asking others",
+            sorted(self._tasks[task].worker_address for task in silent), self._patience_s,
+        )  # fmt: skip
+        self._patience_s *= 2
+        self._silent.update(dict.fromkeys(silent, now + SILENT_S))
+        if self._silent.keys() >= self._tasks.keys():  # so this one is not worse than the others
+            self._silent = dict.fromkeys(silent, now + SILENT_S)
+        self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in silent])
+
+    def _last_s(self, request: _Request) -> float:
+        """When the request was sent, or its worker sent something afterwards."""
+        return max(request.asked_s, self._heard_s.get(request.key[0], 0.0))
 
 
 def _runs(indexes: Ints) -> tuple[int, ...]:

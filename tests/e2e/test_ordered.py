@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -109,6 +110,19 @@ class TestTrouble:
         how = {"batch_size": 60 // consumers, "at": trouble(cluster), **ORDER}
         assert read(cluster.target, dataset_id, consumers, **how).digest == alone.digest
 
+    def test_a_worker_that_stays_stopped(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its bundles are read from the other one."""
+        monkeypatch.setattr(ordered, "SLOW_S", 0.5)
+        cluster.resize(2)
+        dataset_id = service.register_dataset(cluster.target, random_texts())
+        alone = read(cluster.target, dataset_id, **ORDER)
+        with contextlib.ExitStack() as stack:
+            at = {5: lambda: stack.enter_context(cluster.stopped_worker())}
+            group = read(cluster.target, dataset_id, 2, batch_size=30, at=at, **ORDER)
+        assert group.digest == alone.digest
+
     def test_consumers_and_workers_change_between_steps(self, cluster: Cluster) -> None:
         dataset_id = service.register_dataset(cluster.target, random_texts())
         whole = read(cluster.target, dataset_id, **ORDER).elements
@@ -205,7 +219,11 @@ KINDS = ["records", "records of files", "variable shapes", "ragged", "packed", "
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_kind_of_elements(cluster: Cluster, tmp_path: pathlib.Path, kind: str) -> None:
     dataset_id = service.register_dataset(cluster.target, by_kind(kind, tmp_path))
-    order = {"seed": 3, "cycle_length": 3, "bundle_splits": 1 if "record" in kind else 9}
+    order: dict[str, Any] = {
+        "seed": 3,
+        "cycle_length": 3,
+        "bundle_splits": 1 if "record" in kind else 9,
+    }
     alone = read(cluster.target, dataset_id, **order)
     assert len(alone.elements) > 30
     assert read(cluster.target, dataset_id, 3, batch_size=4, **order).digest == alone.digest
@@ -224,7 +242,7 @@ def of_split(split: int) -> Iterator[bytes]:
 
 def test_a_function_of_splits(cluster: Cluster) -> None:
     dataset_id = service.register_dataset(cluster.target, of_split, splits=range(60))
-    order = {"seed": 3, "cycle_length": 4, "bundle_splits": 5}
+    order: dict[str, Any] = {"seed": 3, "cycle_length": 4, "bundle_splits": 5}
     alone = read(cluster.target, dataset_id, **order)
     assert sorted(alone.elements) == sorted(e for split in range(60) for e in of_split(split))
     for consumers, batch_size in ((2, 3), (3, None)):
