@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from forebay import service
+from forebay.service.client.reader import OrderedIterator
 
 from .cluster import WorkerProcess
 from .stock import DispatcherProcess
@@ -59,6 +60,13 @@ def as_bytes(element: Any) -> bytes:
     return array.tobytes() + (repr(array.shape).encode() if array.shape else b"")
 
 
+def opened(target: str, dataset_id: str, **order: Any) -> OrderedIterator:
+    """One consumer's iterator."""
+    elements = service.read(target, dataset_id, ordered=True, **order)
+    assert isinstance(elements, OrderedIterator)
+    return elements
+
+
 def read(
     target: str,
     dataset_id: str,
@@ -66,7 +74,7 @@ def read(
     *,
     steps: int | None = None,
     state: dict[str, Any] | None = None,
-    at: dict[int, Callable[[], object]] | None = None,
+    at: Mapping[int, Callable[[], object]] | None = None,
     **order: Any,
 ) -> Got:
     """Read to the end of the epoch, or `steps` batches each. Before consumer 0 asks for its batch
@@ -77,7 +85,7 @@ def read(
     def consume(index: int) -> tuple[list[list[bytes]], dict[str, Any]]:
         how = {**order, "consumer_index": index, "num_consumers": consumers}
         batches: list[list[bytes]] = []
-        with service.read(target, dataset_id, ordered=True, **how) as elements:
+        with opened(target, dataset_id, **how) as elements:
             if state is not None:
                 elements.load_state_dict(state)
             for number in itertools.count() if steps is None else range(steps):

@@ -126,7 +126,8 @@ class TestTrouble:
     def test_consumers_and_workers_change_between_steps(self, cluster: Cluster) -> None:
         dataset_id = service.register_dataset(cluster.target, random_texts())
         whole = read(cluster.target, dataset_id, **ORDER).elements
-        state, got = None, []
+        state: dict[str, Any] | None = None
+        got: list[bytes] = []
         for workers, consumers, steps in ((1, 2, 9), (3, 6, 11), (2, 1, 13), (2, 3, None)):
             cluster.resize(workers)
             part = read(

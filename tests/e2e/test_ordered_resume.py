@@ -25,7 +25,7 @@ from forebay.service.errors import (
 )
 
 from ..forks import Fork
-from ..ordered_reads import Cluster, read
+from ..ordered_reads import Cluster, opened, read
 
 ORDER: dict[str, Any] = {"seed": 3, "cycle_length": 3, "block_length": 2, "bundle_splits": 5}
 
@@ -93,7 +93,8 @@ class TestPositions:
         order = {**ORDER, "batch_size": 4, "drop_remainder": drop_remainder}
         length, step = len(epochs[0]), 2 * 4
         end = length - length % step if drop_remainder else length
-        state, got = None, []
+        state: dict[str, Any] | None = None
+        got: list[int] = []
         while state is None or state["position"] < 2 * length:
             part = read(cluster.target, small, 2, steps=1, state=state, **order)
             state, got = json.loads(json.dumps(part.state)), got + part.numbers
@@ -130,11 +131,11 @@ class TestPositions:
         self, cluster: Cluster, small: str, epochs: list[list[int]]
     ) -> None:
         """It was restarted at a saved step, while its neighbour goes on."""
-        how = {"ordered": True, "batch_size": 2, "num_consumers": 2, **ORDER}
-        with service.read(cluster.target, small, consumer_index=0, **how) as first:
+        how = {"batch_size": 2, "num_consumers": 2, **ORDER}
+        with opened(cluster.target, small, consumer_index=0, **how) as first:
             mine = [next(first).tolist() for _ in range(4)]
             for start in (0, 3, 1, 0):
-                with service.read(
+                with opened(
                     cluster.target, small, consumer_index=1, start_position=4 * start, **how
                 ) as second:
                     theirs = [batch.tolist() for batch in second]
@@ -148,7 +149,7 @@ def refused(cluster: Cluster, dataset: Any, **order: Any) -> ForebayError:
     """The error of the first element."""
     dataset_id = service.register_dataset(cluster.target, dataset)
     with (
-        service.read(cluster.target, dataset_id, ordered=True, **order) as elements,
+        opened(cluster.target, dataset_id, **order) as elements,
         pytest.raises(ForebayError) as error,
     ):
         next(elements)
@@ -200,7 +201,10 @@ class TestRefused:
         nothing = tf.data.Dataset.range(100).filter(lambda x: x < 0)
         for dataset in tf.data.Dataset.range(0), nothing:
             dataset_id = service.register_dataset(cluster.target, dataset)
-            how = {"batch_size": batch_size, "drop_remainder": batch_size is not None}
+            how: dict[str, Any] = {
+                "batch_size": batch_size,
+                "drop_remainder": batch_size is not None,
+            }
             got = read(cluster.target, dataset_id, 2, **how)
             assert (got.elements, got.state["position"]) == ([], 0)
             assert read(cluster.target, dataset_id, 2, state=got.state, **how).elements == []
@@ -211,7 +215,7 @@ class TestRefused:
 
     def test_epochs_without_a_whole_step(self, cluster: Cluster) -> None:
         dataset = tf.data.Dataset.range(3)
-        how = {"batch_size": 4, "drop_remainder": True}
+        how: dict[str, Any] = {"batch_size": 4, "drop_remainder": True}
         got = read(cluster.target, service.register_dataset(cluster.target, dataset), **how)
         assert (got.elements, got.state["position"]) == ([], 3)
         assert "no whole step" in str(refused(cluster, dataset, start_step=1, **how))
@@ -259,7 +263,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("state", ["", "{}", {}, [], {"position": 4}])
     def test_what_is_no_state(self, cluster: Cluster, small: str, state: Any) -> None:
-        with service.read(cluster.target, small, ordered=True, **ORDER) as elements:
+        with opened(cluster.target, small, **ORDER) as elements:
             with pytest.raises(InvalidArgument, match="no state"):
                 elements.load_state_dict(state)
             next(elements)
@@ -277,11 +281,10 @@ class TestRefused:
         consumers: int,
     ) -> None:
         monkeypatch.setattr(reader, "GROUP_S", 1)
-        how = {"ordered": True, **ORDER}
         with (
-            service.read(cluster.target, small, consumer_index=0, num_consumers=2, **how) as first,
-            service.read(
-                cluster.target, small, consumer_index=index, num_consumers=consumers, **how
+            opened(cluster.target, small, consumer_index=0, num_consumers=2, **ORDER) as first,
+            opened(
+                cluster.target, small, consumer_index=index, num_consumers=consumers, **ORDER
             ) as second,
         ):
             next(first)
@@ -297,8 +300,8 @@ class TestUnequalConsumers:
         """The others read on, though their workers may not keep so much."""
         large = tf.data.Dataset.range(3000).map(lambda x: tf.fill([8 << 10], x))
         dataset_id = service.register_dataset(cluster.target, large)
-        with service.read(
-            cluster.target, dataset_id, ordered=True, shuffle=False, cycle_length=1,
+        with opened(
+            cluster.target, dataset_id, shuffle=False, cycle_length=1,
             consumer_index=1, num_consumers=4,
         ) as elements:  # fmt: skip
             assert [int(element[0]) for element in elements] == [*range(1, 3000, 4)]
@@ -306,11 +309,11 @@ class TestUnequalConsumers:
     def test_one_that_stops(self, cluster: Cluster) -> None:
         large = tf.data.Dataset.range(3000).map(lambda x: tf.fill([8 << 10], x))
         dataset_id = service.register_dataset(cluster.target, large)
-        how = {"ordered": True, "shuffle": False, "cycle_length": 1, "num_consumers": 2}
+        how: dict[str, Any] = {"shuffle": False, "cycle_length": 1, "num_consumers": 2}
         stopping = Fork(["-c", STOPPING, cluster.target, dataset_id])
         try:
             assert stopping.line() == "0"
-            with service.read(cluster.target, dataset_id, consumer_index=1, **how) as elements:
+            with opened(cluster.target, dataset_id, consumer_index=1, **how) as elements:
                 got = [int(element[0]) for element in itertools.islice(elements, 5)]
                 stopping.send_signal(signal.SIGSTOP)
                 got += [int(element[0]) for element in elements]
