@@ -8,8 +8,9 @@ bundle's length.
 until WINDOW_BYTES are on their way or here. It gives them in *portions*, each once it is complete.
 
 **Where.** The places of the order go to the listed tasks in turn, so that all consumers of a group
-read a bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone,
-or is silent for too long. Then it asks another one, which makes the same elements again.
+read a bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone
+or silent. Then it asks the next one for all that it was to read there; that worker makes the same
+elements again.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
 
 SLOW_S = 10.0
-"""When a worker has been silent for so long about a bundle that is waited for, another one is
-asked; twice as long after each time."""
+"""A worker that is waited for and has sent nothing for so long is *silent*; twice as long after
+each time."""
+
+SILENT_S = 60.0
+"""How long others are asked instead of a silent worker."""
 
 MAX_LENGTHS = 10_000
 """Of bundles, in one heartbeat."""
@@ -78,7 +82,6 @@ class _Request:
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
-    patience_s: float = SLOW_S
 
 
 class OrderedMode:
@@ -104,7 +107,10 @@ class OrderedMode:
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
-        self._looked_s = 0.0  # when slow workers were looked for
+        self._looked_s = 0.0  # when silent workers were looked for
+        self._patience_s = SLOW_S
+        self._heard_s: dict[int, float] = {}  # by task: when it sent something
+        self._silent: dict[int, float] = {}  # by task: until when others are asked instead
         self._numbers = 0
         self._round = 0  # the next one to plan
         self._before = 0  # elements in the rounds before
@@ -126,17 +132,24 @@ class OrderedMode:
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
-            self._requests.clear()
-            for known in (self._homes, self._at_least):
-                known.clear()
-            self._querying.clear()
+            self._homes.clear()
+            self._at_least.clear()
         if self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
             if found is None:
                 return False
             self._round, self._before = found
         self._located = True
+        self._stop_counting()
         return True
+
+    def _stop_counting(self) -> None:
+        """Forget all that was asked for until now: lengths, of bundles that workers only count."""
+        for request in self._requests.values():
+            self._stop(request)
+        self._requests.clear()
+        self._querying.clear()
+        self._waiting.clear()
 
     def _bundle(self, place: int) -> int:
         return self.epoch.bundles[place]
@@ -364,11 +377,13 @@ class OrderedMode:
     def _home(self, place: int) -> int | None:
         """The task that the place is read from; None if there is no task."""
         task_id = self._homes.get(place, 0)
-        if task_id not in self._tasks:
+        if task_id not in self._tasks or task_id in self._silent:
             if not self._tasks:
                 return None
             tasks = sorted(self._tasks)
-            task_id = tasks[(self.epoch.number * self._spec.bundles + place) % len(tasks)]
+            at = (self.epoch.number * self._spec.bundles + place) % len(tasks)
+            in_turn = tasks[at:] + tasks[:at]
+            task_id = next((task for task in in_turn if task not in self._silent), in_turn[0])
             self._homes[place] = task_id
         return task_id
 
@@ -376,11 +391,15 @@ class OrderedMode:
         """Ask for these again: their tasks are gone, or their places have other homes."""
         for request in list(requests):
             del self._requests[request.key]
-            task_id, number = request.key
-            for _, link in self._links.all():
-                if task_id in link.reading:
-                    link.client.stop_task(task_id, number)
+            self._stop(request)
             self._ask(request)
+
+    def _stop(self, request: _Request) -> None:
+        """Ask for it no longer."""
+        task_id, number = request.key
+        for _, link in self._links.all():
+            if task_id in link.reading:
+                link.client.stop_task(task_id, number)
 
     # -- what the dispatcher says --------------------------------------------------------------
 
@@ -428,12 +447,12 @@ class OrderedMode:
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:
         client.taken(block)  # what is asked for bounds what is here
+        self._heard_s[key[0]] = time.monotonic()
         request = self._requests.get(key)
         if request is None:
             return
         request.blocks.append(block)
         request.runs = runs_after(request.runs, block.count)
-        request.asked_s = time.monotonic()
         self._elements += block.count
         self._bytes += block.payload_bytes
 
@@ -443,6 +462,7 @@ class OrderedMode:
     def end(self, key: Key, end: End) -> None:
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
+        self._heard_s[key[0]] = time.monotonic()
         request = self._requests.get(key)
         if request is None:
             return
@@ -458,7 +478,9 @@ class OrderedMode:
             return
         if request.runs:
             raise self._differs(
-                request.place, f"had element {request.runs[0]} before, and has {end.length} now"
+                request.place,
+                f"the bundle at place {request.place} had more than {request.runs[0]} elements, "
+                f"and now has {end.length}",
             )
 
     def _learn(self, place: int, length: int, complete: bool) -> None:
@@ -474,9 +496,10 @@ class OrderedMode:
 
     def _differs(self, place: int, how: str) -> FailedPrecondition:
         return FailedPrecondition(
-            f"the dataset is not deterministic: bundle {self._bundle(place)} "
-            f"{how}. An ordered read needs the same elements each time: give random filters and "
-            "the like fixed seeds, or read without ordered=True"
+            f"{how}. It is bundle {self._bundle(place)} of epoch {self.epoch.number}. An ordered "
+            "read needs a pipeline that gives the same each time (no clocks, no functions in "
+            "Python that draw random numbers): change it, or read it without ordered=True. If its "
+            "files have changed, remove the dataset and register it again"
         )
 
     def ask_again(self) -> None:
@@ -487,27 +510,30 @@ class OrderedMode:
         if len(self._tasks) < 2 or now < self._looked_s + 1:
             return
         self._looked_s = now
+        self._silent = {task_id: s for task_id, s in self._silent.items() if s > now}
         head = self._portions[0] if self._portions else None
         awaited = None if head is None or self._is_here(head) else head.needs[head.met][0]
-        slow = [
-            request
+        silent = {
+            request.key[0]
             for request in self._requests.values()
             if (request.is_query if awaited is None else request.place == awaited)
-            and now - request.asked_s >= request.patience_s
-        ]
-        for request in slow:
-            request.patience_s *= 2
-            tasks = sorted(self._tasks)
-            here = self._homes[request.place]
-            after = tasks.index(here) + 1 if here in tasks else 0
-            self._homes[request.place] = tasks[after % len(tasks)]
-            log.warning(
-                "worker %s has been silent about a bundle for %.0f s: asking worker %s",
-                self._tasks[here].worker_address if here in self._tasks else here,
-                now - request.asked_s,
-                self._tasks[self._homes[request.place]].worker_address,
-            )
-        self._ask_elsewhere(slow)
+            and now - self._last_s(request) >= self._patience_s
+        }
+        if not silent:
+            return
+        log.warning(
+            "nothing has come from workers %s for %.0f s: asking others",
+            sorted(self._tasks[task].worker_address for task in silent), self._patience_s,
+        )  # fmt: skip
+        self._patience_s *= 2
+        self._silent.update(dict.fromkeys(silent, now + SILENT_S))
+        if self._silent.keys() >= self._tasks.keys():  # so this one is not worse than the others
+            self._silent = dict.fromkeys(silent, now + SILENT_S)
+        self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in silent])
+
+    def _last_s(self, request: _Request) -> float:
+        """When the request was sent, or its worker sent something afterwards."""
+        return max(request.asked_s, self._heard_s.get(request.key[0], 0.0))
 
 
 def _runs(indexes: Ints) -> tuple[int, ...]:

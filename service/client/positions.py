@@ -67,7 +67,8 @@ class OrderedRead:
     start_step: int | None = None  # instead of start_position
     consumer_index: int = 0
     num_consumers: int = 1
-    lengths: list[int] = field(default_factory=list)  # by bundle; -1: not known
+    bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
+    lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
     epoch: OrderedEpoch | None = None  # that is read, or was read last
     given: int = 0  # batches of it that the trainer has; elements without batch_size
 
@@ -105,7 +106,7 @@ class OrderedRead:
     @property
     def total(self) -> int | None:
         """The elements of an epoch, if all lengths are known."""
-        return None if -1 in self.lengths or not self.lengths else sum(self.lengths)
+        return None if -1 in self.lengths else sum(self.lengths)
 
     def position(self) -> int:
         """How many elements of the training come before what the trainer is given next."""
@@ -114,7 +115,14 @@ class OrderedRead:
         return self.epoch.position(self.given)
 
     def learn(self, spec: ev.OrderSpec, lengths: Iterable[int]) -> None:
-        """The dispatcher knows these lengths; -1: it does not know one."""
+        """The dispatcher knows these lengths; -1: it does not know one. Raises FailedPrecondition
+        if a saved state has another number of bundles."""
+        if self.bundles and self.bundles != spec.bundles:
+            raise FailedPrecondition(
+                f"the state is of epochs of {self.bundles} bundles, and the dataset has "
+                f"{spec.bundles} now: it was damaged, or the dataset has other splits; begin anew "
+                "without the state"
+            )
         if len(self.lengths) != spec.bundles:
             self.lengths = [-1] * spec.bundles
         for bundle, length in enumerate(lengths):
@@ -187,10 +195,10 @@ class OrderedRead:
         FailedPrecondition for one of another dataset, order or global batch."""
         if not (
             isinstance(state, dict)
-            and isinstance(position := state.get("position"), int)
+            and type(position := state.get("position")) is int
             and isinstance(order := state.get("order"), list)
             and len(order) == 6
-            and all(isinstance(number, int) for number in order)
+            and all(type(number) is int for number in order)
         ):
             raise InvalidArgument(
                 f"{state!r:.200} is no state of an ordered read: give what state_dict() returned"
@@ -200,8 +208,13 @@ class OrderedRead:
                 f"the state is of version {state.get('forebay')!r}, and this is version {VERSION}: "
                 "read it with the Forebay that saved it"
             )
-        if not 0 <= position <= MAX_POSITION:
-            raise InvalidArgument(f"the state's position is {position}: it was damaged")
+        for what, number in (
+            ("position", position), ("bundle_splits", order[4]), ("bundles", order[5])
+        ):  # fmt: skip
+            if not 0 <= number <= MAX_POSITION:
+                raise InvalidArgument(
+                    f"the state's {what} is {number}: it was damaged; begin anew without the state"
+                )
         mine = [self.seed, int(self.shuffle), self.cycle_length, self.block_length]
         if self.bundle_splits:
             mine.append(self.bundle_splits)
@@ -217,7 +230,7 @@ class OrderedRead:
                     f"the state is of another {what}: {saved!r}, and this read has {here!r}: read "
                     "as the saved read did, or begin anew without the state"
                 )
-        self.bundle_splits = order[4]
+        self.bundle_splits, self.bundles = order[4], order[5]
         self.start_position, self.start_step, self.epoch, self.given = position, None, None, 0
 
 

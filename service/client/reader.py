@@ -229,6 +229,12 @@ class Reader:
 
         try:
             joined = yield from ask(job=job)
+            for doubt in joined.doubts:
+                log.warning(
+                    "the order of dataset %s may not repeat: %s, so its bundles may have other "
+                    "elements each time, and a read that notices it fails",
+                    self.dataset_id, doubt,
+                )  # fmt: skip
             if not joined.consumer_id:
                 yield from self._require_same_elements(dispatcher, joined.dataset_id, nothing)
                 if self._warns:
@@ -284,13 +290,17 @@ class Reader:
         """Retries `ask` until a dispatcher answers, and returns the answer. Yields `nothing`, if
         given, after each attempt. Raises _ToStop."""
         asked = False
+        waits = False
         give_up_s = time.monotonic() + GROUP_S
         while True:
             try:
                 return ask(patience_s=ASK_AGAIN_S, again=asked)
-            except AlreadyExists:  # a consumer that was killed a moment ago still counts as there
+            except AlreadyExists as error:  # a consumer that was just killed counts as there
                 if time.monotonic() >= give_up_s:
                     raise
+                if not waits:
+                    log.warning("cannot begin to read dataset %s yet: %s", self.dataset_id, error)
+                waits = True
                 asked = False
                 time.sleep(ASK_GROUP_S)
             except Unavailable as error:

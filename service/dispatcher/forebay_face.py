@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_
 from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
 from ..metrics import shown
+from ..pipelines import definitions
 from ..pipelines.definitions import compresses, require_bytes, sanitize, without_compression
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -88,6 +89,7 @@ class ForebayFace:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._differing: set[str] = set()  # datasets that a warning was logged about
+        self._doubts: dict[str, list[str]] = {}  # by dataset that was read in order
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -185,6 +187,7 @@ class ForebayFace:
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest
     ) -> pb.GetOrCreateJobResponse:
+        await self._doubts_of(request)
         command = c.GetOrCreateJob(request=_numbered(request.request), **_job(request))
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
@@ -206,7 +209,9 @@ class ForebayFace:
             is_gone = self._dispatcher.failure_detector.is_gone
             how |= {"member": request.member, "gone": tuple(filter(is_gone, state.consumers))}
         command: c.Command
+        doubts: list[str] = []
         if request.HasField("job"):
+            doubts = await self._doubts_of(request.job)
             command = c.JoinJob(**how, **_job(request.job))
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
@@ -215,7 +220,7 @@ class ForebayFace:
             return pb.JoinIterationResponse(job_id=joined.job_id, dataset_id=joined.dataset_id)
         self._dispatcher.failure_detector.saw(joined.consumer_id)
         response = pb.JoinIterationResponse(
-            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id
+            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id, doubts=doubts
         )
         if joined.consumer_id in state.consumers:  # a retry's consumer may have left
             iteration = state.iterations[joined.iteration_id]
@@ -227,6 +232,23 @@ class ForebayFace:
             if job.num_consumers is None:
                 response.news.CopyFrom(self._news(iteration))
         return response
+
+    async def _doubts_of(self, job: pb.GetOrCreateJobRequest) -> list[str]:
+        """Why the elements of an ordered read may be others each time; empty for other reads.
+
+        Raises NotSplittable, naming the node, if the dataset cannot be run bundle by bundle.
+        """
+        dataset = self._dispatcher.state.datasets.get(job.dataset_id)
+        if not job.HasField("order") or dataset is None:
+            return []
+        if dataset.outline.HasField("python_function"):
+            return []
+        if job.dataset_id not in self._doubts:
+            graph = await self._dispatcher.graphs.read(dataset)
+            self._doubts[job.dataset_id] = await asyncio.to_thread(
+                _check_order, graph, dataset.outline.sources
+            )
+        return self._doubts[job.dataset_id]
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest
@@ -552,6 +574,11 @@ def _stream(save: Save, number: int) -> pb.Stream:
         last_file=stream.last_file,
         assignment=stream.assignments,
     )
+
+
+def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
+    definitions.require_bundles(graph, sources)
+    return definitions.nondeterministic(graph)
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class JoinIterationRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job: _Optional[_Union[GetOrCreateJobRequest, _Mapping]] = ..., consumer_index: _Optional[int] = ..., member: _Optional[_Union[_events_pb2.GroupMember, _Mapping]] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
-    __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news", "order", "lengths")
+    __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news", "order", "lengths", "doubts")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class JoinIterationResponse(_message.Message):
     NEWS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DOUBTS_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     consumer_id: int
     journal: JournalPosition
@@ -182,7 +183,8 @@ class JoinIterationResponse(_message.Message):
     news: ConsumerHeartbeatResponse
     order: _events_pb2.OrderSpec
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    doubts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
     __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths")

@@ -1,0 +1,251 @@
+"""One global order, whatever the workers, the consumers, and who is killed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.client import ordered
+from forebay.service.order import permuted
+
+from ..ordered_reads import Cluster, interleaved, read
+
+SPLITS = 3_000
+ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 5, "block_length": 2, "bundle_splits": 100}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
+        yield running
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers ask for little ahead, so that workers are asked until the end."""
+    monkeypatch.setattr(ordered, "WINDOW_BYTES", 8 << 10)
+    monkeypatch.setattr(ordered, "CHUNK_BYTES", 2 << 10)
+
+
+def numbers() -> tf.data.Dataset:
+    """Bundles of all lengths, one of which is empty."""
+    return tf.data.Dataset.range(SPLITS).filter(lambda x: (x * x) % 7 < x // 100 % 7)
+
+
+def random_texts() -> tf.data.Dataset:
+    """Random numbers and a shuffle, within bundles, and up to three elements a split."""
+
+    def texts(x: tf.Tensor) -> tf.data.Dataset:
+        drawn = tf.random.uniform([x % 4], 0, 1 << 40, tf.int64)
+        return tf.data.Dataset.from_tensor_slices(drawn).map(
+            lambda y: tf.strings.join([tf.strings.as_string(x), tf.strings.as_string(y)], " ")
+        )
+
+    return tf.data.Dataset.range(SPLITS).flat_map(texts).shuffle(30)
+
+
+class TestManyReaders:
+    @pytest.mark.parametrize("workers", [1, 2, 4])
+    def test_the_order_knows_neither_workers_nor_consumers(
+        self, cluster: Cluster, workers: int
+    ) -> None:
+        cluster.resize(workers)
+        for dataset in numbers(), random_texts():
+            dataset_id = service.register_dataset(cluster.target, dataset)
+            alone = read(cluster.target, dataset_id, **ORDER)
+            for consumers, batch_size in ((1, 12), (2, 6), (3, 5), (6, 2), (2, None)):
+                group = read(cluster.target, dataset_id, consumers, batch_size=batch_size, **ORDER)
+                assert group.digest == alone.digest
+                assert group.state["position"] == len(alone.elements)
+
+
+def kill_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    return {5: cluster.replace_worker, 20: cluster.replace_worker}
+
+
+def stop_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    paused = cluster.stopped_worker()
+    return {
+        5: paused.__enter__,
+        6: lambda: threading.Timer(3, paused.__exit__, (None, None, None)).start(),
+    }
+
+
+def kill_dispatcher(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
+
+
+TROUBLES = [kill_worker, stop_worker, kill_dispatcher]
+
+
+@pytest.mark.usefixtures("small_windows")
+class TestTrouble:
+    @pytest.mark.parametrize("trouble", TROUBLES)
+    @pytest.mark.parametrize(
+        ("workers", "consumers"),
+        [
+            (2, 3),
+            *(
+                pytest.param(workers, consumers, marks=pytest.mark.long)
+                for workers in (1, 2, 4)
+                for consumers in (1, 2, 3, 6)
+                if (workers, consumers) != (2, 3)
+            ),
+        ],
+    )
+    def test_nobody_notices(
+        self, cluster: Cluster, workers: int, consumers: int, trouble: Callable[..., Any]
+    ) -> None:
+        cluster.resize(workers)
+        dataset_id = service.register_dataset(cluster.target, random_texts())
+        alone = read(cluster.target, dataset_id, **ORDER)
+        how = {"batch_size": 60 // consumers, "at": trouble(cluster), **ORDER}
+        assert read(cluster.target, dataset_id, consumers, **how).digest == alone.digest
+
+    def test_a_worker_that_stays_stopped(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its bundles are read from the other one."""
+        monkeypatch.setattr(ordered, "SLOW_S", 0.5)
+        cluster.resize(2)
+        dataset_id = service.register_dataset(cluster.target, random_texts())
+        alone = read(cluster.target, dataset_id, **ORDER)
+        with contextlib.ExitStack() as stack:
+            at = {5: lambda: stack.enter_context(cluster.stopped_worker())}
+            group = read(cluster.target, dataset_id, 2, batch_size=30, at=at, **ORDER)
+        assert group.digest == alone.digest
+
+    def test_consumers_and_workers_change_between_steps(self, cluster: Cluster) -> None:
+        dataset_id = service.register_dataset(cluster.target, random_texts())
+        whole = read(cluster.target, dataset_id, **ORDER).elements
+        state: dict[str, Any] | None = None
+        got: list[bytes] = []
+        for workers, consumers, steps in ((1, 2, 9), (3, 6, 11), (2, 1, 13), (2, 3, None)):
+            cluster.resize(workers)
+            part = read(
+                cluster.target, dataset_id, consumers, steps=steps, state=state,
+                batch_size=12 // consumers, **ORDER,
+            )  # fmt: skip
+            state, got = part.state, got + part.elements
+            assert state["position"] == len(got)
+        assert got == whole
+
+    def test_a_group_with_another_global_batch_goes_on_at_a_position(
+        self, cluster: Cluster
+    ) -> None:
+        dataset_id = service.register_dataset(cluster.target, random_texts())
+        whole = read(cluster.target, dataset_id, **ORDER).elements
+        got: list[bytes] = []
+        for consumers, batch_size, steps in ((2, 7, 9), (3, 11, 11), (1, None, 13), (4, 3, None)):
+            got += read(
+                cluster.target, dataset_id, consumers, steps=steps, start_position=len(got),
+                batch_size=batch_size, **ORDER,
+            ).elements  # fmt: skip
+        assert got == whole
+
+
+def bundles_of(numbers: list[int]) -> list[list[int]]:
+    """By their splits."""
+    size = ORDER["bundle_splits"]
+    return [[n for n in numbers if n // size == b] for b in range(SPLITS // size)]
+
+
+def test_it_is_the_order_of_tf_datas_interleave(cluster: Cluster) -> None:
+    dataset_id = service.register_dataset(cluster.target, numbers())
+    bundles = bundles_of([int(x) for x in numbers()])
+    assert [] in bundles and len(set(map(len, bundles))) > 3
+    for cycle_length, block_length in ((1, 1), (5, 2), (3, 40), (64, 1)):
+        order = {**ORDER, "cycle_length": cycle_length, "block_length": block_length}
+        found = read(cluster.target, dataset_id, **order).numbers
+        sequence = [permuted(at, len(bundles), 7, 0) for at in range(len(bundles))]
+        assert found == interleaved([bundles[b] for b in sequence], cycle_length, block_length)
+        found = read(cluster.target, dataset_id, shuffle=False, **order).numbers
+        assert found == interleaved(bundles, cycle_length, block_length)
+
+
+def write_records(folder: pathlib.Path) -> list[str]:
+    paths = []
+    for number in range(12):
+        paths.append(str(folder / f"{number}.tfrecord"))
+        with tf.io.TFRecordWriter(paths[-1]) as writer:
+            for record in range(number * 7 % 11):
+                writer.write(f"record {record} of file {number}".encode() * (1 + record))
+    return paths
+
+
+def by_kind(kind: str, folder: pathlib.Path) -> Any:
+    """A dataset of this kind, or a function of splits."""
+    rng = np.random.default_rng(5)
+    match kind:
+        case "records":
+            return tf.data.TFRecordDataset(write_records(folder))
+        case "records of files":
+            files = tf.data.Dataset.from_tensor_slices(write_records(folder))
+            return files.shuffle(100).interleave(tf.data.TFRecordDataset, cycle_length=2)
+        case "variable shapes":
+            return tf.data.Dataset.range(200).map(
+                lambda x: tf.fill(tf.random.uniform([2], 0, 5, tf.int32), x)
+            )
+        case "ragged":
+            return tf.data.Dataset.range(200).map(
+                lambda x: tf.RaggedTensor.from_row_lengths(tf.range(x % 7), [x % 7, 0])
+            )
+        case "packed":
+            documents = tf.data.Dataset.range(200).map(lambda x: tf.repeat(x, 1 + x * x % 37))
+            return documents.unbatch().batch(32, drop_remainder=True)
+        case "pictures":
+            pictures = [
+                tf.io.encode_jpeg(rng.integers(0, 255, (8 + n % 3, 8 + n % 5, 3), np.uint8)).numpy()
+                for n in range(40)
+            ]
+            return (
+                tf.data.Dataset.from_tensor_slices(pictures)
+                .map(tf.io.decode_jpeg, num_parallel_calls=4)
+                .map(tf.image.random_flip_left_right)
+            )
+    raise AssertionError(kind)
+
+
+KINDS = ["records", "records of files", "variable shapes", "ragged", "packed", "pictures"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_kind_of_elements(cluster: Cluster, tmp_path: pathlib.Path, kind: str) -> None:
+    dataset_id = service.register_dataset(cluster.target, by_kind(kind, tmp_path))
+    order: dict[str, Any] = {
+        "seed": 3,
+        "cycle_length": 3,
+        "bundle_splits": 1 if "record" in kind else 9,
+    }
+    alone = read(cluster.target, dataset_id, **order)
+    assert len(alone.elements) > 30
+    assert read(cluster.target, dataset_id, 3, batch_size=4, **order).digest == alone.digest
+    epochs = read(cluster.target, dataset_id, start_position=len(alone.elements), **order)
+    assert len(epochs.elements) == len(alone.elements)
+    assert epochs.digest != alone.digest
+    if kind not in ("variable shapes", "pictures"):
+        assert sorted(epochs.elements) == sorted(alone.elements)
+
+
+def of_split(split: int) -> Iterator[bytes]:
+    """A Python function's elements: none to four."""
+    for number in range(split % 5):
+        yield f"{split}.{number}".encode()
+
+
+def test_a_function_of_splits(cluster: Cluster) -> None:
+    dataset_id = service.register_dataset(cluster.target, of_split, splits=range(60))
+    order: dict[str, Any] = {"seed": 3, "cycle_length": 4, "bundle_splits": 5}
+    alone = read(cluster.target, dataset_id, **order)
+    assert sorted(alone.elements) == sorted(e for split in range(60) for e in of_split(split))
+    for consumers, batch_size in ((2, 3), (3, None)):
+        group = read(cluster.target, dataset_id, consumers, batch_size=batch_size, **order)
+        assert group.digest == alone.digest
