@@ -10,22 +10,27 @@ a new run begins there. Bundles whose place in the order comes first are run fir
 
 **Backpressure.** A run makes what its slices ask for, and up to AHEAD_BYTES more, so that the next
 slices find it here. It then waits. It never waits if a slice lacks an element, so that a reader can
-always go on.
+always go on. A query lacks an element if its reader has planned (`until`) all that it knows.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes`, those that some reader has passed are
-dropped earlier: a reader that is far behind the others has its elements made again.
+dropped earlier: a reader that is far behind the others has its elements made again. What a slice
+that has joined still needs is never dropped.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
 is a query: its end comes when the bundle has ended, when its run waits, or ANSWER_S after there is
-news. If a bundle is run again and has another length, the pipeline is not deterministic, and its
-readers get TaskFailed.
+news. A query that *counts* has a run of its own, which keeps nothing. If a bundle is run again and
+has another length, the pipeline is not deterministic, and its readers get TaskFailed.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -43,7 +48,7 @@ from .base import (
     TaskOutput,
     refused,
 )
-from .memory import LOOK_S, MemoryBudget
+from .memory import MemoryBudget
 from .orders import MAX_INDEX, Order, Slice, runs_after
 
 AHEAD_BYTES = 4 << 20
@@ -51,6 +56,12 @@ AHEAD_BYTES = 4 << 20
 
 ANSWER_S = 0.02
 """How long a query waits for further elements once there is news."""
+
+ROOM_S = 0.5
+"""How often a run that nobody needs now looks whether there is memory for it."""
+
+MAX_KNOWN = 10_000
+"""Of about so many bundles that are not run the lengths are remembered."""
 
 
 class _Kept:
@@ -68,17 +79,22 @@ class _Kept:
 class BundleRun:
     """One run of a bundle. Its producer calls `put`, and `finish` or `fail`."""
 
-    def __init__(self, output: BundlesOutput, bundle: _Bundle, start: int) -> None:
+    def __init__(self, output: BundlesOutput, bundle: _Bundle, start: int, counts: bool) -> None:
         self.number = bundle.number
         self.place = bundle.place
         self.start = self.stop = start  # the next element to put
+        self.counts = counts  # it keeps nothing
         self.wanted = start  # elements before this one were asked for
+        self.used = 0  # when a slice was last given something of it; a number
         self.kept: list[_Kept] = []  # without gaps, up to `stop`
         self.slices: set[_SliceSubscription] = set()  # that have joined
+        self.begun = False
+        self.busy = False  # makes elements
+        self.waits = False  # its producer waits for readers
         self.ended = False
         self.failed: TaskFailed | None = None
         self.dropped = False  # nobody needs it
-        self.waits = False  # its producer waits for readers
+        self.room = threading.Condition(output.lock)  # its producer may go on
         self._bundle = bundle
         self._output = output
 
@@ -89,90 +105,121 @@ class BundleRun:
         block that does not follow the last one.
         """
         check_block(block)
-        size = cost(block)
-        output = self._output
-        with output.changed:
+        with self._output.lock:
             if (block.bundle, block.index) != (self.number, self.stop):
                 raise ValueError(
                     f"elements from {block.index} on of bundle {block.bundle}, where those from "
                     f"{self.stop} on of bundle {self.number} come next"
                 )
-            try:
-                self._wait_for_room(size)
-            finally:
-                self.waits = False
+            self._check()
             if block.count:
-                self.kept.append(_Kept(block, size))
-                self.stop += block.count
-                self._bundle.at_least = max(self._bundle.at_least, self.stop)
-                output._bytes += size
-                output._forget(self._bundle)
-            output.changed.notify_all()
-        output._notify()
+                self._add(block)
+        self._output._notify()
+
+    def _add(self, block: Block) -> None:
+        output, bundle = self._output, self._bundle
+        kept = _Kept(block, 0 if self.counts else cost(block))
+        if not self.counts:
+            self._wait_for_room(kept.cost)
+            self.kept.append(kept)
+            output._bytes += kept.cost
+        self.stop = kept.stop
+        if bundle.length is not None and self.stop > bundle.length:
+            self._differ(f"at least {self.stop}")
+        bundle.at_least = max(bundle.at_least, self.stop)
+        output._forget(bundle)
+        output.changed.notify_all()
 
     def _wait_for_room(self, size: int) -> None:
+        """Wait until the block is needed, or there is room for it."""
         output = self._output
-        while True:
-            self._check()
-            is_needed = self.stop < self.wanted
-            ahead = sum(kept.cost for kept in self.kept if kept.start >= self.wanted)
-            has_room = is_needed or not ahead or ahead + size <= AHEAD_BYTES
-            if has_room and output._take(size, force=is_needed):
-                return
-            if not self.waits:
-                self.waits = True
-                output.changed.notify_all()  # another run may begin
-                output._notify_unlocked()
-            output.changed.wait(LOOK_S if has_room else None)
+        try:
+            while True:
+                self._check()
+                is_needed = bool(self.slices) and self.stop < self.wanted
+                ahead = 0 if is_needed else self._ahead()
+                may_grow = not ahead or ahead + size <= AHEAD_BYTES
+                if (output._make_room(size) and may_grow) or is_needed:
+                    if output._memory.take(size, force=is_needed):
+                        output._set_busy(self, True)
+                        return
+                    output._memory.wait_no_more()
+                if not self.waits:
+                    self.waits = True
+                    output._set_busy(self, False)
+                    output._notify_unlocked()  # a query may be answered
+                    continue  # a slice may have joined meanwhile
+                self.room.wait(ROOM_S if may_grow else None)
+        finally:
+            self.waits = False
+
+    def _ahead(self) -> int:
+        """The bytes that nobody has asked for."""
+        total = 0
+        for kept in reversed(self.kept):
+            if kept.start < self.wanted:
+                break
+            total += kept.cost
+        return total
 
     def finish(self) -> None:
         """The bundle has no more elements. Raises OutputCancelled."""
-        with self._output.changed:
+        output, bundle = self._output, self._bundle
+        with output.lock:
             self._check()
             self.ended = True
-            bundle = self._bundle
-            if bundle.length is None and self.stop >= bundle.at_least:
+            output._set_busy(self, False)
+            if self.stop == self.start > bundle.at_least:
+                output._count(self)  # it has at most `start` elements
+            elif bundle.length is None and self.stop >= bundle.at_least:
                 bundle.length = self.stop
             elif self.stop != bundle.length:
-                known = bundle.at_least if bundle.length is None else bundle.length
-                self.failed = TaskFailed(
-                    "FAILED_PRECONDITION",
-                    f"a bundle of the ordered read had {known} elements when it was run first, and "
-                    f"{self.stop} now: the pipeline is not deterministic, so no order of it can be "
-                    "kept; give its random operations seeds, or read it without ordered=True",
-                )
-            self._output._forget(bundle)
-            self._output.changed.notify_all()
-        self._output._notify()
+                self._differ(str(self.stop))
+            output._forget(bundle)
+            output.changed.notify_all()
+        output._notify()
 
     def fail(self, code: str, message: str) -> None:
         """The pipeline raised: readers get TaskFailed behind the blocks. Raises OutputCancelled."""
-        with self._output.changed:
+        output = self._output
+        with output.lock:
             self._check()
             self.failed = TaskFailed(code, message)
-            self._output.changed.notify_all()
-        self._output._notify()
+            output._set_busy(self, False)
+            output._forget(self._bundle)
+            output.changed.notify_all()
+        output._notify()
+
+    def _differ(self, now: str) -> None:
+        bundle = self._bundle
+        known = bundle.at_least if bundle.length is None else bundle.length
+        bundle.failed = TaskFailed(
+            "FAILED_PRECONDITION",
+            f"a bundle of the ordered read had {known} elements when it was run first, and {now} "
+            "now: the pipeline is not deterministic, so no order of it can be kept; give its "
+            "random operations seeds, or read it without ordered=True",
+        )
+        for run in list(bundle.runs):
+            self._output._drop(run)
 
     def _check(self) -> None:
-        if self.dropped or self._output.ended:
+        if self.dropped or self.failed is not None or self._output.ended:
             raise OutputCancelled(f"a run of bundle {self.number} that nobody needs any more")
 
     def at(self, index: int) -> _Kept | None:
         """The block that has this element."""
-        low, high = 0, len(self.kept)
-        while low < high:
-            middle = (low + high) // 2
-            if self.kept[middle].stop <= index:
-                low = middle + 1
-            else:
-                high = middle
-        found = self.kept[low] if low < len(self.kept) else None
+        at = bisect_left(self.kept, index + 1, key=lambda kept: kept.stop)
+        found = self.kept[at] if at < len(self.kept) else None
         return found if found is not None and found.start <= index else None
 
     def has(self, index: int) -> bool:
         """Whether it has this element, or will make it."""
         first = self.kept[0].start if self.kept else self.stop
-        return not self.dropped and index >= first
+        return index >= first and not (self.counts or self.dropped)
+
+    def needed(self) -> int:
+        """No slice that has joined needs an element before this one."""
+        return min((s.runs[0] for s in self.slices if s.runs), default=MAX_INDEX)
 
 
 class _Bundle:
@@ -183,8 +230,9 @@ class _Bundle:
         self.place = place
         self.at_least = 0  # elements
         self.length: int | None = None  # once it has ended
+        self.failed: TaskFailed | None = None  # its length is not always the same
         self.keeps: dict[int, int] = {}  # by reader: it needs no element before this one
-        self.runs: list[BundleRun] = []  # the latest last
+        self.runs: list[BundleRun] = []
 
 
 class BundlesOutput(TaskOutput):
@@ -197,12 +245,18 @@ class BundlesOutput(TaskOutput):
         budget: MemoryBudget | None = None,
     ) -> None:
         super().__init__(max_bytes, listener, budget)
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._bundles: dict[int, _Bundle] = {}
-        self._pending: list[BundleRun] = []  # not begun
-        self._begun: list[BundleRun] = []  # neither ended nor failed nor dropped
+        self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by place
+        self._numbers = itertools.count()
+        self._busy = 0  # runs that make elements
         self._readers = 1
         self._floors: dict[int, int] = {}  # by reader: it needs nothing of bundles at places before
+        self._floor = 0  # nobody does
         self._bytes = 0  # of all blocks that are kept
+        self._look_above = max_bytes  # fewer bytes: there is nothing to drop
+        self._most_known = MAX_KNOWN
 
     # -- the worker ----------------------------------------------------------------------------
 
@@ -211,19 +265,18 @@ class BundlesOutput(TaskOutput):
         `timeout_s`. Raises OutputCancelled."""
 
         def may_begin() -> bool:
-            self._begun = [r for r in self._begun if not (r.ended or r.failed or r.dropped)]
-            busy = sum(not run.waits for run in self._begun)
-            return self._end is not None or (bool(self._pending) and busy < most)
+            while self._pending and self._pending[0][2].dropped:
+                heapq.heappop(self._pending)
+            return self._end is not None or (bool(self._pending) and self._busy < most)
 
         with self.changed:
-            self.changed.wait_for(may_begin, timeout_s)
+            if not self.changed.wait_for(may_begin, timeout_s):
+                return None
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
-            if not may_begin():
-                return None
-            run = min(self._pending, key=lambda run: run.place)
-            self._pending.remove(run)
-            self._begun.append(run)
+            run = heapq.heappop(self._pending)[2]
+            run.begun = True
+            self._set_busy(run, True)
             return run
 
     def put(self, block: Block) -> NoReturn:
@@ -233,6 +286,12 @@ class BundlesOutput(TaskOutput):
     def waiting_elements(self) -> int:
         return 0  # whatever is lost here is made again
 
+    def _set_busy(self, run: BundleRun, busy: bool) -> None:
+        if busy != run.busy:
+            self._busy += 1 if busy else -1
+            run.busy = busy
+            self.changed.notify_all()  # another run may begin
+
     # -- the policy ----------------------------------------------------------------------------
 
     def _open(self, order: Order) -> Subscription | End:
@@ -241,94 +300,159 @@ class BundlesOutput(TaskOutput):
         with self.changed:
             if self._end is not None:
                 return self._end
-            if order.readers != self._readers:  # another group
-                self._readers = order.readers
-                self._floors.clear()
-                for bundle in self._bundles.values():
-                    bundle.keeps.clear()
-            if order.floor > self._floors.get(order.reader, 0):
-                self._floors[order.reader] = order.floor
-                self._forget_below_floor()
-            bundle = self._bundles.setdefault(order.bundle, _Bundle(order.bundle, order.place))
-            bundle.keeps[order.reader] = max(bundle.keeps.get(order.reader, 0), order.keep)
+            bundle = self._bundles.get(order.bundle)
+            if bundle is None:
+                self._bound_known()
+                bundle = self._bundles[order.bundle] = _Bundle(order.bundle, order.place)
             subscription = _SliceSubscription(self, order, bundle)
-            self._forget(bundle)
             self._join(subscription)
+            self._hear(order, bundle)
+            self._forget(bundle)
             self.changed.notify_all()
             return subscription
 
     def _join(self, subscription: _SliceSubscription) -> None:
         """Have it join a run, or begin one for it."""
-        bundle = subscription.bundle
-        needed = subscription.needed()
+        bundle, needed = subscription.bundle, subscription.needed()
         if needed is None:
             return
-        run = next((run for run in reversed(bundle.runs) if run.has(needed)), None)
+        if subscription.order.counts:
+            runs = [run for run in bundle.runs if run.counts and run.failed is None]
+        else:
+            runs = [run for run in bundle.runs if run.has(needed)]
+        run = max(runs, key=lambda run: run.stop, default=None)
         if run is None:
-            run = BundleRun(self, bundle, needed)
-            bundle.runs.append(run)
-            self._pending.append(run)
+            run = self._add_run(bundle, needed, subscription.order.counts)
         subscription.run = run
         run.slices.add(subscription)
+        run.used = next(self._numbers)
         run.wanted = max(run.wanted, subscription.wanted)
+        run.room.notify_all()
 
-    def _forget_below_floor(self) -> None:
-        if len(self._floors) < self._readers:
-            return
-        floor = min(self._floors.values())
-        for bundle in [b for b in self._bundles.values() if b.place < floor]:
-            for run in bundle.runs:
-                self._drop(run)
-            del self._bundles[bundle.number]
+    def _add_run(self, bundle: _Bundle, start: int, counts: bool) -> BundleRun:
+        run = BundleRun(self, bundle, start, counts)
+        bundle.runs.append(run)
+        heapq.heappush(self._pending, (run.place, next(self._numbers), run))
+        return run
+
+    def _count(self, run: BundleRun) -> None:
+        """The run began behind the end of its bundle: count that for its slices."""
+        counting = next((r for r in run._bundle.runs if r.counts and r.failed is None), None)
+        counting = counting or self._add_run(run._bundle, 0, counts=True)
+        for subscription in run.slices:
+            subscription.run = counting
+        counting.slices |= run.slices
+        run.slices.clear()
+
+    def _hear(self, order: Slice, bundle: _Bundle) -> None:
+        """Note what the reader needs no more."""
+        if order.readers != self._readers:  # another group
+            self._readers, self._floor = order.readers, 0
+            self._floors.clear()
+            for each in self._bundles.values():
+                each.keeps.clear()
+        if not order.counts:
+            bundle.keeps[order.reader] = order.keep
+        self._floors[order.reader] = order.floor
+        before = self._floor
+        self._floor = min(self._floors.values()) if len(self._floors) >= self._readers else 0
+        if self._floor > before:
+            for each in [b for b in self._bundles.values() if b.place < self._floor]:
+                self._forget(each)
 
     def _forget(self, bundle: _Bundle) -> None:
-        """Drop blocks that no reader needs; under pressure, those that some reader has passed."""
-        keeps = bundle.keeps
-        floor = min(keeps.values()) if len(keeps) >= self._readers else 0
-        for run in bundle.runs:
-            while run.kept and run.kept[0].stop <= floor:
-                self._release(run.kept.pop(0))
-        bundle.runs = [run for run in bundle.runs if not self._is_over(run)]
-        if self._bytes > self._max_bytes:
-            for each in sorted(self._bundles.values(), key=lambda b: b.place):
-                passed = max(each.keeps.values(), default=0)
-                for run in each.runs:
-                    while run.kept and run.kept[0].stop <= passed and self._bytes > self._max_bytes:
-                        self._release(run.kept.pop(0))
+        """Drop the blocks and runs that no reader needs."""
+        keeps, is_passed = bundle.keeps, bundle.place < self._floor
+        keep = min(keeps.values()) if len(keeps) >= self._readers else 0
+        if is_passed:
+            keep = MAX_INDEX
+        for run in list(bundle.runs):
+            self._release(run, keep)
+            is_over = run.ended or run.failed is not None or not run.begun
+            is_over |= run.counts or is_passed
+            if is_over and not (run.kept or run.slices):
+                self._drop(run)
+        if is_passed and not bundle.runs and self._bundles.get(bundle.number) is bundle:
+            del self._bundles[bundle.number]
 
-    @staticmethod
-    def _is_over(run: BundleRun) -> bool:
-        return not (run.kept or run.slices) and (run.ended or run.failed is not None)
+    def _make_room(self, size: int) -> bool:
+        """Whether there is room for so many bytes. Drops blocks that some reader has passed, if
+        need be."""
+        if self._bytes + size <= self._max_bytes:
+            self._look_above = self._max_bytes
+            return True
+        if self._bytes + size > self._look_above:
+            self._drop_passed(self._max_bytes - size - self._max_bytes // 8)
+            self._look_above = max(self._max_bytes, self._bytes + size + self._max_bytes // 16)
+        return self._bytes + size <= self._max_bytes
 
-    def _release(self, kept: _Kept) -> None:
-        self._bytes -= kept.cost
-        self._memory.release(kept.cost)
+    def _drop_passed(self, most_bytes: int) -> None:
+        """Drop blocks that some reader has passed, until there are at most so many bytes. What was
+        used last goes last: a reader that is behind may need what follows."""
+        runs = [run for bundle in self._bundles.values() for run in bundle.runs if run.kept]
+        for run in sorted(runs, key=lambda run: run.used):
+            if self._bytes <= most_bytes:
+                return
+            bundle = run._bundle
+            self._release(run, max(bundle.keeps.values(), default=0), most_bytes)
+            self._forget(bundle)
+
+    def _release(self, run: BundleRun, index: int, most_bytes: int = -1) -> None:
+        """Drop the run's blocks before this element, as far as no slice needs them, until there are
+        at most so many bytes."""
+        if not run.kept or run.kept[0].stop > index:
+            return
+        index = min(index, run.needed())
+        dropped = size = 0
+        for kept in run.kept:
+            if kept.stop > index or self._bytes - size <= most_bytes:
+                break
+            dropped += 1
+            size += kept.cost
+        del run.kept[:dropped]
+        self._bytes -= size
+        self._memory.release(size)
 
     def _drop(self, run: BundleRun) -> None:
         run.dropped = True
-        for kept in run.kept:
-            self._release(kept)
+        run._bundle.runs.remove(run)
+        size = sum(kept.cost for kept in run.kept)
         run.kept.clear()
-        if run in self._pending:
-            self._pending.remove(run)
+        self._bytes -= size
+        self._memory.release(size)
+        self._set_busy(run, False)
+        run.room.notify_all()
 
-    def _take(self, size: int, force: bool) -> bool:
-        return self._memory.take(size, force=force)
+    def _bound_known(self) -> None:
+        """Forget the lengths of bundles if there are too many: if they are run again, they are not
+        compared."""
+        if len(self._bundles) < self._most_known:
+            return
+        idle = [number for number, bundle in self._bundles.items() if not bundle.runs]
+        for number in idle[: -MAX_KNOWN // 2]:
+            del self._bundles[number]
+        self._most_known = max(MAX_KNOWN, 2 * len(self._bundles))
 
     def _notify_unlocked(self) -> None:
-        """Tell carriers that a query may be answered. The caller has the lock: see `_notify`."""
-        self.changed.release()
+        """Tell carriers that a query may be answered. The caller has the lock, and has to look
+        again at everything: `_notify` is called without it."""
+        self.lock.release()
         try:
             self._notify()
         finally:
-            self.changed.acquire()
+            self.lock.acquire()
 
     def _holds(self) -> bool:
         return False
 
+    def _finish(self, end: End) -> None:
+        super()._finish(end)
+        with self.changed:
+            self._clear()  # nobody gets it any more
+
     def _clear(self) -> None:
         for bundle in self._bundles.values():
-            for run in bundle.runs:
+            for run in list(bundle.runs):
                 self._drop(run)
         self._bundles.clear()
         self._pending.clear()
@@ -343,67 +467,74 @@ class _SliceSubscription(Subscription):
         self.bundle = bundle
         self.runs = order.runs  # still to be given
         self.wanted = max(order.stop, order.until)
+        if not order.runs and order.known <= order.until:
+            self.wanted = max(self.wanted, order.known + 1)
         self.run: BundleRun | None = None
         self._opened_s = time.monotonic()
-        self._closed = False
+        self._end: End | None = None
 
     def needed(self) -> int | None:
-        """From which element on a run must go for it; None if it has all."""
-        if self.runs:
-            return self.runs[0]
-        if self.bundle.length is not None or self.bundle.at_least > self.order.known:
+        """From which element on a run must go for it; None if it needs none."""
+        bundle, order = self.bundle, self.order
+        if bundle.failed is not None:
             return None
-        return self.order.keep if self.order.keep < MAX_INDEX else 0
+        if self.runs:
+            first = self.runs[0]
+            return first if bundle.length is None or first < bundle.length else None
+        if bundle.length is not None or bundle.at_least > order.known:
+            return None
+        return 0 if order.counts else order.keep
 
     def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
         output = self.output
-        with output.changed:
+        with output.lock:
             if output._end is not None:
                 return output._end
-            item = self._next(credit, max_elements)
-            if isinstance(item, End):
+            item = self._end or self._next(credit, max_elements)
+            if self._end is None and item is not None and not isinstance(item, tuple):
+                self._end = item
                 self._leave()
             return item
 
     def _next(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
+        bundle, run = self.bundle, self.run
+        if bundle.failed is not None:
+            return bundle.failed
         if not self.runs:
             return self._answer()
-        run, first = self.run, self.runs[0]
-        if run is None or not run.has(first):  # it was forgotten meanwhile
-            self._leave()
-            self.output._join(self)
-            self.output.changed.notify_all()
-            return None
+        first = self.runs[0]
+        if bundle.length is not None and first >= bundle.length:
+            return EndOfSlice(bundle.number, bundle.length, True)
+        assert run is not None, "needed() is None only with one of these"
         kept = run.at(first)
         if kept is None:
-            if run.failed is not None:
-                return run.failed
-            return EndOfSlice(self.bundle.number, run.stop, True) if run.ended else None
+            return run.failed
         if not credit:
             return None
         indexes = _indexes(self.runs, kept.stop, max_elements) - kept.start
-        whole = indexes[-1] - indexes[0] == len(indexes) - 1
-        chosen = range(int(indexes[0]), int(indexes[-1]) + 1) if whole else indexes
-        block = picked(kept.block, chosen)
+        last = int(indexes[-1])
+        whole = last - int(indexes[0]) == len(indexes) - 1
+        block = picked(kept.block, range(int(indexes[0]), last + 1) if whole else indexes)
         self.runs = runs_after(self.runs, block.count)
+        run.used = next(self.output._numbers)
         return block, cost(block)
 
     def _answer(self) -> End | None:
         bundle, run = self.bundle, self.run
         if bundle.length is not None:
             return EndOfSlice(bundle.number, bundle.length, True)
-        if run is not None and run.failed is not None:
-            return run.failed
         if self.order.runs or self._is_due():
             return EndOfSlice(bundle.number, bundle.at_least, False)
-        return None
+        return run.failed if run is not None else None
 
     def _is_due(self) -> bool:
         """Whether a query that does not know the bundle's end is answered now."""
         if self.bundle.at_least <= self.order.known:
             return False
-        waits = self.run is not None and self.run.waits
-        return waits or time.monotonic() - self._opened_s >= ANSWER_S
+        run = self.run
+        if run is not None and (run.waits or run.failed is not None):
+            return True
+        return time.monotonic() - self._opened_s >= ANSWER_S
 
     def retry_s(self) -> float | None:
         if self.order.runs or self.bundle.at_least <= self.order.known:
@@ -415,27 +546,19 @@ class _SliceSubscription(Subscription):
 
     def close(self, lacking: Sequence[Block] = ()) -> None:
         with self.output.changed:
-            self._closed = True
             self._leave()
-            self.output.changed.notify_all()
 
     def _leave(self) -> None:
-        if self.run is not None:
-            self.run.slices.discard(self)
+        run, self.run = self.run, None
+        if run is not None:
+            run.slices.discard(self)
             self.output._forget(self.bundle)
-        self.run = None
 
 
 def _indexes(runs: tuple[int, ...], stop: int, most: int | None) -> Array:
     """The elements of these runs before `stop`, at most `most`."""
-
-    def cut() -> Iterator[Array]:
-        left = most if most is not None else stop
-        for first, count in zip(runs[::2], runs[1::2], strict=True):
-            if first >= stop or not left:
-                return
-            count = min(count, stop - first, left)
-            left -= count
-            yield np.arange(first, first + count)
-
-    return np.concatenate(list(cut()))
+    cut = bisect_left(range(0, len(runs), 2), stop, key=lambda at: runs[at])
+    starts, counts = np.array(runs[: 2 * cut]).reshape(-1, 2).T
+    shift = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    found = shift + np.arange(len(shift))
+    return found[: int(np.searchsorted(found, stop))][:most]
