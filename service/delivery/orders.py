@@ -18,6 +18,9 @@ MAX_CONSUMERS = 1 << 16
 
 MAX_INDEX = 1 << 62
 
+MAX_SLICE_RUNS = 1 << 17
+"""Bounds the runs of one slice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -51,7 +54,7 @@ class Slice(Order):
 
     bundle: int
     place: int = 0
-    runs: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()  # pairs, at most MAX_SLICE_RUNS
     until: int = 0
     known: int = 0
     keep: int = 0
@@ -61,18 +64,27 @@ class Slice(Order):
 
     def __post_init__(self) -> None:
         numbers = [self.bundle, self.place, self.until, self.known, self.keep, self.floor]
-        numbers += self.runs[-2:]
+        numbers.append(self.stop)
         if not all(0 <= number <= MAX_INDEX for number in numbers):
             raise ValueError(f"a slice has numbers from 0 to {MAX_INDEX}, not {numbers}")
         if not 0 <= self.reader < self.readers <= MAX_CONSUMERS:
             raise ValueError(f"reader {self.reader} of {self.readers}; at most {MAX_CONSUMERS}")
         if len(self.runs) % 2:
             raise ValueError(f"{len(self.runs)} numbers, where each run has an index and a count")
+        if len(self.runs) > 2 * MAX_SLICE_RUNS:
+            raise ValueError(
+                f"a slice of {len(self.runs) // 2} runs; at most {MAX_SLICE_RUNS}: ask for several"
+            )
         stop = 0
         for start, count in zip(self.runs[::2], self.runs[1::2], strict=True):
             if start < stop or count < 1:
                 raise ValueError(f"a run of {count} elements from {start} on, after {stop}")
             stop = start + count
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a query that only ends with the bundle, of which nothing is to be kept."""
+        return not self.runs and self.known >= MAX_INDEX
 
     @property
     def stop(self) -> int:

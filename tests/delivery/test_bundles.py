@@ -1,0 +1,590 @@
+"""Bundles, given a run and slices of it: what is made, given, kept, dropped and made again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.service.block_limits import cost
+from forebay.service.blocks import Block, Component
+from forebay.service.delivery import (
+    ANY,
+    BundleRun,
+    BundlesOutput,
+    End,
+    EndOfSlice,
+    MemoryBudget,
+    OutputCancelled,
+    Slice,
+    TaskFailed,
+    TaskUnknown,
+    bundles,
+)
+from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, decode, encode
+from forebay.service.errors import ProtocolError
+from forebay.service.proto import transfer_pb2 as pb
+
+from .contract import TIMEOUT_S, Reader, block
+
+SIZE = cost(block(0, 10))
+FAR = MAX_INDEX
+COUNT = Slice(1, until=FAR, known=FAR, keep=FAR)
+TORN = TaskFailed("DATA_LOSS", "torn")
+
+
+def begun(output: BundlesOutput, most: int = 100) -> BundleRun:
+    run = output.next_run(most, 0)
+    assert run is not None
+    return run
+
+
+def idle(output: BundlesOutput, most: int = 100) -> bool:
+    return output.next_run(most, 0) is None
+
+
+def make(run: BundleRun, stop: int, size: int = 10) -> BundleRun:
+    """Put elements up to `stop`, in blocks to the next multiple of `size`."""
+    while run.stop < stop:
+        count = min(stop, run.stop - run.stop % size + size) - run.stop
+        run.put(block(run.stop, count, run.number))
+    return run
+
+
+def read(reader: Reader) -> list[int] | End | None:
+    """What there is for it: elements, or the end."""
+    got = len(reader.got)
+    while isinstance(item := reader.next(), Block):
+        pass
+    return reader.got[got:] or item
+
+
+def made(length: int, *readers: Slice, output: BundlesOutput | None = None) -> BundlesOutput:
+    """An output that has run a bundle of `length` elements, for these slices, now closed."""
+    output = output or BundlesOutput()
+    asking = [Reader(output, order) for order in readers]
+    make(begun(output), length).finish()
+    for reader in asking:
+        reader.close()
+    return output
+
+
+WAITED_FOR: list[BundlesOutput] = []
+
+
+class Waiting:
+    """A producer in a thread of its own that waits in `put`."""
+
+    def __init__(self, pool: ThreadPoolExecutor, run: BundleRun, stop: int) -> None:
+        WAITED_FOR.append(run._output)
+        self.done = pool.submit(make, run, stop)
+        while not run.waits:
+            assert not self.done.done()
+            threading.Event().wait(0.001)
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+        while WAITED_FOR:
+            WAITED_FOR.pop().cancel()
+
+
+# -- slices and runs ---------------------------------------------------------------------------
+
+
+def test_a_slice_is_given_what_it_asked_for_and_what_the_bundle_is_known_to_have() -> None:
+    output = BundlesOutput()
+    reader = Reader(output, Slice(1, runs=(3, 2, 8, 4, 25, 1), until=30))
+    assert read(reader) is None
+    run = begun(output)
+    assert (run.number, run.start) == (1, 3)
+    make(run, 28)
+    assert read(reader) == [3, 4, 8, 9, 10, 11, 25]
+    assert read(reader) == EndOfSlice(1, 28, False)
+    make(run, 30).finish()
+    assert reader.next() == EndOfSlice(1, 28, False), "an end stays as it is"
+    late = Reader(output, Slice(1, runs=(29, 5), until=30))
+    assert read(late) == [29]
+    assert read(late) == EndOfSlice(1, 30, True)
+
+
+def test_slices_join_a_run_that_has_or_will_make_their_elements() -> None:
+    output = BundlesOutput()
+    first = Reader(output, Slice(1, runs=(0, 20), until=20))
+    run = make(begun(output), 20)
+    readers = [Reader(output, Slice(1, runs=(at, 5), until=40)) for at in (0, 15, 30)]
+    assert idle(output)
+    make(run, 40)
+    assert [read(r) for r in [first, *readers]] == [
+        [*range(20)], [*range(5)], [*range(15, 20)], [*range(30, 35)],
+    ]  # fmt: skip
+
+
+def test_a_slice_of_what_was_dropped_begins_a_run_there() -> None:
+    output = made(40, Slice(1, runs=(0, 10), until=40))
+    Reader(output, Slice(1, keep=30)).close()
+    again = Reader(output, Slice(1, runs=(12, 3), keep=12))
+    run = begun(output)
+    assert run.start == 12
+    make(run, 40).finish()
+    assert read(again) == [12, 13, 14]
+
+
+def test_of_several_runs_a_slice_joins_the_one_that_has_come_farthest() -> None:
+    output = BundlesOutput()
+    Reader(output, Slice(1, runs=(10, 10), until=40))
+    farther = make(begun(output), 40)
+    Reader(output, Slice(1, runs=(0, 10), until=10))
+    assert begun(output).start == 0
+    assert read(Reader(output, Slice(1, runs=(30, 2)))) == [30, 31]
+    assert farther.stop == 40 and idle(output)
+
+
+def test_bundles_run_in_the_order_of_their_places_a_few_at_a_time() -> None:
+    output = BundlesOutput()
+    for bundle, place in [(1, 7), (2, 5), (3, 9), (4, 6)]:
+        Reader(output, Slice(bundle, place, (0, 5), until=5))
+    runs = [begun(output, 2), begun(output, 2)]
+    assert [run.number for run in runs] == [2, 4]
+    assert idle(output, 2)
+    runs[1].finish()
+    assert begun(output, 2).number == 1
+    runs[0].fail("DATA_LOSS", "torn")
+    assert begun(output, 2).number == 3
+
+
+def test_a_run_that_waits_for_its_readers_lets_another_begin(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput(max_bytes=SIZE)
+    Reader(output, Slice(1, 0, (0, 10), until=10))
+    Reader(output, Slice(2, 1, (0, 10), until=10))
+    run = begun(output, 1)
+    next_one = pool.submit(output.next_run, 1, TIMEOUT_S)
+    waiting = Waiting(pool, run, 1000)
+    other = next_one.result(TIMEOUT_S)
+    assert other is not None and other.number == 2
+    output.cancel()
+    with pytest.raises(OutputCancelled):
+        waiting.done.result(TIMEOUT_S)
+
+
+def test_a_run_that_nobody_awaits_is_not_begun() -> None:
+    output = BundlesOutput()
+    Reader(output, Slice(1, runs=(0, 5))).close()
+    assert idle(output)
+    assert not output._bundles[1].runs
+
+
+def test_blocks_follow_one_another() -> None:
+    output = BundlesOutput()
+    Reader(output, Slice(1, runs=(5, 20)))
+    run = begun(output)
+    for wrong in (block(0, 5, 1), block(5, 5, 2), block(5, 5)):
+        with pytest.raises(ValueError, match="where those from 5 on of bundle 1 come next"):
+            run.put(wrong)
+    with pytest.raises(TypeError, match="object cannot travel"):
+        run.put(Block(1, (Component(np.array([None], object)),), 1, 5))
+    with pytest.raises(TypeError, match="put to a run"):
+        output.put(block(5, 5, 1))
+    assert run.stop == 5 and not output._bytes
+
+
+# -- backpressure ------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_once_more_is_asked_for(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "AHEAD_BYTES", 2 * SIZE)
+    output = BundlesOutput()
+    reader = Reader(output, Slice(1, runs=(0, 10), until=10))
+    run = begun(output)
+    waiting = Waiting(pool, run, 100)
+    assert run.stop == 30, "what was asked for, and 20 elements ahead"
+    read(reader)
+    more = Reader(output, Slice(1, runs=(50, 1), until=100))
+    waiting.done.result(TIMEOUT_S)
+    assert read(more) == [50]
+
+
+def test_what_a_slice_lacks_is_made_however_little_memory_there_is() -> None:
+    budget = MemoryBudget(1)
+    output = BundlesOutput(1, budget=budget)
+    readers = [Reader(output, Slice(i, runs=(0, 30), until=30)) for i in range(3)]
+    for _ in readers:
+        make(begun(output), 30)
+    assert [read(reader) for reader in readers] == [[*range(30)]] * 3
+
+
+def test_what_nobody_lacks_is_made_only_if_there_is_memory(pool: ThreadPoolExecutor) -> None:
+    budget = MemoryBudget(12 * SIZE)
+    output = BundlesOutput(5 * SIZE, budget=budget)
+    for bundle in range(3):
+        Reader(output, Slice(bundle, runs=(0, 10), until=10))
+    runs = [make(begun(output), 10) for _ in range(3)]
+    waiting = [Waiting(pool, run, 1000) for run in runs]
+    assert output._bytes == output.held_bytes <= 5 * SIZE
+    output.cancel()
+    for each in waiting:
+        with pytest.raises(OutputCancelled):
+            each.done.result(TIMEOUT_S)
+    assert output._bytes == budget.held == budget._active == 0
+
+
+def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is free then; what has changed is seen before the producer waits."""
+    monkeypatch.setattr(bundles, "AHEAD_BYTES", 0)
+    monkeypatch.setattr(bundles, "ROOM_S", None)
+    output = BundlesOutput()
+    Reader(output, Slice(1, runs=(0, 10), until=10))
+    run = begun(output)
+    make(run, 20)
+    late: list[Reader] = []
+
+    def told(_: Any) -> None:
+        if run.waits and not late:
+            late.append(Reader(output, Slice(1, runs=(35, 1), until=40)))
+
+    output.on_change(told)
+    pool.submit(make, run, 40).result(TIMEOUT_S)
+    assert read(late[0]) == [35]
+
+
+# -- forgetting --------------------------------------------------------------------------------
+
+
+def test_what_all_readers_have_passed_is_dropped() -> None:
+    output = made(40, Slice(1, runs=(0, 1), until=40, readers=2))
+    (run,) = output._bundles[1].runs
+    Reader(output, Slice(1, keep=30, reader=1, readers=2)).close()
+    assert run.kept[0].start == 0
+    late = Reader(output, Slice(1, runs=(15, 2), keep=15, readers=2))
+    assert run.kept[0].start == 10
+    Reader(output, Slice(1, keep=25, readers=2)).close()
+    assert run.kept[0].start == 10, "a slice that has joined needs it"
+    assert read(late) == [15, 16] and isinstance(read(late), EndOfSlice)
+    assert run.kept[0].start == 20
+
+
+def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
+    output = BundlesOutput()
+    for i in range(2):
+        Reader(output, Slice(1, keep=20 + i * 10, reader=i, readers=2)).close()
+    reader = Reader(output, Slice(1, runs=(0, 40), until=40, keep=20, readers=2))
+    make(begun(output), 40).finish()
+    assert read(reader) == [*range(40)]
+    assert isinstance(read(reader), EndOfSlice)
+    assert output._bytes == 2 * SIZE
+
+
+def test_below_the_floor_of_all_nothing_is_remembered(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput(SIZE)
+    reader = Reader(output, Slice(1, 1, (0, 10), until=10, readers=2))
+    waiting = Waiting(pool, begun(output), 1000)
+    read(reader)
+    Reader(output, Slice(2, 2, floor=2, readers=2)).close()
+    assert 1 in output._bundles
+    read(reader)
+    Reader(output, Slice(2, 2, floor=3, reader=1, readers=2)).close()
+    assert 1 not in output._bundles
+    with pytest.raises(OutputCancelled):
+        waiting.done.result(TIMEOUT_S)
+    Reader(output, Slice(3, 3, floor=3, readers=2)).close()
+    assert 2 not in output._bundles and not output._bytes
+
+
+def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
+    """Its reader begins anew from a position that it saved."""
+    output = BundlesOutput()
+    Reader(output, Slice(9, 9, floor=9)).close()
+    reader = Reader(output, Slice(1, 1, (5, 5), until=10, floor=1))
+    Reader(output, Slice(9, 9, floor=9)).close()
+    make(begun(output), 10).finish()
+    assert read(reader) == [*range(5, 10)]
+    read(reader)
+    assert 1 not in output._bundles and not output._bytes
+
+
+def test_another_group_counts_anew() -> None:
+    output = made(40, Slice(1, 1, (0, 1), until=40, keep=30, floor=1))
+    Reader(output, Slice(1, 1, (0, 1), keep=40, floor=2, reader=1, readers=2)).close()
+    assert output._bundles[1].keeps == {1: 40} and output._floors == {1: 2}
+
+
+def test_under_pressure_the_readers_behind_have_their_elements_made_again() -> None:
+    output = BundlesOutput(4 * SIZE)
+    Reader(output, Slice(1, 1, (0, 1), until=40, readers=2)).close()
+    fast = Reader(output, Slice(1, 1, (0, 40), until=40, reader=1, readers=2))
+    make(begun(output), 40).finish()
+    assert read(fast) == [*range(40)]
+    fast.close()
+    fast = Reader(output, Slice(2, 2, (0, 40), until=40, reader=1, readers=2))
+    Reader(output, Slice(1, 1, keep=40, reader=1, readers=2)).close()
+    make(begun(output), 40).finish()
+    assert output._bytes == 4 * SIZE, "bundle 1 was passed by one"
+    slow = Reader(output, Slice(1, 1, (5, 10), until=40, keep=5, readers=2))
+    make(begun(output), 40).finish()
+    assert output._bytes > 7 * SIZE, "neither was passed, or a slice needs it"
+    assert read(slow) == [*range(5, 15)]
+
+
+def test_what_a_slice_waits_for_is_not_dropped_under_pressure() -> None:
+    """Else a reader that is behind would have it made again for ever."""
+    output = BundlesOutput(1)
+    Reader(output, Slice(1, keep=100, reader=1, readers=2)).close()
+    slow = [Reader(output, Slice(1, runs=(at, 30), until=60, readers=2)) for at in (0, 30)]
+    run = begun(output)
+    make(run, 60).finish()
+    assert [read(reader) for reader in slow] == [[*range(30)], [*range(30, 60)]]
+    assert idle(output)
+
+
+def test_lengths_of_many_bundles_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floors of a group that is not complete never rise."""
+    monkeypatch.setattr(bundles, "MAX_KNOWN", 20)
+    output = BundlesOutput(0)
+    output._most_known = 20
+    for number in range(200):
+        reader = Reader(output, Slice(number, number, (0, 5), floor=number, readers=2))
+        make(begun(output), 5).finish()
+        read(reader), read(reader)
+        Reader(output, Slice(number, number, keep=5, floor=number, readers=2)).close()
+        assert len(output._bundles) <= 41
+
+
+def test_looking_for_what_can_be_dropped_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    drop: Callable[..., None] = BundlesOutput._drop_passed
+
+    def look(*arguments: Any) -> None:
+        nonlocal looks
+        looks += 1
+        drop(*arguments)
+
+    monkeypatch.setattr(BundlesOutput, "_drop_passed", look)
+    output = BundlesOutput(100 * SIZE)
+    Reader(output, Slice(1, runs=(0, 10_000), until=10_000))
+    make(begun(output), 10_000)
+    assert output._bytes == 1000 * SIZE and looks < 200
+
+
+# -- queries and counts ------------------------------------------------------------------------
+
+
+def test_a_query_is_answered_once_there_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "ANSWER_S", 0)
+    output = BundlesOutput()
+    query = Reader(output, Slice(1))
+    run = begun(output)
+    assert query.next() is None and query.subscription.retry_s() is None
+    make(run, 10)
+    assert query.subscription.retry_s() == 0.001
+    assert query.next() == EndOfSlice(1, 10, False)
+    query = Reader(output, Slice(1, known=10))
+    assert query.next() is None
+    run.finish()
+    assert query.next() == EndOfSlice(1, 10, True)
+    assert Reader(output, Slice(1, known=10)).next() == EndOfSlice(1, 10, True)
+    assert idle(output)
+
+
+def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput(SIZE)
+    query = Reader(output, Slice(1))
+    query.subscription._opened_s += 1e6  # type: ignore[attr-defined]
+    run = make(begun(output), 10)
+    assert query.next() is None
+    told = threading.Event()
+    output.on_change(lambda _: told.set())
+    waiting = Waiting(pool, run, 1000)
+    assert told.wait(TIMEOUT_S)
+    assert query.next() == EndOfSlice(1, 10, False), "its run waits for readers"
+    output.cancel()
+    assert waiting.done.exception(TIMEOUT_S) is not None
+
+
+def test_a_query_of_a_reader_that_has_planned_all_has_more_made(pool: ThreadPoolExecutor) -> None:
+    """Though the run has made much ahead, of which others need the elements."""
+    output = BundlesOutput(SIZE)
+    Reader(output, Slice(1, runs=(0, 10), until=10, readers=2))
+    run = begun(output)
+    waiting = Waiting(pool, run, 40)
+    assert run.stop == 10
+    Reader(output, Slice(1, known=10, until=9, keep=9, reader=1, readers=2))
+    assert run.stop == 10
+    query = Reader(output, Slice(1, known=10, until=10, keep=10, reader=1, readers=2))
+    while not isinstance(item := query.next(), EndOfSlice):
+        threading.Event().wait(0.001)
+    assert item == EndOfSlice(1, 20, False)
+    output.cancel()
+    assert waiting.done.exception(TIMEOUT_S) is not None
+
+
+def test_a_bundle_that_is_counted_keeps_nothing_and_waits_for_nobody() -> None:
+    output = BundlesOutput(1)
+    query, other = Reader(output, COUNT), Reader(output, COUNT)
+    make(begun(output), 1000).finish()
+    assert query.next() == other.next() == EndOfSlice(1, 1000, True)
+    assert not output._bytes and not output._bundles[1].runs and idle(output)
+
+
+def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
+    """Its reader may come to read it, too."""
+    output = BundlesOutput()
+    query = Reader(output, COUNT)
+    counting = make(begun(output), 40)
+    reader = Reader(output, Slice(1, runs=(5, 10), until=20))
+    run = make(begun(output), 20)
+    assert read(reader) == [*range(5, 15)]
+    query.close()
+    with pytest.raises(OutputCancelled):
+        make(counting, 50)
+    assert read(Reader(output, Slice(1, runs=(15, 5)))) == [*range(15, 20)]
+    assert run.stop == 20 and idle(output)
+
+
+@pytest.mark.parametrize("order", [Slice(1, runs=(90, 9)), Slice(1, known=90, until=90, keep=90)])
+def test_a_run_that_began_behind_the_end_has_its_bundle_counted(order: Slice) -> None:
+    output = BundlesOutput()
+    reader = Reader(output, order)
+    run = begun(output)
+    assert run.start == 90
+    run.finish()
+    assert reader.next() is None
+    make(begun(output), 40).finish()
+    assert reader.next() == EndOfSlice(1, 40, True)
+    assert Reader(output, order).next() == EndOfSlice(1, 40, True)
+    assert idle(output) and not output._bytes
+
+
+# -- errors and ends ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [5, 39, 41, 60])
+def test_a_bundle_of_another_length_fails_its_readers(length: int) -> None:
+    output = made(40, Slice(1, runs=(0, 1), until=40))
+    other = Reader(output, Slice(1, runs=(0, 100), until=100))
+    Reader(output, Slice(1, keep=40)).close()
+    read(other)
+    again = Reader(output, Slice(1, runs=(2, 30), until=40, keep=40))
+    run = begun(output)
+    try:
+        make(run, length).finish()
+    except OutputCancelled:
+        assert length > 40
+    failed = again.next()
+    assert isinstance(failed, TaskFailed) and failed.code == "FAILED_PRECONDITION"
+    assert "had 40 elements when it was run first" in failed.message
+    assert Reader(output, Slice(1)).next() == Reader(output, COUNT).next() == failed
+    assert idle(output) and not output._bytes and not output._busy
+
+
+def test_a_bundle_that_has_fewer_elements_than_were_seen_fails() -> None:
+    output = BundlesOutput()
+    Reader(output, Slice(1, runs=(0, 20), until=20))
+    make(begun(output), 20)
+    query = Reader(output, COUNT)
+    make(begun(output), 10).finish()
+    assert isinstance(failed := query.next(), TaskFailed) and "had 20 elements" in failed.message
+
+
+def test_an_error_comes_behind_the_elements_before_it() -> None:
+    output = BundlesOutput()
+    orders = [Slice(1, runs=(0, 10)), Slice(1, runs=(15, 10)), Slice(1, known=20), Slice(1)]
+    whole, part, query, news = [Reader(output, order) for order in orders]
+    make(begun(output), 20).fail("DATA_LOSS", "torn")
+    assert (read(whole), read(whole)) == ([*range(10)], EndOfSlice(1, 20, False))
+    assert (read(part), read(part), read(part)) == ([*range(15, 20)], TORN, TORN)
+    assert query.next() == TORN
+    assert news.next() == EndOfSlice(1, 20, False)
+
+
+def test_a_bundle_that_failed_may_be_tried_again() -> None:
+    output = BundlesOutput()
+    reader = Reader(output, Slice(1, runs=(0, 10)))
+    begun(output).fail("UNAVAILABLE", "a disk is away")
+    assert isinstance(reader.next(), TaskFailed)
+    again = Reader(output, Slice(1, runs=(0, 10)))
+    make(begun(output), 10)
+    assert read(again) == [*range(10)]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> None:
+    output = BundlesOutput(SIZE)
+    reader = Reader(output, Slice(1, runs=(0, 10), until=10))
+    run = begun(output)
+    waiting = Waiting(pool, run, 100)
+    asking = pool.submit(output.next_run, 1, TIMEOUT_S)
+    told = threading.Event()
+
+    def on_change(_: Any) -> None:
+        assert pool.submit(output.lock.acquire, timeout=TIMEOUT_S).result(), "it has the lock"
+        told.set()
+
+    pool.submit(lambda: None).result()
+    if failed:
+        output.fail("DATA_LOSS", "torn")
+    else:
+        output.cancel()
+    for future in (waiting.done, asking):
+        future.exception(TIMEOUT_S)
+    with pytest.raises(OutputCancelled):
+        run.put(block(run.stop, 1, 1))
+    with pytest.raises(OutputCancelled):
+        run.finish()
+    with pytest.raises(OutputCancelled):
+        run.fail("DATA_LOSS", "torn")
+    with pytest.raises(OutputCancelled):
+        output.next_run(1, 0)
+    end = TORN if failed else TaskUnknown()
+    assert reader.next() == output.open(Slice(1)) == end
+    assert not output._bytes and not output.held_bytes and output.wait_drained(0)
+
+
+# -- orders ------------------------------------------------------------------------------------
+
+
+def test_orders_travel() -> None:
+    order = Slice(9, 8, (0, 1, 3, 4), 7, 6, 5, 4, 3, 10)
+    assert decode(encode(order, pb.Read())) == order
+    assert isinstance(BundlesOutput().open(ANY), TaskFailed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"runs": (3,)}, "1 numbers, where each run has an index and a count"),
+        ({"runs": (3, 0)}, "a run of 0 elements from 3 on"),
+        ({"runs": (3, 2, 4, 1)}, "a run of 1 elements from 4 on, after 5"),
+        ({"runs": (3, 1 << 62)}, "a slice has numbers from 0 to"),
+        ({"runs": (0, 1, 1 << 63, 1)}, "a slice has numbers from 0 to"),
+        ({"known": 1 << 63}, "a slice has numbers from 0 to"),
+        ({"reader": 2, "readers": 2}, "reader 2 of 2"),
+        ({"readers": 0}, "reader 0 of 0"),
+        ({"readers": 1 << 17}, "at most 65536"),
+        ({"runs": range(2_000_000)}, f"1000000 runs; at most {MAX_SLICE_RUNS}"),
+    ],
+)
+def test_a_slice_is_checked(wrong: dict[str, Any], message: str) -> None:
+    fields = {"bundle": 1, "readers": 1} | wrong
+    with pytest.raises(ProtocolError, match=f"task 5 was asked for: .*{message}"):
+        decode(pb.Read(task_id=5, slice=pb.Slice(**fields)))
+
+
+def test_what_follows_of_a_slice() -> None:
+    order = Slice(1, runs=(0, 5, 10, 5))
+    assert order.after(block(0, 3, 1)).runs == (3, 2, 10, 5)
+    assert order.after(block(0, 5, 1)).runs == (10, 5)
+    assert order.after(block(0, 7, 1)).runs == (12, 3)
+    assert order.after(block(0, 10, 1)).runs == ()
+    for wrong in (block(1, 1, 1), block(0, 1, 2), block(0, 11, 1)):
+        with pytest.raises(ValueError, match="come next|more than a slice has"):
+            order.after(wrong)
