@@ -40,6 +40,10 @@ CAUGHT, STOPS = 1, 2  # flags in the last word
 LOOK_S = 0.05
 """How often a worker polls whether to stop."""
 
+NOBODY, READS, OVER = range(3)
+"""How far a DataLoader's worker is with an ordered read: none has read it, one has begun an epoch,
+or one has come to its end."""
+
 SAID_S = 2.0
 """How long a worker that got SIGTERM waits for its trainer to get it too. A DataLoader that is
 dropped ends its workers one by one, and gives each 5 s (torch's MP_STATUS_CHECK_INTERVAL)."""
@@ -53,7 +57,7 @@ class LoaderWords:
     a seed, read the same epoch. A lock could not be pickled, so each process writes only its own
     words, epoch << 32 | mark of the seed. If two processes begin the iteration at the same time,
     both compute the same number. All workers read the last word: CAUGHT, while SIGTERM does not end
-    the trainer, and STOPS.
+    the trainer, and STOPS. How far a worker is with an ordered read is shared in the same way.
 
     Any other process that gets the object, such as a rank from its launcher, has an epoch of its
     own: it copies the words before it reads or passes the object on.
@@ -61,6 +65,7 @@ class LoaderWords:
 
     def __init__(self, epochs_over: int) -> None:
         self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
+        self._reached = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._owner = os.getpid()
         self._heeding: tuple[int, _Heeding] | None = None  # with the process id of its worker
         self.set(epochs_over)
@@ -73,6 +78,7 @@ class LoaderWords:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._words.share_memory_()  # a no-op if the process that has the object started this one
+        self._reached.share_memory_()
         self._begin()
 
     def _begin(self) -> None:
@@ -84,6 +90,7 @@ class LoaderWords:
         if self._owner != os.getpid() and get_worker_info() is None:
             self._words = self._words.clone().share_memory_()
             self._words.numpy()[PLACES:] = 0
+            self._reached = self._reached.clone().share_memory_()
             self._owner = os.getpid()
             self.tell()
 
@@ -111,6 +118,19 @@ class LoaderWords:
         epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
         words[place] = epoch << 32 | mark
         return epoch
+
+    # -- ordered reads -------------------------------------------------------------------------
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """How far a DataLoader's worker is (NOBODY, READS or OVER), and its position when OVER."""
+        self.own()
+        state, position = self._reached.tolist()
+        return state, position
+
+    def reach(self, state: int, position: int = 0) -> None:
+        self.own()
+        self._reached.numpy()[:] = state, position
 
     # -- stopping -----------------------------------------------------------------------------
 
