@@ -619,8 +619,8 @@ def _require_no_order(how: ReadOptions) -> None:
     if how.ordered is not None:
         raise InvalidArgument(
             "ordered=True is not for a dataset_id that is a function's tensor, nor beside "
-            "parameter servers, where TensorFlow's own operations read: give the id as a string, or train "
-            "with another strategy"
+            "parameter servers, where TensorFlow's own operations read: give the id as a string, "
+            "or train with another strategy"
         )
 
 

@@ -159,9 +159,9 @@ class Ordered:
         step = (self.batch_size or 1) * self.num_consumers
         return total // step if self.drop_remainder else -(-total // step)
 
-    def move_to(self, position: int) -> None:
+    def move_to(self, position: int, start_step: int | None = None) -> None:
         """Begin there next."""
-        self.start_position, self.start_step = position, None
+        self.start_position, self.start_step = position, start_step
         self.epoch, self.given = None, 0
 
     def copy(self) -> Ordered:
@@ -283,8 +283,7 @@ class Ordered:
                     "as the saved read did, or begin anew without the state"
                 )
         self.bundle_splits = order[4]
-        self.move_to(position)
-        self.start_step = start_step
+        self.move_to(position, start_step)
 
 
 def ordered_options(

@@ -40,10 +40,6 @@ CAUGHT, STOPS = 1, 2  # flags in the last word
 LOOK_S = 0.05
 """How often a worker polls whether to stop."""
 
-NOBODY, READS, OVER = range(3)
-"""How far a DataLoader's worker is with an ordered read: none has read it, one has begun an epoch,
-or one has come to its end."""
-
 SAID_S = 2.0
 """How long a worker that got SIGTERM waits for its trainer to get it too. A DataLoader that is
 dropped ends its workers one by one, and gives each 5 s (torch's MP_STATUS_CHECK_INTERVAL)."""
@@ -57,7 +53,7 @@ class LoaderWords:
     a seed, read the same epoch. A lock could not be pickled, so each process writes only its own
     words, epoch << 32 | mark of the seed. If two processes begin the iteration at the same time,
     both compute the same number. All workers read the last word: CAUGHT, while SIGTERM does not end
-    the trainer, and STOPS. How far a worker is with an ordered read is shared in the same way.
+    the trainer, and STOPS. A worker also says where the next iteration of an ordered read begins.
 
     Any other process that gets the object, such as a rank from its launcher, has an epoch of its
     own: it copies the words before it reads or passes the object on.
@@ -65,7 +61,7 @@ class LoaderWords:
 
     def __init__(self, epochs_over: int) -> None:
         self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
-        self._reached = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._reached = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._owner = os.getpid()
         self._heeding: tuple[int, _Heeding] | None = None  # with the process id of its worker
         self.set(epochs_over)
@@ -122,15 +118,18 @@ class LoaderWords:
     # -- ordered reads -------------------------------------------------------------------------
 
     @property
-    def reached(self) -> tuple[int, int]:
-        """How far a DataLoader's worker is (NOBODY, READS or OVER), and its position when OVER."""
+    def next_start(self) -> tuple[int, int | None] | None:
+        """Where the next iteration begins, as a worker said: a position, or a step if that is not
+        None. None if no worker has read since."""
         self.own()
-        state, position = self._reached.tolist()
-        return state, position
+        said, position, step = self._reached.tolist()
+        return (position, None if step < 0 else step) if said else None
 
-    def reach(self, state: int, position: int = 0) -> None:
+    @next_start.setter
+    def next_start(self, start: tuple[int, int | None] | None) -> None:
         self.own()
-        self._reached.numpy()[:] = state, position
+        position, step = (0, None) if start is None else start
+        self._reached.numpy()[:] = start is not None, position, -1 if step is None else step
 
     # -- stopping -----------------------------------------------------------------------------
 

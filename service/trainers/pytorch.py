@@ -28,7 +28,7 @@ from ..client.progress import EpochIterator
 from ..errors import FailedPrecondition, InvalidArgument
 from .context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
-from .loaders import NOBODY, OVER, READS, LoaderWords
+from .loaders import LoaderWords
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         smaller global batch.
 
     An ordered read goes on where its last iteration stopped, with the next epoch after an epoch's
-    end. `state_dict` has its position. It takes a DataLoader with at most one worker.
+    end. `state_dict` has its position. It takes a DataLoader with at most one worker. A worker is
+    ahead of the trainer, so an iteration with one that is left early begins again where it began.
 
     Otherwise each iteration is the job's next epoch, in this process and in the DataLoader's
     workers, however they are started. `set_epoch` chooses another one.
@@ -196,7 +197,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         a DataLoader's worker has read: the worker is ahead of the trainer.
         """
         ordered = self._require_ordered()
-        if get_worker_info() is None and self._common.reached[0] != NOBODY:
+        if get_worker_info() is None and self._common.next_start is not None:
             raise FailedPrecondition(
                 "state_dict() where a DataLoader's worker has read ahead of the trainer: use "
                 "num_workers=0, or torchdata's StatefulDataLoader and its state_dict(); with a "
@@ -213,13 +214,13 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         ordered = self._require_ordered()
         self._leave()
         ordered.load(state, self._job.fingerprint)
-        self._common.reach(NOBODY)
+        self._common.next_start = None
 
     def _require_ordered(self) -> Ordered:
         if (ordered := self._job.how.ordered) is None:
             raise FailedPrecondition(
-                "only an ordered read has a position: give ordered=True, or save the number of "
-                "epochs for initial_epoch"
+                "only an ordered read has a position: give ordered=True; or save the number of "
+                "epochs for initial_epoch, and use PyTorch's own DataLoader"
             )
         return ordered
 
@@ -236,18 +237,13 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
                 "service's workers"
             )
         self._leave()
-        state, position = self._common.reached
-        if state == READS:
-            raise FailedPrecondition(
-                "the last epoch was left early, and its DataLoader's worker had read ahead of the "
-                "trainer, so it is not known where to go on: call load_state_dict() before, or use "
-                "num_workers=0"
-            )
-        if state == OVER:
-            ordered.move_to(position)
+        if (start := self._common.next_start) is not None:
+            ordered.move_to(*start)
         give = partial(laid_out, layout=self._layout(), batch_size=self.batch_size)
         items = self._common.read(self._job.reader(1), give)
-        self._common.reach(NOBODY if loader is None else READS)
+        again = ordered.copy()
+        start = None if loader is None else (again.start_position, again.start_step)
+        self._common.next_start = start
         iteration = _InOrder(items, ordered, None if loader is None else self._common)
         self._last = weakref.ref(iteration)
         return iteration
@@ -272,7 +268,7 @@ class _InOrder:
             item = next(self._items)
         except StopIteration:
             if self._open and self._ordered.finish() and self._words is not None:
-                self._words.reach(OVER, self._ordered.position())
+                self._words.next_start = self._ordered.position(), None
             self._open = False
             raise
         self._ordered.given += 1
