@@ -22,7 +22,7 @@ from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 NUMBER, BATCH = 50, 4
-ORDER = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
+ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
 STEPS = 13  # of an epoch of one consumer, the last of 2
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from .test_jax import said
 
 NUMBER, BATCH = 50, 4
 STEPS = 13
-ORDER = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
+ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
 
 
 @pytest.fixture(scope="module")
