@@ -155,7 +155,7 @@ def distribute_across(
     metadata = decode_metadata(found.definition)
     bound, automatic = bound_of(max_outstanding_requests)
     several = context.num_consumers > 1 and not ordered
-    if automatic and shared and several > 1 and not parameter_servers.are_there():
+    if automatic and shared and several and not parameter_servers.are_there():
         bound = IN_STEP_ELEMENTS if metadata.cardinality != tf.data.INFINITE_CARDINALITY else None
     if cross_trainer_cache and not context.trains:
         shared = f"{job_name}/{context.role}"  # a cache is found by its job's name
