@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,12 +48,14 @@ from . import (
 from .functions import PythonDataset
 from .options import (
     CrossTrainerCache,
+    ReadOptions,
     ShardingPolicy,
     check_initial_epoch,
     check_job_name,
     reading,
     sharding_policy,
 )
+from .positions import OrderedRead
 from .reader import Reader, name_of_job
 from .registration import COMPRESSIONS, Send, Service, check_compression, registered
 from .running_out import explain_running_out
@@ -291,6 +295,9 @@ def from_dataset_id(
     target_workers: str = "AUTO",
     *,
     initial_epoch: int = 0,
+    ordered: bool = False,
+    add_position: bool = False,
+    **order: Any,
 ) -> Dataset:
     """A `tf.data.Dataset` that reads a registered dataset through the service.
 
@@ -334,6 +341,17 @@ def from_dataset_id(
         checkpoint. The first iteration is the next epoch, or the rest of it. If that epoch is over,
         the iteration is empty, as in tf.data service, and a warning says so. Not allowed with a
         cache, and of little use to a coordinated read: an infinite dataset has only one epoch.
+      ordered: read in one global order, as `read` does, which describes the keyword arguments that
+        come with it: seed, shuffle, cycle_length, block_length, bundle_splits, batch_size,
+        drop_remainder, start_position and start_step. OFF and DYNAMIC mean the same then, and
+        consumer_index and num_consumers deal batches. With batch_size, elements come in batches.
+      add_position: of an ordered read. Elements come in pairs (element, position): int64, the
+        position behind the element's batch, or behind its step over all consumers. It goes through
+        prefetch with the element. Save that of the last element that was used, for start_position.
+
+    Each iteration over an ordered dataset that TensorFlow reads to its end is an epoch, and the
+    next one is the next epoch. One that is left before begins again where it began: what was
+    fetched ahead may or may not have been used.
 
     Its cardinality is infinite or zero if the registered dataset's is. Otherwise it is unknown:
     others may share the job, and several workers may each produce the whole dataset.
@@ -361,27 +379,34 @@ def from_dataset_id(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
+        policy=policy,
+        initial_epoch=initial_epoch,
+        ordered=ordered,
+        order=order,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
-    sharing_warnings.warn_if_unshared(job_name)
+    how = _with_position(how, add_position)
+    sharing_warnings.warn_if_unshared(_shared_name(job_name, how))
 
-    def reader(dataset_id: str) -> Reader:
-        name = name_of_job(dataset_id, job_name)
+    def reader(dataset_id: str, how: ReadOptions = how) -> Reader:
+        name = name_of_job(dataset_id, job_name, how)
         return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
 
     if parameter_servers.are_there():
         _require_no_epochs(initial_epoch)
+        _require_no_order(how)
         if element_spec is None and isinstance(dataset_id, str):  # TensorFlow's op needs it
             definition = reader(dataset_id).definition()
             element_spec = decode_metadata(definition).element_spec
         return parameter_servers.from_dataset_id(
             service, dataset_id, element_spec, policy, job_name, how
         )
-    return _read_as_dataset(reader, dataset_id, element_spec, policy, shared=job_name is not None)
+    shared = job_name is not None or how.ordered is not None
+    return _read_as_dataset(reader, dataset_id, element_spec, policy, shared=shared)
 
 
 def _read_as_dataset(
-    reader_of: Callable[[str], Reader],
+    reader_of: Callable[..., Reader],
     dataset_id: Any,
     element_spec: Any,
     policy: ShardingPolicy,
@@ -394,6 +419,7 @@ def _read_as_dataset(
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         sharing_warnings.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
+        _require_no_order(reader_of("").how)
         return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
     reader = reader_of(dataset_id)
@@ -409,13 +435,51 @@ def _read_as_dataset(
         )
     if metadata.element_spec is not None:
         check_element_spec(element_spec, metadata.element_spec)
-    return dataset_of_blocks(
-        partial(_blocks_of, reader),
+    compressed = metadata.compressed and metadata.raw
+    in_order = reader.how.ordered
+    if in_order is not None and in_order.add_position:
+        if compressed:
+            raise InvalidArgument(
+                f"add_position=True of dataset {dataset_id}, whose elements tf.data service's "
+                "client compressed: leave it out, or register the dataset with forebay.service"
+            )
+        element_spec = element_spec, tf.TensorSpec([], tf.int64)
+    blocks: Callable[[], Any] = partial(_blocks_of, reader)
+    if in_order is not None:
+        blocks = _InOrder(partial(reader_of, dataset_id), reader.how, in_order).blocks
+    dataset = dataset_of_blocks(
+        blocks,
         element_spec,
-        compressed=metadata.compressed and metadata.raw,
+        compressed=compressed,
         cardinality=_cardinality(metadata.cardinality, policy),
         options=options,
     )
+    if in_order is None or in_order.batch_size is None:
+        return dataset
+    # The reader leaves out the remainder, and with it all batches are whole.
+    dataset = dataset.batch(in_order.batch_size, drop_remainder=in_order.drop_remainder)
+    if in_order.add_position:
+        dataset = dataset.map(plain(lambda element, positions: (element, positions[0])))
+    return dataset
+
+
+class _InOrder:
+    """The iterations of an ordered dataset. Each has a copy of how far the last one came, because
+    TensorFlow may have several open."""
+
+    def __init__(
+        self, reader: Callable[..., Reader], how: ReadOptions, ordered: OrderedRead
+    ) -> None:
+        self._reader, self._how, self._next = reader, how, ordered
+
+    def blocks(self) -> Iterator[Any]:
+        """Those of the next epoch, or the rest of it."""
+        ordered = self._next.copy()
+        reader = self._reader(how=replace(self._how, ordered=ordered))
+        with closing(_blocks_of(reader)) as blocks:
+            yield from blocks
+        if ordered.finish():
+            self._next = ordered
 
 
 def _read_what_is_named(
@@ -484,6 +548,9 @@ def distribute(
     target_workers: str = "AUTO",
     *,
     initial_epoch: int = 0,
+    ordered: bool = False,
+    add_position: bool = False,
+    **order: Any,
 ) -> Callable[[Dataset], Dataset]:
     """For `dataset.apply`: register the dataset, and read it through the service.
 
@@ -502,30 +569,61 @@ def distribute(
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
+        policy=policy,
+        initial_epoch=initial_epoch,
+        ordered=ordered,
+        order=order,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
-    sharing_warnings.warn_if_unshared(job_name)
+    how = _with_position(how, add_position)
+    sharing_warnings.warn_if_unshared(_shared_name(job_name, how))
 
     @plain
     @raising_tensorflows()
     def apply(dataset: Dataset) -> Dataset:
         if parameter_servers.are_there():
             _require_no_epochs(initial_epoch)
+            _require_no_order(how)
             return parameter_servers.distribute(
                 service, dataset, compression, policy, job_name, how
             )
         dataset_id = register_dataset(service, dataset, compression)
-        return _read_as_dataset(
-            lambda dataset_id: Reader(
-                service, dataset_id, policy, job_name, how, first_epoch=initial_epoch + 1
-            ),
-            dataset_id,
-            dataset.element_spec,
-            policy,
-            shared=job_name is not None,
-        )
+
+        def reader(dataset_id: str, how: ReadOptions = how) -> Reader:
+            in_order = how.ordered is not None
+            name = job_name or (name_of_job(dataset_id, None, how) if in_order else None)
+            return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
+
+        shared = job_name is not None or how.ordered is not None
+        return _read_as_dataset(reader, dataset_id, dataset.element_spec, policy, shared=shared)
 
     return apply
+
+
+def _with_position(how: ReadOptions, add_position: bool) -> ReadOptions:
+    """Raises InvalidArgument if only an ordered read could."""
+    if how.ordered is not None:
+        how.ordered.add_position = bool(add_position)
+    elif add_position:
+        raise InvalidArgument(
+            "add_position=True: only an ordered read has positions; give ordered=True as well"
+        )
+    return how
+
+
+def _shared_name(job_name: str | None, how: ReadOptions) -> str | None:
+    """The job's name, or that of the group that reads in order."""
+    return job_name or (None if how.ordered is None else how.ordered.group_name)
+
+
+def _require_no_order(how: ReadOptions) -> None:
+    """Raises InvalidArgument for an ordered read."""
+    if how.ordered is not None:
+        raise InvalidArgument(
+            "ordered=True is not for a dataset_id that is a function's tensor, nor beside "
+            "parameter servers, where TensorFlow's own operations read: give the id as a string, "
+            "or train with another strategy"
+        )
 
 
 def _require_no_epochs(initial_epoch: int) -> None:

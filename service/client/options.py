@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
-from .positions import OrderedRead, check_index
+from .positions import OrderedRead, check_index, ordered_options
 
 log = logging.getLogger(__name__)
 
@@ -166,12 +168,30 @@ def reading(
     data_transfer_protocol: str | None = None,
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
+    policy: ShardingPolicy = ShardingPolicy.OFF,
+    initial_epoch: int = 0,
+    ordered: bool = False,
+    order: Mapping[str, Any] = MappingProxyType({}),
 ) -> ReadOptions:
-    """The options that these arguments of tf.data service mean.
+    """The options that these arguments of tf.data service, and those of an ordered read, mean.
+    `order` has the keyword arguments that only an ordered read takes.
 
     Raises ValueError for invalid arguments, Unimplemented for those of a later version.
     """
     check_index(consumer_index, num_consumers)
+    if not ordered and order:
+        raise InvalidArgument(
+            f"{', '.join(order)}: of an ordered read, or unknown; give ordered=True as well"
+        )
+    if ordered:
+        _check_ordered(
+            policy, max_outstanding_requests, cross_trainer_cache, target_workers, initial_epoch
+        )
+        positioned = ordered_options(
+            consumer_index=consumer_index, num_consumers=num_consumers, **order
+        )
+        protocol = transfer_protocol(data_transfer_protocol)
+        return ReadOptions(protocol=protocol, targets=_targets(target_workers), ordered=positioned)
     if num_consumers is not None and job_name is None:
         raise InvalidArgument(
             "`job_name` must be set when setting `num_consumers`. num_consumers was set to "
@@ -197,18 +217,50 @@ def reading(
             f"data_transfer_protocol={data_transfer_protocol!r} hands over what the cache keeps "
             "for other trainers: leave it out, and each gets memory of its own"
         )
-    if str(target_workers).upper() not in TargetWorkers.__members__:
-        raise InvalidArgument(
-            f"target_workers={target_workers!r} must be one of {list(TargetWorkers.__members__)}"
-        )
     return ReadOptions(
         protocol=protocol,
         max_elements=None if bound is None else int(bound),
-        targets=TargetWorkers[str(target_workers).upper()],
+        targets=_targets(target_workers),
         cache=cache,
         consumer_index=consumer_index or 0,
         num_consumers=num_consumers,
     )
+
+
+def _check_ordered(
+    policy: ShardingPolicy,
+    max_outstanding_requests: int | None,
+    cross_trainer_cache: Any,
+    target_workers: str,
+    initial_epoch: int,
+) -> None:
+    """Raises InvalidArgument for what an ordered read does not go with."""
+    wrong = {
+        f"processing_mode={policy.name}: give OFF or DYNAMIC, which mean the same for it": (
+            policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+        ),
+        f"max_outstanding_requests={max_outstanding_requests}: leave it out, as it asks for what "
+        "comes next": max_outstanding_requests not in (None, AUTOTUNE),
+        "cross_trainer_cache: leave it out; without a shared job_name each trainer reads the same "
+        "order by itself": cross_trainer_cache is not None,
+        f"initial_epoch={initial_epoch}: give start_step or start_position instead": (
+            initial_epoch != 0
+        ),
+        f"target_workers={target_workers!r}: leave it out, as any worker may have the next one": (
+            str(target_workers).upper() == TargetWorkers.LOCAL.name
+        ),
+    }
+    for what, is_given in wrong.items():
+        if is_given:
+            raise InvalidArgument(f"an ordered read does not go with {what}")
+
+
+def _targets(given: str) -> TargetWorkers:
+    if str(given).upper() not in TargetWorkers.__members__:
+        raise InvalidArgument(
+            f"target_workers={given!r} must be one of {list(TargetWorkers.__members__)}"
+        )
+    return TargetWorkers[str(given).upper()]
 
 
 def _cache(given: Any) -> CrossTrainerCache | None:

@@ -19,11 +19,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..blocks import Block, merged, picked, rank, split
+from ..blocks import Block, Component, merged, picked, rank, split
 from ..delivery import End, EndOfSlice, Slice, TaskFailed
 from ..delivery.orders import MAX_INDEX, runs_after
 from ..errors import FailedPrecondition, PipelineError
@@ -173,15 +173,19 @@ class OrderedMode:
         else:
             self._ready.popleft()
         self._asked -= block.count
+        if self._ordered.add_position:
+            behind = Component(self.epoch.positions_behind(positions[:given]))
+            block = replace(
+                block, components=(*block.components, behind), encodings=None, loan=None
+            )
         return block, None
 
     def _limit(self) -> int:
         """The position behind the last element that may be given."""
         epoch = self.epoch
-        if not epoch.drop_remainder:
-            return MAX_INDEX
         if (end := epoch.end()) is not None:
             return end
+        # Only steps that are whole for all consumers: a position must not lie behind the end.
         return epoch.deal.end(max(self._before, epoch.start), True)
 
     @property
@@ -191,8 +195,8 @@ class OrderedMode:
     def has_ended(self) -> bool:
         if self._portions or not self._located or not self.epoch.order.ended(self._round):
             return False
-        self.epoch.over = not self._ready or int(self._ready[0][1][0]) >= self._limit()
-        return self.epoch.over
+        self.epoch.complete = not self._ready or int(self._ready[0][1][0]) >= self._limit()
+        return self.epoch.complete
 
     def awaited(self) -> str:
         if not self._tasks:

@@ -7,14 +7,14 @@ epochs. It names no worker, no consumer and no buffer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
-from ..order import Deal, EpochOrder, permuted_many
+from ..order import Deal, EpochOrder, Ints, permuted_many
 
 VERSION = 1
 """Of a saved state."""
@@ -34,6 +34,7 @@ class OrderedEpoch:
     bundles: list[int]  # by place of the sequence
     order: EpochOrder
     drop_remainder: bool
+    complete: bool = False  # whether the consumer has received all of it
     over: bool = False  # whether the trainer has asked for more than there is
 
     def end(self) -> int | None:
@@ -51,6 +52,16 @@ class OrderedEpoch:
             after = total
         return self.number * (self.total or 0) + after
 
+    def positions_behind(self, offsets: Ints) -> Ints:
+        """The positions behind the steps of the elements at these offsets in the epoch. Their steps
+        must be whole, or the epoch's end known."""
+        step = self.deal.batch_size * self.deal.consumers
+        after = self.deal.start + ((offsets - self.deal.start) // step + 1) * step
+        total = self.order.length
+        if total is not None and (end := self.end()) is not None:
+            after[after >= end] = total
+        return after + self.number * (self.total or 0)
+
 
 @dataclass(eq=False)
 class OrderedRead:
@@ -67,6 +78,7 @@ class OrderedRead:
     start_step: int | None = None  # instead of start_position
     consumer_index: int = 0
     num_consumers: int = 1
+    add_position: bool = False  # to each element, as its last component
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
     epoch: OrderedEpoch | None = None  # that is read, or was read last
@@ -89,7 +101,7 @@ class OrderedRead:
         return ev.GroupMember(
             index=self.consumer_index,
             consumers=self.num_consumers,
-            start_position=self.position() if self.start_step is None else 0,
+            start_position=self.position(),
             batch_size=self.batch_size or 1,
         )
 
@@ -108,11 +120,63 @@ class OrderedRead:
         """The elements of an epoch, if all lengths are known."""
         return None if -1 in self.lengths else sum(self.lengths)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the trainer has been given anything, or has seen the end of an epoch."""
+        return self.epoch is not None and (self.given > 0 or self.epoch.over)
+
     def position(self) -> int:
-        """How many elements of the training come before what the trainer is given next."""
-        if self.epoch is None:
-            return self.start_position
-        return self.epoch.position(self.given)
+        """How many elements of the training come before what the trainer is given next. 0 before
+        the first one if that was given as a start_step."""
+        return (
+            self.epoch.position(self.given)
+            if self.epoch is not None and self.has_moved
+            else self.start_position
+        )
+
+    def finish(self) -> bool:
+        """The trainer has seen the end of its iteration. Returns whether the epoch is over: an
+        iteration that was stopped ends sooner."""
+        if self.epoch is not None and self.epoch.complete:
+            self.epoch.over = True
+        return self.epoch is not None and self.epoch.over
+
+    def length(self) -> int | None:
+        """This consumer's batches of an epoch, or elements without batch_size, if it is known."""
+        if (total := self.total) is None:
+            return None
+        size, consumers = self.batch_size or 1, self.num_consumers
+        if self.drop_remainder:
+            return total // (size * consumers)
+        batches = -(-total // size)
+        return -((self.consumer_index - batches) // consumers)
+
+    def steps(self) -> int | None:
+        """The steps of an epoch, over all consumers, if that is known."""
+        if (total := self.total) is None:
+            return None
+        step = (self.batch_size or 1) * self.num_consumers
+        return total // step if self.drop_remainder else -(-total // step)
+
+    def move_to(self, position: int, start_step: int | None = None) -> None:
+        """Begin there next."""
+        self.start_position, self.start_step = position, start_step
+        self.epoch, self.given = None, 0
+
+    def copy(self) -> OrderedRead:
+        """Another one, which begins where this one is."""
+        moved = self.has_moved
+        return replace(
+            self,
+            start_position=self.position(),
+            start_step=None if moved else self.start_step,
+            lengths=[*self.lengths],
+            epoch=None,
+            given=0,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.copy().__dict__
 
     def learn(self, spec: ev.OrderSpec, lengths: Iterable[int]) -> None:
         """The dispatcher knows these lengths; -1: it does not know one. Raises FailedPrecondition
@@ -132,7 +196,7 @@ class OrderedRead:
     def begin(self, spec: ev.OrderSpec) -> OrderedEpoch:
         """Begin where the trainer is. While lengths are unknown, that is taken to be in the first
         epoch: begin again once they are known. Raises InvalidArgument."""
-        if self.epoch is not None and (self.given or self.epoch.over):
+        if self.has_moved:
             self.start_position, self.start_step = self.position(), None
         total = self.total
         number, start = self._start(total)
@@ -165,7 +229,7 @@ class OrderedRead:
             return divmod(self.start_position, total) if total else (0, self.start_position)
         if total is None:
             return 0, self.start_step * step
-        steps = total // step if self.drop_remainder else -(-total // step)
+        steps = self.steps()
         if self.start_step and not steps:
             raise InvalidArgument(
                 f"start_step={self.start_step} of a dataset whose epochs have no whole step: they "
@@ -179,7 +243,9 @@ class OrderedRead:
     def state(self, dataset: str) -> dict[str, Any]:
         """The position, and what it is a position in: JSON of under 300 bytes."""
         spec = self.epoch.spec if self.epoch is not None else self.spec
+        begun = {} if self.has_moved or self.start_step is None else {"start_step": self.start_step}
         return {
+            **begun,
             "forebay": VERSION,
             "position": self.position(),
             "dataset": dataset,
@@ -208,12 +274,15 @@ class OrderedRead:
                 f"the state is of version {state.get('forebay')!r}, and this is version {VERSION}: "
                 "read it with the Forebay that saved it"
             )
+        start_step = state.get("start_step")
         for what, number in (
-            ("position", position), ("bundle_splits", order[4]), ("bundles", order[5])
+            ("position", position), ("start_step", 0 if start_step is None else start_step),
+            ("bundle_splits", order[4]), ("bundles", order[5]),
         ):  # fmt: skip
-            if not 0 <= number <= MAX_POSITION:
+            if not (isinstance(number, int) and 0 <= number <= MAX_POSITION):
                 raise InvalidArgument(
-                    f"the state's {what} is {number}: it was damaged; begin anew without the state"
+                    f"the state's {what} is {number!r}: it was damaged; begin anew without the "
+                    "state"
                 )
         mine = [self.seed, int(self.shuffle), self.cycle_length, self.block_length]
         if self.bundle_splits:
@@ -231,7 +300,7 @@ class OrderedRead:
                     "as the saved read did, or begin anew without the state"
                 )
         self.bundle_splits, self.bundles = order[4], order[5]
-        self.start_position, self.start_step, self.epoch, self.given = position, None, None, 0
+        self.move_to(position, start_step)
 
 
 def ordered_options(

@@ -34,7 +34,6 @@ from .options import (
     reading,
     sharding_policy,
 )
-from .positions import ordered_options
 from .progress import EpochIterator
 
 CREDIT_BYTES = 32 << 20
@@ -106,9 +105,9 @@ class Reader:
         self.service = service
         self.dataset_id = dataset_id
         self.name = job_name or dataset_id
-        self._policy = policy
+        self._policy = policy if how.ordered is None else ShardingPolicy.OFF
         self._job_name = job_name
-        self.how = replace(how, dynamic=policy == ShardingPolicy.DYNAMIC)
+        self.how = replace(how, dynamic=self._policy == ShardingPolicy.DYNAMIC)
         shared = how.num_consumers is None and how.cache is None and how.ordered is None
         if job_name and not self._is_static and shared:
             self.how = replace(self.how, hands_back=True)
@@ -323,9 +322,13 @@ def _dataset(
     return dispatcher.get_dataset(dataset_id, with_graph=False, patience_s=patience_s)
 
 
-def name_of_job(dataset_id: str, job_name: str | None) -> str | None:
+def name_of_job(
+    dataset_id: str, job_name: str | None, how: ReadOptions = DEFAULT_READ_OPTIONS
+) -> str | None:
     """The whole name of a job that readers of a dataset id share, as tf.data service's clients
-    build it."""
+    build it. A group that reads in order needs no job_name."""
+    if how.ordered is not None:
+        job_name = job_name or how.ordered.group_name
     return f"dataset_id=/{dataset_id}/{job_name}" if job_name else None
 
 
@@ -388,7 +391,11 @@ class OrderedIterator(ElementIterator):
         self._dataset = reader.fingerprint
 
     def __next__(self) -> Any:
-        item = super().__next__()
+        try:
+            item = super().__next__()
+        except StopIteration:
+            self._ordered.finish()
+            raise
         self._ordered.given += 1
         return item
 
@@ -467,33 +474,18 @@ def read(
     policy = sharding_policy(processing_mode)
     how = reading(
         job_name=job_name,
-        consumer_index=None if ordered else consumer_index,
-        num_consumers=None if ordered else num_consumers,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
         max_outstanding_requests=max_outstanding_requests,
         data_transfer_protocol=data_transfer_protocol,
         cross_trainer_cache=cross_trainer_cache,
         target_workers=target_workers,
+        policy=policy,
+        initial_epoch=initial_epoch,
+        ordered=ordered,
+        order=order,
     )
     check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
-    if not ordered:
-        if order:
-            raise InvalidArgument(
-                f"{', '.join(order)}: of an ordered read, or unknown; give ordered=True as well"
-            )
-        name = name_of_job(dataset_id, job_name)
-        first_epoch = initial_epoch + 1
-        reader = Reader(service, dataset_id, policy, name, how, first_epoch=first_epoch)
-        return ElementIterator(reader)
-    options = ordered_options(consumer_index=consumer_index, num_consumers=num_consumers, **order)
-    for what, is_given in (
-        (f"processing_mode={policy.name}", policy != ShardingPolicy.OFF),
-        ("max_outstanding_requests", max_outstanding_requests is not None),
-        ("cross_trainer_cache", cross_trainer_cache is not None),
-        ("initial_epoch, instead of start_position or start_step", initial_epoch > 0),
-        (f"target_workers={target_workers!r}", how.targets == TargetWorkers.LOCAL),
-    ):
-        if is_given:
-            raise InvalidArgument(f"an ordered read does not go with {what}: leave it out")
-    name = name_of_job(dataset_id, job_name or options.group_name)
-    how = replace(how, ordered=options)
-    return OrderedIterator(Reader(service, dataset_id, policy, name, how))
+    name = name_of_job(dataset_id, job_name, how)
+    reader = Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
+    return ElementIterator(reader) if how.ordered is None else OrderedIterator(reader)

@@ -55,6 +55,9 @@ def distribute_across(
     target_workers: str = "AUTO",
     initial_epoch: int = 0,
     timeout_s: float | None = 600.0,
+    ordered: bool = False,
+    add_position: bool = False,
+    **order: Any,
 ) -> Dataset:
     """A `tf.data.Dataset` of this task's elements of a dataset that all tasks of a cluster share.
 
@@ -94,6 +97,11 @@ def distribute_across(
       initial_epoch: how many epochs are over when all tasks resume from a checkpoint, as in Keras's
         `fit`. The rest of the next epoch comes first. Evaluators need none.
       timeout_s: how long to wait for the dispatcher and the chief, in seconds; None: for ever.
+      ordered: read in one global order, with the keyword arguments of `from_dataset_id`. The tasks
+        that train are its consumers. With `batch_size`, of a task's batch, `dataset_fn` does not
+        batch, and a training may go on with another number of tasks. An evaluator reads the same
+        order from its beginning.
+      add_position: as in `from_dataset_id`.
 
     Its auto-sharding is OFF, because the service distributes the elements. Under a
     `ParameterServerStrategy` only the chief calls this, for `create_per_worker_dataset`, which also
@@ -112,19 +120,28 @@ def distribute_across(
     _require_sense(dataset_fn, job_name, dataset_id, timeout_s)
     context, replicas = _cluster_of(context_or_strategy)
     _require_reader(context)
+    for said in ("consumer_index", "num_consumers"):
+        if said in order:
+            raise InvalidArgument(f"{said}={order[said]!r}: leave it out, the cluster says it")
+    if ordered and cross_trainer_cache:
+        raise InvalidArgument("an ordered read does not go with cross_trainer_cache: leave it out")
+    if not context.trains:
+        order = {key: value for key, value in order.items() if not key.startswith("start_")}
     trial = context.trial or "1"
     name = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
     shared = job_name if context.trains else None  # an evaluator shares no iterations
     client = DispatcherClient(service)
     try:
         own = dataset_id and (dataset_id if name == job_name else f"{dataset_id}/trial={trial}")
-        training = _Training(client, name, own, shared, replicas, timeout_s)
+        remade = ordered and order.get("batch_size") is not None  # for any number of replicas
+        training = _Training(client, name, own, shared, replicas, timeout_s, remade)
         found = training.find()
         if found is not None:
-            training.require_next(found, initial_epoch)
+            if not ordered:
+                training.require_next(found, initial_epoch)
             if context.is_chief:
                 same = training.is_same(found, dataset_fn, service, compression)
-                if same and not (initial_epoch or cross_trainer_cache):
+                if same and not (initial_epoch or cross_trainer_cache or ordered):
                     log.warning(
                         "%r has had its dataset since it began, and reads it on: if this is "
                         "another training, give it another job_name", name,
@@ -137,7 +154,8 @@ def distribute_across(
         client.close()
     metadata = decode_metadata(found.definition)
     bound, automatic = bound_of(max_outstanding_requests)
-    if automatic and shared and context.num_consumers > 1 and not parameter_servers.are_there():
+    several = context.num_consumers > 1 and not ordered
+    if automatic and shared and several and not parameter_servers.are_there():
         bound = IN_STEP_ELEMENTS if metadata.cardinality != tf.data.INFINITE_CARDINALITY else None
     if cross_trainer_cache and not context.trains:
         shared = f"{job_name}/{context.role}"  # a cache is found by its job's name
@@ -152,6 +170,11 @@ def distribute_across(
         cross_trainer_cache=CrossTrainerCache(trial) if cross_trainer_cache else None,
         target_workers=target_workers,
         initial_epoch=initial_epoch if context.trains else 0,
+        consumer_index=context.rank if ordered and context.trains else None,
+        num_consumers=context.num_consumers if ordered and context.trains else None,
+        ordered=ordered,
+        add_position=add_position,
+        **order,
     )
     if shared:
         return dataset
@@ -240,8 +263,11 @@ class _Training:
         job_name: str | None,
         replicas: int,
         timeout_s: float | None,
+        any_replicas: bool = False,
     ) -> None:
-        """`job_name` is that of the tasks that train; None if this task does not train."""
+        """`job_name` is that of the tasks that train; None if this task does not train. With
+        `any_replicas`, a training may go on with another number of them."""
+        self._any_replicas = any_replicas
         self.dataset_id = dataset_id or f"{name}/across"
         self._name = name
         self._job = name_of_job(self.dataset_id, job_name)
@@ -263,7 +289,7 @@ class _Training:
                 f"dataset {self.dataset_id!r} was not registered by distribute_across: give this "
                 "training another job_name"
             )
-        if self._job and began != self._replicas:
+        if self._job and began != self._replicas and not self._any_replicas:
             raise FailedPrecondition(
                 f"{self._name!r} began with {began} replicas, and its batches are made for them; "
                 f"this cluster has {self._replicas}: start it as it was, or give a new training "

@@ -13,6 +13,7 @@ even if the array is donated.
 from __future__ import annotations
 
 import json
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -27,8 +28,9 @@ import numpy.typing as npt
 from ..client.batches import Layout, batched, check_batch_size, laid_out
 from ..client.open_iterations import stopping
 from ..client.options import ShardingPolicy
+from ..client.positions import OrderedRead
 from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
-from ..errors import InvalidArgument, Unavailable
+from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from .context import TaskContext
 from .jax_lockstep import Exchange
 from .jobs import Service, bound_of, evaluates, open_job
@@ -77,6 +79,14 @@ class ServiceDataset:
         others wait for.
       data_transfer_protocol, target_workers: as in `read`.
       timeout_s: how long, in seconds, a process waits for the others to have their next batch.
+      ordered: read in one global order, as `read` does, which describes the keyword arguments that
+        come with it: seed, shuffle, cycle_length, block_length, bundle_splits, start_position and
+        start_step. The processes are its consumers, in the order of the rows that they hold, so
+        that a global batch has the next elements of the order. Then all processes take the same
+        steps by themselves, and "drop" leaves out only the last, smaller global batch.
+
+    An ordered read goes on where its last iteration stopped, with the next epoch after an epoch's
+    end. `state_dict` has its position.
 
     JAX says how many processes train, if `jax.distributed` is initialized, else the environment
     (`TaskContext`). An evaluator reads all elements, in a job of its own, and ignores `job_name`
@@ -111,13 +121,19 @@ class ServiceDataset:
         data_transfer_protocol: str | None = None,
         target_workers: str = "AUTO",
         timeout_s: float = 600.0,
+        ordered: bool = False,
+        **order: Any,
     ) -> None:
         check_batch_size(batch_size)
         self._remainder = _remainder(remainder, batch_size, sharded=sharding is not None)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InvalidArgument(f"prefetch={prefetch!r} must be a number of batches from 0 on")
         bound, automatic = bound_of(max_outstanding_requests)
-        processes, alone = _processes()
+        processes, rank, alone = _processes()
+        if "drop_remainder" in order:
+            raise InvalidArgument('drop_remainder: it is remainder="drop" here')
+        if ordered:
+            order["batch_size"] = None if batch_size is None else int(batch_size)
         job = open_job(
             service,
             dataset_id,
@@ -130,6 +146,9 @@ class ServiceDataset:
             target_workers=target_workers,
             everything=sharding is None,
             alone=alone,
+            rank=rank,
+            ordered=ordered,
+            order=order,
         )
         self._structure = job.structure
         self._layout = Layout(self._structure, pad_value=pad_value)
@@ -145,18 +164,62 @@ class ServiceDataset:
             self._rows = self._places.rows
             if len(self._places.processes) > 1:
                 self._exchange = Exchange(job.name or "", self._places.processes, timeout_s)
+        self.ordered = ordered
+        self._ordered = job.how.ordered
+        self._last: weakref.ref[StaysFailed] | None = None  # iteration of an ordered read
+        if self._ordered is not None:
+            self._ordered.drop_remainder = self._remainder == "drop"
+            if self._places is not None:
+                self._ordered.consumer_index = self._places.index
+                self._ordered.num_consumers = len(self._places.processes)
+                self._ordered.batch_size = self._rows if batch_size else None
         self._job = job.in_step(self._rows if batch_size else 0) if automatic else job
         self._reader = self._job.reader(job.epochs_over + 1)
 
     def __len__(self) -> int:
         """Batches or elements of an epoch, from the registered cardinality. Raises TypeError if
         that is unknown, or others may read a part."""
+        if self._ordered is not None and self._places is not None:
+            steps = self._ordered.steps()  # which all take, also a process with padding alone
+            if steps is not None:
+                return steps
         return self._job.length(self._batch_size, drop_remainder=self._remainder == "drop")
 
     def __iter__(self) -> StaysFailed:
         """The next epoch's batches; close it to leave early. Iterate in one thread. With a
         sharding, iterate at the same places of the program in all processes."""
-        return StaysFailed(self._iterate())
+        self._leave()
+        iteration = StaysFailed(self._iterate())
+        if self._ordered is not None:
+            self._last = weakref.ref(iteration)
+        return iteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of an ordered read behind the batches that it has given: JSON of under 300
+        bytes, the same in all processes after the same number of steps."""
+        return self._require_ordered().state(self._job.fingerprint)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration begins at the state's position; one that is open is left.
+
+        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
+        dataset, order or global batch.
+        """
+        ordered = self._require_ordered()
+        self._leave()
+        ordered.load(state, self._job.fingerprint)
+
+    def _require_ordered(self) -> OrderedRead:
+        if self._ordered is None:
+            raise FailedPrecondition(
+                "only an ordered read has a position: give ordered=True, or save the number of "
+                "epochs for initial_epoch"
+            )
+        return self._ordered
+
+    def _leave(self) -> None:
+        if self._last is not None and (last := self._last()) is not None:
+            last.close()
 
     def _iterate(self) -> Generator[Tree, None, None]:
         batches = self._read()
@@ -183,8 +246,12 @@ class ServiceDataset:
                 if not agreed:
                     agreed = self._agree(ahead, padding, failed)
                     if not agreed:
+                        if self._ordered is not None and not (ahead or more):
+                            self._ordered.finish()
                         return
                 agreed -= 1
+                if self._ordered is not None:
+                    self._ordered.given += 1
                 yield ahead.popleft() if ahead else self._put(nothing, 0)
         finally:
             batches.close()
@@ -318,13 +385,15 @@ def _remainder(given: str | None, batch_size: int | None, *, sharded: bool) -> s
     return given
 
 
-def _processes() -> tuple[int, bool]:
-    """How many processes train, and whether this one is an evaluator."""
+def _processes() -> tuple[int, int, bool]:
+    """How many processes train, the number of this one, and whether it is an evaluator."""
     if jax.process_count() > 1:
-        return jax.process_count(), False
+        return jax.process_count(), jax.process_index(), False
     context = TaskContext.from_env()
     alone = evaluates(context)
-    return (1 if alone or jax.distributed.is_initialized() else context.num_consumers), alone
+    if alone or jax.distributed.is_initialized():
+        return 1, 0, alone
+    return context.num_consumers, context.consumer_index, alone
 
 
 def _narrowed(path: str, array: Array) -> Array:
@@ -400,6 +469,8 @@ class _Places:
         own = sorted(held[jax.process_index()])
         self._local_start = {row: number for number, row in enumerate(own) if row in starts}
         self.rows = len(own)
+        by_rows = sorted(self.processes, key=lambda process: min(held[process]))
+        self.index = by_rows.index(jax.process_index())
         if self.rows * len(self.processes) != batch_size or len(set.union(*held.values())) != (
             batch_size
         ):

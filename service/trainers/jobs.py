@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from ..client.options import (
     ReadOptions,
@@ -36,6 +39,7 @@ class TrainingJob:
     cardinality: int  # of the registered dataset
     processes: int  # that train
     epochs_over: int  # when it begins here
+    fingerprint: str  # of the dataset
 
     def reader(self, first_epoch: int) -> Reader:
         """A reader from `first_epoch` on, counted from 1. It does not warn of an epoch that is
@@ -47,15 +51,23 @@ class TrainingJob:
 
     def in_step(self, batch_size: int) -> TrainingJob:
         """The job with outstanding elements bounded to two batches, for processes that train in
-        lockstep. A single process, or an infinite dataset, needs no bound."""
-        if self.processes == 1 or self.cardinality == INFINITE_CARDINALITY:
+        lockstep. A single process, an infinite dataset or an ordered read needs no bound."""
+        alone = self.processes == 1 or self.how.ordered is not None
+        if alone or self.cardinality == INFINITE_CARDINALITY:
             return self
         bound = max(IN_STEP_ELEMENTS, 2 * batch_size)
         return replace(self, how=replace(self.how, max_elements=bound))
 
     def length(self, batch_size: int | None, *, drop_remainder: bool) -> int:
         """Elements or batches of an epoch. Raises TypeError if the registered cardinality is
-        unknown, or others may read a part."""
+        unknown, or others may read a part; and before the first epoch is over, if it is ordered."""
+        if (ordered := self.how.ordered) is not None:
+            if (length := ordered.length()) is None:
+                raise TypeError(
+                    f"dataset {self.dataset_id} has no len() yet: an ordered read knows how many "
+                    "elements an epoch has once all of its bundles were run"
+                )
+            return length
         if self.cardinality < 0 or self.processes > 1 or self.policy != ShardingPolicy.DYNAMIC:
             raise TypeError(
                 f"dataset {self.dataset_id} has no len() here: it has one where a single process "
@@ -81,8 +93,13 @@ def open_job(
     unnamed: str | None = None,
     everything: bool = True,
     alone: bool = False,
+    rank: int = 0,
+    ordered: bool = False,
+    order: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainingJob:
     """Opens the job in one of `processes` processes; asks the dispatcher for the dataset.
+
+    With `ordered`, the process is consumer `rank` of them, and `order` says how to read.
 
     `unnamed` is the name of a job without one; by default each epoch is a job of its own. With
     `everything`, several processes may read all elements each, under OFF without a job name.
@@ -91,28 +108,43 @@ def open_job(
     `initial_epoch`, and what Reader.definition raises.
     """
     check_job_name(job_name)
-    check_initial_epoch(initial_epoch, job_name, cached=False)
     policy = sharding_policy(processing_mode)
     if alone:
-        processes, job_name, initial_epoch = 1, None, 0
-    if processes > 1 and job_name is None and not (everything and policy == ShardingPolicy.OFF):
-        raise InvalidArgument(
-            f"{processes} processes train, and without a job_name each would read everything: "
-            "give all of them the same job_name, whose elements they share"
-        )
+        processes, rank, job_name, initial_epoch = 1, 0, None, 0
+        order = {key: value for key, value in order.items() if not key.startswith("start_")}
+    for given in ("consumer_index", "num_consumers"):
+        if given in order:
+            raise InvalidArgument(
+                f"{given}={order[given]!r}: leave it out, as the process's rank says it"
+            )
     how = reading(
         max_outstanding_requests=bound,
         data_transfer_protocol=data_transfer_protocol,
         target_workers=target_workers,
+        consumer_index=rank if ordered else None,
+        num_consumers=processes if ordered else None,
+        policy=policy,
+        initial_epoch=initial_epoch,
+        ordered=ordered,
+        order=order,
     )
-    name = name_of_job(dataset_id, job_name or unnamed)
+    check_initial_epoch(initial_epoch, job_name, cached=False)
+    if ordered:
+        unnamed = None  # a process alone has a job for each iteration, and a group a name
+    elif processes > 1 and job_name is None and not (everything and policy == ShardingPolicy.OFF):
+        raise InvalidArgument(
+            f"{processes} processes train, and without a job_name each would read everything: "
+            "give all of them the same job_name, whose elements they share"
+        )
+    name = name_of_job(dataset_id, job_name or unnamed, how)
     asked = Reader(service, dataset_id, policy, name, how)
     definition = asked.definition()
-    require_next(job_name, asked.epochs_over, initial_epoch)
+    if not ordered:
+        require_next(job_name, asked.epochs_over, initial_epoch)
     structure = structure_of(dataset_id, definition)
     return TrainingJob(
         service, dataset_id, policy, name, asked.how, structure, asked.cardinality, processes,
-        initial_epoch,
+        initial_epoch, asked.fingerprint,
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class LoaderWords:
     a seed, read the same epoch. A lock could not be pickled, so each process writes only its own
     words, epoch << 32 | mark of the seed. If two processes begin the iteration at the same time,
     both compute the same number. All workers read the last word: CAUGHT, while SIGTERM does not end
-    the trainer, and STOPS.
+    the trainer, and STOPS. A worker also says where the next iteration of an ordered read begins.
 
     Any other process that gets the object, such as a rank from its launcher, has an epoch of its
     own: it copies the words before it reads or passes the object on.
@@ -61,6 +61,7 @@ class LoaderWords:
 
     def __init__(self, epochs_over: int) -> None:
         self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
+        self._reached = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._owner = os.getpid()
         self._heeding: tuple[int, _Heeding] | None = None  # with the process id of its worker
         self.set(epochs_over)
@@ -73,6 +74,7 @@ class LoaderWords:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._words.share_memory_()  # a no-op if the process that has the object started this one
+        self._reached.share_memory_()
         self._begin()
 
     def _begin(self) -> None:
@@ -84,6 +86,7 @@ class LoaderWords:
         if self._owner != os.getpid() and get_worker_info() is None:
             self._words = self._words.clone().share_memory_()
             self._words.numpy()[PLACES:] = 0
+            self._reached = self._reached.clone().share_memory_()
             self._owner = os.getpid()
             self.tell()
 
@@ -111,6 +114,22 @@ class LoaderWords:
         epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
         words[place] = epoch << 32 | mark
         return epoch
+
+    # -- ordered reads -------------------------------------------------------------------------
+
+    @property
+    def next_start(self) -> tuple[int, int | None] | None:
+        """Where the next iteration begins, as a worker said: a position, or a step if that is not
+        None. None if no worker has read since."""
+        self.own()
+        said, position, step = self._reached.tolist()
+        return (position, None if step < 0 else step) if said else None
+
+    @next_start.setter
+    def next_start(self, start: tuple[int, int | None] | None) -> None:
+        self.own()
+        position, step = (0, None) if start is None else start
+        self._reached.numpy()[:] = start is not None, position, -1 if step is None else step
 
     # -- stopping -----------------------------------------------------------------------------
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import logging
 import uuid
+import weakref
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,8 +23,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..blocks import Component, Strings
 from ..client.batches import Layout, check_batch_size, laid_out
 from ..client.options import ShardingPolicy
+from ..client.positions import OrderedRead
 from ..client.progress import EpochIterator
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 from .context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
 from .loaders import LoaderWords
@@ -56,11 +59,20 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         or buffered in it. "AUTO" is unbounded for one rank or an infinite dataset. Otherwise it is
         two batches, or 16 elements if that is more, so that no rank takes what others wait for.
       data_transfer_protocol, target_workers: as in `read`.
+      ordered: read in one global order, as `read` does, which describes the keyword arguments that
+        come with it: seed, shuffle, cycle_length, block_length, bundle_splits, start_position and
+        start_step. The ranks are its consumers. With it, drop_remainder leaves out the last,
+        smaller global batch.
 
-    Each iteration is the job's next epoch, in this process and in the DataLoader's workers, however
-    they are started. `set_epoch` chooses another one. Use one dataset for one DataLoader at a time.
-    Under a `PreemptionHandler`, SIGTERM also ends the workers' iterations, which hand back the
-    elements that they had not given.
+    An ordered read goes on where its last iteration stopped, with the next epoch after an epoch's
+    end. `state_dict` has its position. It takes a DataLoader with at most one worker. A worker is
+    ahead of the trainer, so an iteration with one that is left early begins again where it began.
+
+    Otherwise each iteration is the job's next epoch, in this process and in the DataLoader's
+    workers, however they are started. `set_epoch` chooses another one.
+
+    Use one dataset for one DataLoader at a time. Under a `PreemptionHandler`, SIGTERM also ends the
+    workers' iterations, which hand back the elements that they had not given.
 
     It can be pickled. A copy counts its own epochs and reads the same job, so each element comes to
     only one of the copies, as with ranks. With one rank, a warning says so.
@@ -93,9 +105,14 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         max_outstanding_requests: int | str | None = "AUTO",
         data_transfer_protocol: str | None = None,
         target_workers: str = "AUTO",
+        ordered: bool = False,
+        **order: Any,
     ) -> None:
         super().__init__()
         check_batch_size(batch_size)
+        if ordered:
+            size = None if batch_size is None else int(batch_size)
+            order |= {"batch_size": size, "drop_remainder": drop_remainder}
         self.rank, self.world_size, alone = _place(rank, world_size)
         bound, automatic = bound_of(max_outstanding_requests)
         job = open_job(
@@ -110,6 +127,9 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
             target_workers=target_workers,
             unnamed=f"torch/{uuid.uuid4().hex}",  # the workers of a DataLoader share it
             alone=alone,
+            rank=self.rank,
+            ordered=ordered,
+            order=order,
         )
         self._job = job.in_step(batch_size or 1) if automatic else job
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
@@ -117,13 +137,20 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         self._layout()  # raises for a pad_value that does not fit
         self._common = LoaderWords(job.epochs_over)
         self._copied = False
+        self.ordered = ordered
+        self._last: weakref.ref[_InOrder] | None = None  # the iteration of an ordered read
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._copied = True
 
-    def __iter__(self) -> EpochIterator:
+    def __iter__(self) -> EpochIterator | _InOrder:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
+        if self.ordered:
+            return self._read_in_order()
         if self._copied and self.world_size == 1 and get_worker_info() is None:
             self._copied = False  # warn only once
             log.warning(
@@ -153,10 +180,117 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         read to its end is empty."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise InvalidArgument(f"epoch={epoch!r} must be an integer from 0 on")
+        if self.ordered:
+            raise FailedPrecondition(
+                f"set_epoch({epoch}) of an ordered read, which goes on by itself: leave it out, or "
+                "give start_step or start_position, or load_state_dict()"
+            )
         self._common.set(epoch)
+
+    # -- ordered reads -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of an ordered read behind what it has given here: JSON of under 300 bytes.
+
+        torchdata's StatefulDataLoader calls it where the dataset is read, so that it is that of the
+        batch that the trainer was given. In the trainer's process it raises FailedPrecondition once
+        a DataLoader's worker has read: the worker is ahead of the trainer.
+        """
+        ordered = self._require_ordered()
+        if get_worker_info() is None and self._common.next_start is not None:
+            raise FailedPrecondition(
+                "state_dict() where a DataLoader's worker has read ahead of the trainer: use "
+                "num_workers=0, or torchdata's StatefulDataLoader and its state_dict(); with a "
+                "constant global batch, start_step= needs only the number of steps"
+            )
+        return ordered.state(self._job.fingerprint)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration begins at the state's position; one that is open is left.
+
+        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
+        dataset, order or global batch.
+        """
+        ordered = self._require_ordered()
+        self._leave()
+        ordered.load(state, self._job.fingerprint)
+        self._common.next_start = None
+
+    def _require_ordered(self) -> OrderedRead:
+        if (ordered := self._job.how.ordered) is None:
+            raise FailedPrecondition(
+                "only an ordered read has a position: give ordered=True; or save the number of "
+                "epochs for initial_epoch, and use PyTorch's own DataLoader"
+            )
+        return ordered
+
+    def _leave(self) -> None:
+        if self._last is not None and (last := self._last()) is not None:
+            last.close()
+
+    def _read_in_order(self) -> _InOrder:
+        ordered, loader = self._require_ordered(), get_worker_info()
+        if loader is not None and loader.num_workers > 1:
+            raise InvalidArgument(
+                f"num_workers={loader.num_workers} of an ordered read: each would read all of this "
+                "rank's elements. Use num_workers=1 or 0; the pipeline already runs on the "
+                "service's workers"
+            )
+        self._leave()
+        if (start := self._common.next_start) is not None:
+            ordered.move_to(*start)
+        give = partial(laid_out, layout=self._layout(), batch_size=self.batch_size)
+        items = self._common.read(self._job.reader(1), give)
+        again = ordered.copy()
+        start = None if loader is None else (again.start_position, again.start_step)
+        self._common.next_start = start
+        iteration = _InOrder(items, ordered, None if loader is None else self._common)
+        self._last = weakref.ref(iteration)
+        return iteration
 
     def _layout(self) -> Layout:
         return Layout(self._job.structure, tensor_of, self._pad_value, _tensors_of)
+
+
+class _InOrder:
+    """An iteration of an ordered read, which counts what it gives."""
+
+    def __init__(
+        self, items: EpochIterator, ordered: OrderedRead, words: LoaderWords | None
+    ) -> None:
+        """`words` are told of the end, in a DataLoader's worker."""
+        self._items, self._ordered, self._words = items, ordered, words
+        self._open = True
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            item = next(self._items)
+        except StopIteration:
+            if self._open and self._ordered.finish() and self._words is not None:
+                self._words.next_start = self._ordered.position(), None
+            self._open = False
+            raise
+        self._ordered.given += 1
+        return item
+
+    def close(self) -> None:
+        """Leave the iteration. The next one goes on behind what this one gave. Idempotent."""
+        self._open = False
+        self._items.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:

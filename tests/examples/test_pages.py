@@ -1,4 +1,5 @@
-"""Every Python block of README and of the pages on frameworks and executors runs as it stands.
+"""Every Python block of README and of the pages on frameworks, executors and ordered reading runs
+as it stands.
 
 A block is one of three things: a part of a file in examples/, which test_examples.py runs; a
 program, which begins with an import and runs here; or lines on a strategy, which begin with a
@@ -25,7 +26,12 @@ from ..frameworks.conftest import frameworks, target
 __all__ = ["frameworks", "target"]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs/executors.md", *(ROOT / "docs/frameworks").glob("*.md")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs/ordered.md",
+    ROOT / "docs/executors.md",
+    *(ROOT / "docs/frameworks").glob("*.md"),
+]
 EXAMPLES = [textwrap.dedent(path.read_text()) for path in (ROOT / "examples").glob("*.py")]
 STRATEGIES = {
     "Keras, in one process",

@@ -22,7 +22,12 @@ TIMEOUT_S = 100
 
 @contextlib.contextmanager
 def started(
-    python: pathlib.Path, name: str, target: str, *arguments: Any, processes: int = 1
+    python: pathlib.Path,
+    name: str,
+    target: str,
+    *arguments: Any,
+    processes: int = 1,
+    program: pathlib.Path = PROGRAM,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The program, alone or as the processes of one training."""
     places: list[list[str]] = [[]]
@@ -33,11 +38,11 @@ def started(
     with contextlib.ExitStack() as stack:
         programs = []
         for place in places:
-            command = [str(python), str(PROGRAM), name, target, json.dumps(arguments), *place]
-            program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            stack.enter_context(program)
-            stack.callback(program.kill)
-            programs.append(program)
+            command = [str(python), str(program), name, target, json.dumps(arguments), *place]
+            one = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(one)
+            stack.callback(one.kill)
+            programs.append(one)
         yield programs
 
 

@@ -1,0 +1,235 @@
+"""Ordered reads by PyTorch, JAX and Keras: the same elements in the same order as `read` gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+
+from .programs import said_by
+from .test_jax import said
+
+NUMBER, BATCH = 50, 4
+STEPS = 13
+ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
+
+
+@pytest.fixture(scope="module")
+def numbers(target: str) -> str:
+    return service.register_dataset(target, tf.data.Dataset.range(NUMBER))
+
+
+@pytest.fixture(scope="module")
+def steps(target: str, numbers: str) -> list[list[int]]:
+    """The global batches of two epochs."""
+    found = []
+    for start in (0, NUMBER):
+        read = service.read(target, numbers, ordered=True, start_position=start, **ORDER)
+        elements = [int(x) for x in read]
+        assert sorted(elements) == [*range(NUMBER)]
+        found += [elements[i : i + BATCH] for i in range(0, NUMBER, BATCH)]
+    assert found[:STEPS] != found[STEPS:]
+    return found
+
+
+BEGINS = """
+import json
+import pickle
+import sys
+import threading
+import warnings
+
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from forebay import service
+from forebay.torch import ServiceDataset
+
+target, dataset_id, order, steps = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # which torchdata calls
+STEPS = 13
+first, second = steps[:STEPS], steps[STEPS:]
+
+
+def ours(**how):
+    return ServiceDataset(target, dataset_id, ordered=True, **{"batch_size": 4, **order, **how})
+
+
+def epoch(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def refused(call, *words):
+    try:
+        call()
+    except Exception as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"no error that says {words}")
+"""
+
+ALONE = """
+# An iteration goes on where the last one stopped.
+dataset = ours()
+refused(lambda: len(dataset), "no len() yet")
+batches = iter(dataset)
+found = [next(batches).tolist() for _ in range(3)]
+state = json.loads(json.dumps(dataset.state_dict()))
+assert state["position"] == 12, state
+assert found + epoch(dataset) == first
+assert len(dataset) == STEPS
+assert dataset.state_dict()["position"] == 50
+assert epoch(pickle.loads(pickle.dumps(dataset))) == second, "a copy begins where it was"
+assert epoch(dataset) == second
+again = ours()
+again.load_state_dict(state)
+assert epoch(again) == first[3:]
+again.load_state_dict(state)
+assert epoch(DataLoader(again, batch_size=None)) == first[3:]
+assert epoch(DataLoader(again, batch_size=None)) == second
+assert epoch(ours(drop_remainder=True, start_step=12)) == second[:-1], "12 steps an epoch"
+by_element = ours(batch_size=None)
+loader = DataLoader(by_element, batch_size=4)
+assert epoch(loader) == first
+assert epoch(ours(start_step=5)) == first[5:]
+assert epoch(ours(start_step=STEPS + 5)) == second[5:]
+begun = ours(start_step=5).state_dict()
+again.load_state_dict(begun)
+assert epoch(again) == first[5:], "a state from before the first element"
+
+# With a worker.
+dataset = ours()
+loader = DataLoader(dataset, batch_size=None, num_workers=1)
+assert epoch(loader) == first
+assert epoch(loader) == second
+refused(dataset.state_dict, "ahead of the trainer", "StatefulDataLoader", "start_step")
+dataset.load_state_dict(state)
+assert dataset.state_dict()["position"] == 12
+for batch in loader:
+    break
+assert epoch(loader) == first[3:], "one that was left begins again"
+persistent = DataLoader(ours(start_step=2), batch_size=None, num_workers=1, persistent_workers=True)
+for batch in persistent:
+    break
+assert epoch(persistent) == first[2:]
+assert epoch(persistent) == second
+refused(lambda: epoch(DataLoader(ours(), batch_size=None, num_workers=2)), "num_workers=1")
+
+for workers in (0, 1):
+    loader = StatefulDataLoader(ours(), batch_size=None, num_workers=workers)
+    found = []
+    for batch in loader:
+        found.append(batch.tolist())
+        if len(found) == 4:
+            state = loader.state_dict()
+            break
+    loader = StatefulDataLoader(ours(), batch_size=None, num_workers=workers)
+    loader.load_state_dict(state)
+    found += epoch(loader)
+    assert found == first, (workers, found)
+    over = loader.state_dict()
+    assert epoch(loader) == second
+    loader = StatefulDataLoader(ours(), batch_size=None, num_workers=workers)
+    loader.load_state_dict(over)
+    assert epoch(loader) == second, workers
+
+# What makes no sense.
+refused(lambda: ours(processing_mode=service.ShardingPolicy.FILE), "OFF or DYNAMIC")
+refused(lambda: ours(initial_epoch=1, job_name="a"), "start_step")
+refused(lambda: ours(max_outstanding_requests=3), "max_outstanding_requests=3")
+refused(lambda: ours(num_consumers=2), "num_consumers=2", "rank")
+refused(lambda: ours(batch_size=None, drop_remainder=True), "batch_size")
+refused(lambda: ours().set_epoch(1), "start_step")
+refused(lambda: ServiceDataset(target, dataset_id, seed=1), "ordered=True")
+refused(ServiceDataset(target, dataset_id).state_dict, "ordered=True")
+refused(lambda: ours(seed=8).load_state_dict(begun), "another order")
+refused(lambda: ours(batch_size=2).load_state_dict(begun), "global batch")
+"""
+
+RANKS = """
+def together(*datasets):
+    found = [[] for _ in datasets]
+    threads = [
+        threading.Thread(target=lambda i=i: found[i].extend(epoch(datasets[i])))
+        for i in range(len(datasets))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    most = max(map(len, found))
+    return [sum((each[i] for each in found if i < len(each)), []) for i in range(most)]
+
+
+def ranks(**how):
+    return [ours(batch_size=2, rank=rank, world_size=2, **how) for rank in (0, 1)]
+
+
+both = ranks()
+batches = [iter(each) for each in both]
+found = [[x for each in batches for x in next(each).tolist()] for _ in range(3)]
+states = [each.state_dict() for each in both]
+assert found == first[:3] and states[0] == states[1]
+for each in batches:
+    each.close()
+assert together(*both) == first[3:]
+assert together(*both) == second
+alone = ours()
+alone.load_state_dict(states[0])
+assert epoch(alone) == first[3:]
+both = ranks()
+for each in both:
+    each.load_state_dict(states[1])
+assert together(*both) == first[3:]
+assert together(*ranks(drop_remainder=True)) == first[:-1]
+"""
+
+
+@pytest.mark.parametrize("program", [ALONE, RANKS], ids=["alone", "ranks"])
+@pytest.mark.timeout(300)
+def test_torch(
+    frameworks: pathlib.Path, target: str, numbers: str, steps: list[list[int]], program: str
+) -> None:
+    order = json.dumps(ORDER), json.dumps(steps)
+    told = said_by(frameworks, BEGINS + program, target, numbers, *order, timeout_s=250)
+    assert told == []
+
+
+TRAINS = pathlib.Path(__file__).with_name("ordered_program.py")
+
+
+def test_jax(frameworks: pathlib.Path, target: str, numbers: str, steps: list[list[int]]) -> None:
+    """Alone, and over the devices of a mesh; what one process saves, two go on with."""
+    program = {"program": TRAINS}
+    (state,) = said(frameworks, "alone", target, numbers, ORDER, steps, **program)
+    assert state["position"] == 3 * BATCH
+    both = said(frameworks, "in_two", target, numbers, ORDER, steps, state, processes=2, **program)
+    assert both[0] == both[1]
+    assert both[0]["position"] == 5 * BATCH
+    said(frameworks, "from_two", target, numbers, ORDER, steps, both[0], **program)
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_keras_trains_on_from_a_step_bit_by_bit(
+    frameworks: pathlib.Path, target: str, backend: str, tmp_path: pathlib.Path
+) -> None:
+    source = np.random.default_rng(0)
+    examples = source.normal(size=(NUMBER, 4)).astype(np.float32), np.arange(NUMBER)[:, None] % 3
+    dataset_id = service.register_dataset(target, tf.data.Dataset.from_tensor_slices(examples))
+    arguments = json.dumps([dataset_id, ORDER, str(tmp_path / "model.keras")])
+    told = subprocess.check_output(
+        [frameworks, TRAINS, "trains", target, arguments],
+        text=True,
+        timeout=100,
+        env={**os.environ, "KERAS_BACKEND": backend},
+    )
+    assert f"done on {backend}" in told
