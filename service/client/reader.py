@@ -229,11 +229,7 @@ class Reader:
         try:
             joined = yield from ask(job=job)
             for doubt in joined.doubts:
-                log.warning(
-                    "the order of dataset %s may not repeat: %s, so its bundles may have other "
-                    "elements each time, and a read that notices it fails",
-                    self.dataset_id, doubt,
-                )  # fmt: skip
+                log.warning("dataset %s: %s", self.dataset_id, doubt)
             if not joined.consumer_id:
                 yield from self._require_same_elements(dispatcher, joined.dataset_id, nothing)
                 if self._warns:

@@ -23,7 +23,7 @@ from ..core.ordered import order_spec
 from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unimplemented
 from ..metrics import shown
 from ..pipelines import definitions
 from ..pipelines.definitions import compresses, require_bytes, sanitize, without_compression
@@ -89,7 +89,7 @@ class ForebayFace:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._differing: set[str] = set()  # datasets that a warning was logged about
-        self._doubts: dict[str, list[str]] = {}  # by dataset that was read in order
+        self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -234,7 +234,7 @@ class ForebayFace:
         return response
 
     async def _doubts_of(self, job: pb.GetOrCreateJobRequest) -> list[str]:
-        """Why the elements of an ordered read may be others each time; empty for other reads.
+        """What the reader of an ordered read should know; empty for other reads.
 
         Raises NotSplittable, naming the node, if the dataset cannot be run bundle by bundle.
         """
@@ -243,12 +243,13 @@ class ForebayFace:
             return []
         if dataset.outline.HasField("python_function"):
             return []
-        if job.dataset_id not in self._doubts:
+        blob = stored(dataset.outline).blob
+        if blob not in self._doubts:
             graph = await self._dispatcher.graphs.read(dataset)
-            self._doubts[job.dataset_id] = await asyncio.to_thread(
+            self._doubts[blob] = await asyncio.to_thread(
                 _check_order, graph, dataset.outline.sources
             )
-        return self._doubts[job.dataset_id]
+        return self._doubts[blob]
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest
@@ -577,8 +578,18 @@ def _stream(save: Save, number: int) -> pb.Stream:
 
 
 def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
+    """What a reader should know, in sentences. Raises NotSplittable."""
     definitions.require_bundles(graph, sources)
-    return definitions.nondeterministic(graph)
+    doubts = [
+        f"its order may not repeat: {why}, so its bundles may have other elements each time, and a "
+        "read that notices it fails"
+        for why in definitions.nondeterministic(graph)
+    ]
+    try:
+        definitions.require_bundles(graph, sources, as_parts=True)
+    except Unimplemented as error:
+        doubts.append(f"it is read bundle by bundle, and not as a whole: {error}")
+    return doubts
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:

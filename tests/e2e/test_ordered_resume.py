@@ -196,6 +196,14 @@ class TestRefused:
         with pytest.raises(FailedPrecondition, match=r"and now has.*bundle.*clocks"):
             read(cluster.target, dataset_id, **{**ORDER, "bundle_splits": 100})
 
+    def test_what_begins_anew_in_each_bundle(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As within each worker under DYNAMIC; but who reads is told."""
+        dataset_id = service.register_dataset(cluster.target, tf.data.Dataset.range(300).take(50))
+        read(cluster.target, dataset_id, **{**ORDER, "bundle_splits": 100})
+        assert "TakeDataset" in caplog.text and "bundle by bundle" in caplog.text
+
     @pytest.mark.parametrize("batch_size", [None, 4])
     def test_datasets_without_elements(self, cluster: Cluster, batch_size: int | None) -> None:
         nothing = tf.data.Dataset.range(100).filter(lambda x: x < 0)
