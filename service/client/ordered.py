@@ -25,7 +25,7 @@ import numpy as np
 
 from ..blocks import Block, merged, picked, rank, split
 from ..delivery import End, EndOfSlice, Slice, TaskFailed
-from ..delivery.orders import MAX_INDEX, runs_after
+from ..delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, runs_after
 from ..errors import FailedPrecondition, PipelineError
 from ..order import Ints
 from ..proto import forebay_pb2 as pb
@@ -42,6 +42,9 @@ WINDOW_BYTES = 32 << 20
 CHUNK_BYTES = 1 << 20
 CHUNKS = 1 << 16
 """A chunk has about so many bytes, and at most so many elements."""
+
+MAX_REQUESTS = 2000
+"""When so many slices are outstanding, no further chunk is asked for: a worker bounds them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -101,7 +104,7 @@ class OrderedMode:
         self._waiting: list[_Request] = []  # to be asked for, once there is a worker
         self._unknown: list[_Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
-        self._querying: set[int] = set()  # places
+        self._querying: dict[int, int] = {}  # by place: what was planned then
         self._outstanding: dict[int, set[_Request]] = {}  # by place, for elements
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
@@ -126,17 +129,24 @@ class OrderedMode:
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
-            self._requests.clear()
+            self._stop_counting()
             for known in (self._homes, self._at_least):
                 known.clear()
-            self._querying.clear()
         if self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
             if found is None:
                 return False
             self._round, self._before = found
+            self._stop_counting()
         self._located = True
         return True
+
+    def _stop_counting(self) -> None:
+        """Stop the queries that count bundles in order to find the start."""
+        for request in self._requests.values():
+            self._stop(request)
+        for requests in (self._requests, self._waiting, self._unknown, self._querying):
+            requests.clear()
 
     def _bundle(self, place: int) -> int:
         return self.epoch.bundle(place)
@@ -212,7 +222,8 @@ class OrderedMode:
         while not order.ended(self._round):
             rounds = order.known_until - self._round
             room = self._window() - self._asked
-            if rounds <= 0 or (self._chunks and room < self._chunk // 2):
+            is_full = room < self._chunk // 2 or len(self._requests) >= MAX_REQUESTS
+            if rounds <= 0 or (self._chunks and is_full):
                 break
             wanted = -(-self._chunk * self._ordered.num_consumers // self._visited())
             if rounds < wanted // 2 and self._chunks and order.length is None:
@@ -252,10 +263,11 @@ class OrderedMode:
         self._asked += chunk.count
         by_place = np.argsort(places, kind="stable")
         cuts = np.flatnonzero(np.diff(places[by_place])) + 1
-        for at in np.split(by_place, cuts):
-            chunk.missing += 1
-            runs = _runs(indexes[at])
-            self._ask(_Request(int(places[at[0]]), runs, _Part(chunk, at)))
+        for of_place in np.split(by_place, cuts):
+            for at in _parts(indexes[of_place], of_place):
+                chunk.missing += 1
+                runs = _runs(indexes[at])
+                self._ask(_Request(int(places[at[0]]), runs, _Part(chunk, at)))
         per_chunk = CHUNK_BYTES * self._elements // max(1, self._bytes) if self._elements else 1024
         self._chunk = max(1, min(2 * self._chunk, per_chunk, CHUNKS))
 
@@ -270,8 +282,12 @@ class OrderedMode:
         starts = [*opened[:1], *coming[:1], *([] if outstanding is None else [outstanding])]
         self._floor = min(starts, default=self._spec.bundles)
         for place in (*opened, *coming):
-            if place not in self._querying and not self._is_known(place):
-                self._querying.add(place)
+            if self._is_known(place):
+                continue
+            # A worker makes more than a reader has planned only if it says so.
+            planned, known = self._planned.get(place, 0), self._at_least.get(place, 0)
+            if place not in self._querying or self._querying[place] < known <= planned:
+                self._querying[place] = planned
                 self._ask(_Request(place, (), None))
 
     def _is_known(self, place: int) -> bool:
@@ -328,11 +344,14 @@ class OrderedMode:
         """Ask for these again: their tasks are gone, or their places have other homes."""
         for request in list(requests):
             del self._requests[request.key]
-            task_id, number = request.key
-            for _, link in self._links.all():
-                if task_id in link.reading:
-                    link.client.stop_task(task_id, number)
+            self._stop(request)
             self._ask(request)
+
+    def _stop(self, request: _Request) -> None:
+        task_id, number = request.key
+        for _, link in self._links.all():
+            if task_id in link.reading:
+                link.client.stop_task(task_id, number)
 
     # -- what the dispatcher says --------------------------------------------------------------
 
@@ -406,7 +425,7 @@ class OrderedMode:
         del self._requests[key]
         self._learn(request.place, end.length, end.complete)
         if request.part is None:
-            self._querying.discard(request.place)
+            self._querying.pop(request.place, None)
             return
         if request.runs:
             raise self._differs(
@@ -464,6 +483,12 @@ class OrderedMode:
                 self._tasks[self._homes[request.place]].worker_address,
             )
         self._ask_elsewhere(slow)
+
+
+def _parts(indexes: Ints, at: Ints) -> list[Ints]:
+    """`at`, cut so that the indexes of each part have at most MAX_SLICE_RUNS runs."""
+    firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
+    return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
 
 
 def _runs(indexes: Ints) -> tuple[int, ...]:

@@ -248,7 +248,9 @@ class Group:
             runs = ()
         firsts = [o.order.runs[0] for o in outstanding if o.order.runs]
         keep = min([*firsts, *runs[:1]], default=start)
-        order = Slice(place, place, runs, self.next[reader], seen, keep, place, reader, self.readers)
+        order = Slice(
+            place, place, runs, self.next[reader], seen, keep, place, reader, self.readers
+        )
         self.open.append((reader, Reading(self.output, order)))
         self.poll()
 
