@@ -18,6 +18,7 @@ from forebay.service.delivery import (
     BundlesOutput,
     End,
     EndOfSlice,
+    EndPending,
     MemoryBudget,
     OutputCancelled,
     Slice,
@@ -55,7 +56,7 @@ def make(run: BundleRun, stop: int, size: int = 10) -> BundleRun:
     return run
 
 
-def read(reader: Reader) -> list[int] | End | None:
+def read(reader: Reader) -> list[int] | End | EndPending | None:
     """What there is for it: elements, or the end."""
     got = len(reader.got)
     while isinstance(item := reader.next(), Block):

@@ -182,7 +182,8 @@ def test_who_waits_is_told_what_there_is(late: str) -> None:
             batch = waiting.result(TIMEOUT_S)
         finally:
             world.sessions.forget_all()
-    out, *_ = batch or ()
+    assert batch
+    out = batch[0]
     if late == "block":
         assert isinstance(out, Sent) and numbers(out.block) == [*range(35, 40)]
     else:
@@ -441,7 +442,8 @@ def test_trainers_read_bundles_together(
     for i, consumer in enumerate(consumers):
         got, ends = read_to_the_end(consumer, 2)
         assert got == {1: [*range(i, LENGTH, 3)], 2: [*range(i, LENGTH, 3)]}
-        assert {n: replace(e, complete=True) for n, e in ends.items()} == {1: end(1), 2: end(2)}  # type: ignore[type-var]
+        for bundle in (1, 2):  # whether it has more is not known yet
+            assert ends[bundle] in (EndOfSlice(bundle, LENGTH, False), end(bundle))
         last = Slice(1, known=1 << 20, keep=LENGTH, floor=9, reader=i, readers=3)
         consumer.client.read(TASK, last, 3)
         assert consumer.take_numbered() == (TASK, 3, end(1))
