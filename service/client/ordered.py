@@ -25,7 +25,7 @@ import numpy as np
 
 from ..blocks import Block, Component, merged, picked, rank, split
 from ..delivery import End, EndOfSlice, Slice, TaskFailed
-from ..delivery.orders import MAX_INDEX, runs_after
+from ..delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, runs_after
 from ..errors import FailedPrecondition, PipelineError
 from ..order import Ints
 from ..proto import forebay_pb2 as pb
@@ -48,6 +48,9 @@ MAX_PORTION = 1 << 16
 
 ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
+
+MAX_REQUESTS = 2000
+"""When so many slices are outstanding, no more are asked for: a worker bounds them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -102,7 +105,7 @@ class OrderedMode:
         self._waiting: list[_Request] = []  # to be asked for, once there is a worker
         self._unknown: list[_Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
-        self._querying: set[int] = set()  # places
+        self._querying: dict[int, int] = {}  # by place: what was planned then
         self._queues: dict[int, deque[_Request]] = {}  # by place, for elements that were not given
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
@@ -132,6 +135,7 @@ class OrderedMode:
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
+            self._stop_counting()
             self._homes.clear()
             self._at_least.clear()
         if self.epoch.start:
@@ -139,17 +143,16 @@ class OrderedMode:
             if found is None:
                 return False
             self._round, self._before = found
+            self._stop_counting()
         self._located = True
-        self._stop_counting()
         return True
 
     def _stop_counting(self) -> None:
-        """Forget all that was asked for until now: lengths, of bundles that workers only count."""
+        """Stop the queries that count bundles in order to find the start."""
         for request in self._requests.values():
             self._stop(request)
-        self._requests.clear()
-        self._querying.clear()
-        self._waiting.clear()
+        for requests in (self._requests, self._waiting, self._unknown, self._querying):
+            requests.clear()
 
     def _bundle(self, place: int) -> int:
         return self.epoch.bundles[place]
@@ -232,7 +235,8 @@ class OrderedMode:
             window = self._window()
             if rounds > 0:
                 self._refill_at = window // 2
-            if rounds <= 0 or self._asked > window // 2:
+            is_full = self._asked > window // 2 or len(self._requests) >= MAX_REQUESTS
+            if rounds <= 0 or (self._portions and is_full):
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())
@@ -265,10 +269,11 @@ class OrderedMode:
         mine = self.epoch.deal.mine(first, len(places))
         places, indexes = places[mine], indexes[mine]
         self._asked += len(mine)
-        for at in _by_place(places):
-            request = _Request(int(places[at[0]]), _runs(indexes[at]))
-            self._queues.setdefault(request.place, deque()).append(request)
-            self._ask(request)
+        for of_place in _by_place(places):
+            for at in _parts(indexes[of_place], of_place):
+                request = _Request(int(places[at[0]]), _runs(indexes[at]))
+                self._queues.setdefault(request.place, deque()).append(request)
+                self._ask(request)
         size = min(self._fit(PORTION_BYTES), MAX_PORTION) if self._elements else 1
         for start in range(0, len(mine), size):
             of_portion = places[start : start + size]
@@ -333,8 +338,12 @@ class OrderedMode:
         lacking = (place for place in self._queues if self._first_lacking(place) is not None)
         self._floor = min((*opened, *coming, *lacking), default=self._spec.bundles)
         for place in (*opened, *coming):
-            if place not in self._querying and not self._is_known(place):
-                self._querying.add(place)
+            if self._is_known(place):
+                continue
+            # A worker makes more than a reader has planned only if it says so.
+            planned, known = self._planned.get(place, 0), self._at_least.get(place, 0)
+            if place not in self._querying or self._querying[place] < known <= planned:
+                self._querying[place] = planned
                 self._ask(_Request(place, (), is_query=True))
 
     def _is_known(self, place: int) -> bool:
@@ -478,7 +487,7 @@ class OrderedMode:
         self._is_stale = True
         self._learn(request.place, end.length, end.complete)
         if request.is_query:
-            self._querying.discard(request.place)
+            self._querying.pop(request.place, None)
             return
         if request.runs:
             raise self._differs(
@@ -538,6 +547,12 @@ class OrderedMode:
     def _last_s(self, request: _Request) -> float:
         """When the request was sent, or its worker sent something afterwards."""
         return max(request.asked_s, self._heard_s.get(request.key[0], 0.0))
+
+
+def _parts(indexes: Ints, at: Ints) -> list[Ints]:
+    """`at`, cut so that the indexes of each part have at most MAX_SLICE_RUNS runs."""
+    firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
+    return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
 
 
 def _runs(indexes: Ints) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ MAX_CONSUMERS = 1 << 16
 
 MAX_INDEX = 1 << 62
 
-MAX_SLICE_RUNS = 1 << 17
-"""Bounds the runs of one slice."""
+MAX_SLICE_RUNS = 1 << 12
+"""Bounds the runs of one slice: a worker takes only small messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ...journal.splits import source_size
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import BundleRun, BundlesOutput, OutputCancelled, TaskFailed
 from ..errors import ForebayError, PipelineError, status_of
-from ..pipelines import Pipeline, SplitRange
+from ..pipelines import Pipeline, Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from .observer import Observer, Undelivered
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
@@ -24,8 +25,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How long the task's thread waits at a time for a bundle to run."""
 
-MAX_RUNS = 1024
-"""How many runs a task has at most, most of which wait for their readers."""
+MAX_RUNS = 1 << 17
+"""Bounds a task's threads. Each run of a bundle that is being read has one: most of them wait for
+their readers, and an order may interleave tens of thousands of bundles (`cycle_length`)."""
 
 
 class BundleTask:
@@ -57,6 +59,8 @@ class BundleTask:
         self._observer = observer
         self._report = report
         self._splits = 0
+        self._live: set[Run] = set()  # of bundles
+        self._lock = threading.Lock()  # guards `_live`
         self._at_once = max(2, len(os.sched_getaffinity(0)))
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
@@ -66,9 +70,16 @@ class BundleTask:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Stop running. Idempotent."""
+        """Stop running, also within an element. Never waits. Idempotent."""
         self.output.cancel()
         self.pipeline.cancel()
+        self._cancel_live()
+
+    def _cancel_live(self) -> None:
+        with self._lock:
+            live = list(self._live)
+        for made in live:
+            made.cancel()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; whether it has ended. A thread that never started has."""
@@ -123,6 +134,7 @@ class BundleTask:
             self._report(self, Ended(self.task.task_id))
             raise
         finally:
+            self._cancel_live()  # the output has ended
             runs.shutdown(cancel_futures=True)
             self.pipeline.close()
 
@@ -137,23 +149,20 @@ class BundleTask:
 
     def _produce(self, pipeline: Pipeline, run: BundleRun) -> None:
         """Make a run's elements."""
-        order = self.task.order
-        first = run.number % order.bundles * order.bundle_splits
-        splits = SplitRange(first, min(order.bundle_splits, self._splits - first), 0)
         try:
-            made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
-            blocks = made.blocks()
-            try:
-                for block in blocks:
-                    run.put(block)
-                run.finish()
-            except OutputCancelled:
-                made.cancel()
-                for _ in blocks:  # frees its resources
-                    pass
-            except BaseException:
-                made.cancel()
-                raise
+            with self._begin(pipeline, run) as made:
+                blocks = made.blocks()
+                try:
+                    for block in blocks:
+                        run.put(block)
+                    run.finish()
+                except OutputCancelled:
+                    made.cancel()
+                    for _ in blocks:  # frees its resources
+                        pass
+                except BaseException:
+                    made.cancel()
+                    raise
         except OutputCancelled:
             pass
         except PipelineError as error:
@@ -163,6 +172,23 @@ class BundleTask:
         except Exception as bug:
             self._fail(run, "INTERNAL", f"the worker failed: {bug!r}")
             log.exception("bundle %d of task %d failed", run.number, self.task.task_id)
+
+    @contextlib.contextmanager
+    def _begin(self, pipeline: Pipeline, run: BundleRun) -> Iterator[Run]:
+        """The pipeline's run of the bundle, which `cancel` cancels."""
+        order = self.task.order
+        first = run.number % order.bundles * order.bundle_splits
+        splits = SplitRange(first, min(order.bundle_splits, self._splits - first), 0)
+        made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
+        with self._lock:
+            self._live.add(made)
+        try:
+            if self.output.ended:  # before `cancel` could see it
+                made.cancel()
+            yield made
+        finally:
+            with self._lock:
+                self._live.discard(made)
 
     @staticmethod
     def _fail(run: BundleRun, code: str, message: str) -> None:

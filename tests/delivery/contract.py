@@ -138,6 +138,16 @@ class DeliveryContract(ABC):
     def check(self, got: list[list[int]], total: int) -> None:
         """Each reader got what is its own, if none was dropped."""
 
+    def has_ended(self, output: TaskOutput) -> bool:
+        return output.ended
+
+    def is_drained(self, output: TaskOutput) -> bool:
+        return output.wait_drained(0) and not output.waiting_elements
+
+    def is_reported(self, ledger: Ledger, given_to: Counter[int], total: int) -> bool:
+        """Whether the reports add up, after all were closed: `given_to` counts each element."""
+        return ledger.total == sum(max(1, given_to[number]) for number in range(total))
+
     def readers(self, output: TaskOutput, count: int) -> list[Reader]:
         return [Reader(output, self.order(i, count)) for i in range(count)]
 
@@ -186,20 +196,20 @@ class DeliveryContract(ABC):
                     live.pop(data.draw(st.sampled_from([*live]), "reader")).close()
         told.clear()
         self.finish(output)
-        assert output in told and output.ended
+        assert output in told and self.has_ended(output)
         for i, reader in live.items():
             while self.left(i, got, total):
                 assert isinstance(reader.next(), Block)
             assert reader.next() == reader.next(credit=False) == self.end(total)
         if len(live) == count:
             self.check(got, total)
-            assert output.wait_drained(0) and not output.waiting_elements
+            assert self.is_drained(output)
         given_to = Counter(number for numbers in got for number in numbers)
         for reader in live.values():
             reader.receive(len(reader.lacking))
             reader.close()
         output.cancel()
-        assert ledger.total == sum(max(1, given_to[number]) for number in range(total))
+        assert self.is_reported(ledger, given_to, total)
 
     def test_failure_comes_after_what_came_before(self) -> None:
         output = self.make(ROOM)
@@ -224,7 +234,8 @@ class DeliveryContract(ABC):
         output.cancel()
         assert output in told
         assert [reader.next() for reader in readers] == [TaskUnknown()] * 2
-        assert output.wait_drained(0) and output.waiting_elements == 0 and ledger.total == 4
+        assert output.wait_drained(0) and output.waiting_elements == 0
+        assert self.is_reported(ledger, Counter(), 4)
         with pytest.raises(OutputCancelled):
             self.put(output, self.block(4, 1))
 

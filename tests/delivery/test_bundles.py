@@ -18,6 +18,7 @@ from forebay.service.delivery import (
     BundlesOutput,
     End,
     EndOfSlice,
+    EndPending,
     MemoryBudget,
     OutputCancelled,
     Slice,
@@ -55,7 +56,7 @@ def make(run: BundleRun, stop: int, size: int = 10) -> BundleRun:
     return run
 
 
-def read(reader: Reader) -> list[int] | End | None:
+def read(reader: Reader) -> list[int] | End | EndPending | None:
     """What there is for it: elements, or the end."""
     got = len(reader.got)
     while isinstance(item := reader.next(), Block):
@@ -73,14 +74,14 @@ def made(length: int, *readers: Slice, output: BundlesOutput | None = None) -> B
     return output
 
 
-WAITED_FOR: list[BundlesOutput] = []
+TO_CANCEL: list[BundlesOutput] = []
 
 
 class Waiting:
     """A producer in a thread of its own that waits in `put`."""
 
     def __init__(self, pool: ThreadPoolExecutor, run: BundleRun, stop: int) -> None:
-        WAITED_FOR.append(run._output)
+        TO_CANCEL.append(run._output)
         self.done = pool.submit(make, run, stop)
         while not run.waits:
             assert not self.done.done()
@@ -91,8 +92,8 @@ class Waiting:
 def pool() -> Any:
     with ThreadPoolExecutor(4) as threads:
         yield threads
-        while WAITED_FOR:
-            WAITED_FOR.pop().cancel()
+        while TO_CANCEL:
+            TO_CANCEL.pop().cancel()
 
 
 # -- slices and runs ---------------------------------------------------------------------------
@@ -253,6 +254,7 @@ def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
             late.append(Reader(output, Slice(1, runs=(35, 1), until=40)))
 
     output.on_change(told)
+    TO_CANCEL.append(output)
     pool.submit(make, run, 40).result(TIMEOUT_S)
     assert read(late[0]) == [35]
 
@@ -442,10 +444,12 @@ def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
     counting = make(begun(output), 40)
     reader = Reader(output, Slice(1, runs=(5, 10), until=20))
     run = make(begun(output), 20)
+    Reader(output, COUNT).close()
     assert read(reader) == [*range(5, 15)]
     query.close()
     with pytest.raises(OutputCancelled):
         make(counting, 50)
+    assert run.kept[0].start == 5, "whoever counts has not passed anything"
     assert read(Reader(output, Slice(1, runs=(15, 5)))) == [*range(15, 20)]
     assert run.stop == 20 and idle(output)
 
@@ -523,17 +527,18 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
     run = begun(output)
     waiting = Waiting(pool, run, 100)
     asking = pool.submit(output.next_run, 1, TIMEOUT_S)
-    told = threading.Event()
+    free: list[bool] = []
 
-    def on_change(_: Any) -> None:
-        assert pool.submit(output.lock.acquire, timeout=TIMEOUT_S).result(), "it has the lock"
-        told.set()
+    def has_lock() -> bool:
+        with output.lock:
+            return True
 
-    pool.submit(lambda: None).result()
+    output.on_change(lambda _: free.append(pool.submit(has_lock).result(TIMEOUT_S)))
     if failed:
         output.fail("DATA_LOSS", "torn")
     else:
         output.cancel()
+    assert free, "carriers are told, without the lock"
     for future in (waiting.done, asking):
         future.exception(TIMEOUT_S)
     with pytest.raises(OutputCancelled):
@@ -586,5 +591,5 @@ def test_what_follows_of_a_slice() -> None:
     assert order.after(block(0, 7, 1)).runs == (12, 3)
     assert order.after(block(0, 10, 1)).runs == ()
     for wrong in (block(1, 1, 1), block(0, 1, 2), block(0, 11, 1)):
-        with pytest.raises(ValueError, match="come next|more than a slice has"):
+        with pytest.raises(ValueError, match=r"come next|more than a slice has"):
             order.after(wrong)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 from forebay.service.blocks import Block
 from forebay.service.delivery import (
     ANY,
-    Addressed,
-    AddressedOutput,
     AnyOutput,
     BundleRun,
+    BundlesOutput,
     Cached,
     CachedOutput,
     End,
-    EndOfBundle,
+    EndOfSlice,
     EndOfTask,
     Listener,
     Order,
@@ -22,6 +22,8 @@ from forebay.service.delivery import (
     Part,
     Rounds,
     RoundsOutput,
+    Slice,
+    Subscription,
     TaskOutput,
 )
 
@@ -56,49 +58,69 @@ class Strides(DeliveryContract):
         assert got == [[*range(i, total, len(got))] for i in range(len(got))]
 
 
-class Fed(AddressedOutput):
-    """Has a bundle that is run for its readers, and for one who wants nothing of it."""
-
-    run: BundleRun
-
-    def feed(self, readers: int = 1) -> None:
-        nobody = Addressed(7, 1 << 40, 1 << 10)
-        self.run = self.begin([*Addressed(7, 0, readers).together(), nobody])
+MANY = 1000
+"""Elements that the readers of a bundle ask for: it has fewer."""
 
 
-class TestAddressed(Strides):
+class Fed(BundlesOutput):
+    """Has a bundle, whose only run begins with the first block or reader."""
+
+    run: BundleRun | None = None
+
+    def running(self) -> BundleRun:
+        if self.run is None:
+            asking = self.open(Slice(7, runs=(0, 1), until=1))  # it stays
+            assert isinstance(asking, Subscription), asking
+            self.run = self.next_run(1, 0)
+            assert self.run is not None
+        return self.run
+
+
+class TestBundles(Strides):
+    """As `Strides`, of elements that nobody has passed: test_bundles.py has those that are."""
+
     after_the_end = OutputCancelled
 
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
         return Fed(max_bytes, listener)
 
     def order(self, reader: int, readers: int) -> Order:
-        return Addressed(7, reader, readers)
+        runs = tuple(n for i in range(reader, MANY, readers) for n in (i, 1))
+        return Slice(7, runs=runs, until=MANY, reader=reader, readers=readers)
 
     def readers(self, output: TaskOutput, count: int) -> list[Reader]:
         assert isinstance(output, Fed)
-        output.feed(count)
+        output.running()
         return super().readers(output, count)
-
-    def late(self, output: TaskOutput) -> list[Reader]:
-        return []
 
     def block(self, first: int, count: int) -> Block:
         return block(first, count, bundle=7)
 
     def put(self, output: TaskOutput, block: Block) -> None:
         assert isinstance(output, Fed)
-        if not hasattr(output, "run"):
-            output.feed()
-        output.run.put(block)
+        output.running().put(block)
 
     def finish(self, output: TaskOutput) -> None:
         assert isinstance(output, Fed)
-        output.run.finish()
-        output.finish()
+        output.running().finish()
+
+    def has_ended(self, output: TaskOutput) -> bool:
+        assert isinstance(output, Fed)
+        return output.running().ended
+
+    def is_drained(self, output: TaskOutput) -> bool:
+        """It ends with its consumers, and its elements are kept for them until then."""
+        return not output.ended
+
+    def is_reported(self, ledger: Ledger, given_to: Counter[int], total: int) -> bool:
+        """Nothing is lost: what was given and never arrived is made again."""
+        return not ledger.dropped_parts and ledger.total <= given_to.total()
+
+    def late(self, output: TaskOutput) -> list[Reader]:
+        return []
 
     def end(self, total: int) -> End:
-        return EndOfBundle(7, total)
+        return EndOfSlice(7, total, True)
 
 
 class Together(RoundsOutput):
@@ -164,12 +186,13 @@ def test_a_reader_is_given_what_a_closed_one_left() -> None:
     assert there.got == [1, 2, 3]
 
 
-def test_reports_name_what_has_a_name() -> None:
+def test_reports_say_how_many() -> None:
     ledger = Ledger()
     output = AnyOutput(ROOM, ledger)
     reader = Reader(output, ANY)
-    for number, bundle in enumerate([1, 1, 2, None, None]):
-        output.put(block(4 * number, 4, bundle))
+    for number in range(5):
+        output.put(block(4 * number, 4))
         reader.next()
-    reader.receive(5)
-    assert ledger.acknowledged_parts == [Part(8, 1, 0), Part(4, 2, 8), Part(8, None, 12)]
+    reader.receive(3)
+    reader.receive(2)
+    assert ledger.acknowledged_parts == [Part(12), Part(8)]

@@ -64,7 +64,7 @@ def test_who_comes_last_has_the_place() -> None:
     before, other = Reader(output, Rounds(0, 2)), Reader(output, Rounds(1, 2))
     now = Reader(output, Rounds(0, 2))
     output.put(block(0, 2))
-    assert before.next() == Superseded(0)
+    assert before.next() == Superseded()
     before.close()
     now.next(), other.next()
     assert (now.got, other.got) == ([0], [1])

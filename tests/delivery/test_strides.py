@@ -1,4 +1,4 @@
-"""Cutting by stride: put together again, strides are the whole."""
+"""Picking elements of blocks, and merging them: put together again, they are the whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.service.block_limits import check_block
-from forebay.service.blocks import Block, Component, Strings, buffers, joined, strided
+from forebay.service.blocks import (
+    Block,
+    Component,
+    Strings,
+    buffers,
+    joined,
+    merged,
+    picked,
+    rank,
+    strided,
+)
 
 
 def elements(block: Block) -> list[list[Any]]:
@@ -79,4 +89,41 @@ def test_elements_are_joined_again(data: st.DataObject, count: int) -> None:
     again = joined([strided(block, at, 1, 1) for at in range(count)])
     check_block(again)
     assert (again.count, again.index) == (count, 100)
+    assert elements(again) == elements(block)
+
+
+@given(st.data(), st.integers(1, 12))
+def test_whatever_is_picked(data: st.DataObject, count: int) -> None:
+    block = Block(count, tuple(component(data, count) for _ in range(2)), bundle=4, index=100)
+    indexes = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(sorted))
+    part = picked(block, np.array(indexes))
+    check_block(part)
+    assert (part.count, part.bundle, part.index) == (len(indexes), 4, 100 + indexes[0])
+    assert elements(part) == [elements(block)[i] for i in indexes]
+    assert part.count > 1 or all(c.shapes is None for c in part.components)
+    assert [rank(c) for c in part.components] == [rank(c) for c in block.components]
+
+
+def test_what_is_picked_keeps_nothing_else_in_memory() -> None:
+    values = np.arange(12)
+    text = Strings(np.full(12, 2), np.arange(24, dtype=np.uint8))
+    ragged = Component(np.arange(24), np.full((12, 1), 2))
+    block = Block(12, (Component(values), Component(text), ragged))
+    for indexes in ([3], [0, 5], [1, 2, 7]):
+        part = picked(block, np.array(indexes))
+        for owner, taken in zip(block.components, part.components, strict=True):
+            pairs = zip(buffers(owner), buffers(taken), strict=False)
+            assert not any(np.shares_memory(*pair) for pair in pairs)
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 4))
+def test_what_was_picked_is_merged(data: st.DataObject, count: int, parts: int) -> None:
+    """In whatever order the parts come, and whatever their shapes are."""
+    block = Block(count, tuple(component(data, count) for _ in range(2)), bundle=4, index=100)
+    of = data.draw(st.lists(st.integers(0, parts - 1), min_size=count, max_size=count))
+    places = [np.array([i for i in range(count) if of[i] == part]) for part in range(parts)]
+    found = [(picked(block, at), at) for at in places if len(at)]
+    again = merged(data.draw(st.permutations(found)))
+    check_block(again)
+    assert again.count == count
     assert elements(again) == elements(block)

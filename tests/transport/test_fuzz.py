@@ -224,48 +224,43 @@ FROM_WORKERS = st.one_of(
     st.builds(lambda t: encoded(pb.ToConsumer(task_failed=pb.TaskFailed(task_id=t))), TASKS),
     st.builds(lambda t: encoded(pb.ToConsumer(task_unknown=pb.TaskUnknown(task_id=t))), TASKS),
     st.builds(
-        lambda t, n: encoded(
-            pb.ToConsumer(end_of_bundle=pb.EndOfBundle(task_id=t, bundle=n, length=n))
+        lambda t, n, c: encoded(
+            pb.ToConsumer(end_of_slice=pb.EndOfSlice(task_id=t, bundle=n, length=n, complete=c))
         ),
         TASKS,
         COUNTS,
+        st.booleans(),
     ),
-    st.builds(
-        lambda t, n: encoded(
-            pb.ToConsumer(bundle_forgotten=pb.BundleForgotten(task_id=t, index=n))
-        ),
-        TASKS,
-        COUNTS,
-    ),
-    st.builds(
-        lambda t, n: encoded(pb.ToConsumer(superseded=pb.Superseded(task_id=t, generation=n))),
-        TASKS,
-        COUNTS,
-    ),
+    st.builds(lambda t: encoded(pb.ToConsumer(superseded=pb.Superseded(task_id=t))), TASKS),
     st.sampled_from([pb.ToConsumer(), pb.ToConsumer(welcome=pb.Welcome())]).map(encoded),
 )
 
 SUBSCRIPTIONS = st.sampled_from([0, 0, 0, 1, 2, (1 << 32) - 1])
+SLICES = st.builds(
+    pb.Slice,
+    bundle=COUNTS,
+    place=COUNTS,
+    runs=st.lists(COUNTS, max_size=4) | st.sampled_from([(0, 1, 2, 3), (0, 3), range(10_000)]),
+    until=COUNTS,
+    known=COUNTS,
+    keep=COUNTS,
+    floor=COUNTS,
+    reader=SUBSCRIPTIONS,
+    readers=SUBSCRIPTIONS,
+)
 POSITIONS = st.builds(pb.Position, task_id=TASKS, received=COUNTS, subscription=SUBSCRIPTIONS)
 FROM_CONSUMERS = st.one_of(
     st.builds(
         lambda t, n: pb.ToWorker(read=pb.Read(task_id=t, any=pb.Any(), received=n)), TASKS, COUNTS
     ),
     st.builds(
-        lambda t, n, s, index, stride, generation: pb.ToWorker(
-            read=pb.Read(
-                task_id=t,
-                addressed=pb.Addressed(bundle=n, index=index, stride=stride, generation=generation),
-                received=n,
-                subscription=s,
-            )
+        lambda t, n, s, order: pb.ToWorker(
+            read=pb.Read(task_id=t, slice=order, received=n, subscription=s)
         ),
         TASKS,
         COUNTS,
         SUBSCRIPTIONS,
-        COUNTS,
-        COUNTS,
-        COUNTS,
+        SLICES,
     ),
     st.builds(
         lambda size, positions, slabs: pb.ToWorker(

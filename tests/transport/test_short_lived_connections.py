@@ -21,10 +21,9 @@ from forebay.service.connections import tunnel
 from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
 from forebay.service.delivery import (
     ANY,
-    Addressed,
-    AddressedOutput,
     AnyBlock,
     AnyOutput,
+    BundlesOutput,
     Cached,
     CachedOutput,
     End,
@@ -33,6 +32,7 @@ from forebay.service.delivery import (
     Order,
     Rounds,
     RoundsOutput,
+    Slice,
     TaskOutput,
 )
 from forebay.service.errors import ProtocolError
@@ -161,18 +161,23 @@ def test_no_connection_lets_a_block_pass(
     assert proxy.spent >= ELEMENTS // in_one_block
 
 
-def addressed() -> AddressedOutput:
-    output = AddressedOutput(1 << 30)
-    run = output.begin(Addressed(7).together())
+SLICE = Slice(7, runs=(0, ELEMENTS), until=ELEMENTS, readers=2)
+
+
+def bundle() -> BundlesOutput:
+    output = BundlesOutput(1 << 30)
+    output.open(SLICE)
+    run = output.next_run(1, 0)
+    assert run is not None
     for first in range(0, ELEMENTS, 4):
         run.put(block(first, 4, 7))
-    run.finish(ELEMENTS)
+    run.finish()
     return output
 
 
 POLICIES: dict[str, tuple[Callable[[], TaskOutput], Order]] = {
     "hands back": (lambda: filled(AnyOutput()), AnyBlock(hands_back=True)),
-    "addressed": (addressed, Addressed(7)),
+    "bundles": (bundle, SLICE),
     "rounds": (lambda: filled(RoundsOutput(1)), Rounds(0, 1)),
     "cached": (lambda: filled(CachedOutput(1 << 30)), Cached("trainer")),
 }

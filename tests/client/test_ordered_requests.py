@@ -1,0 +1,185 @@
+"""What an ordered read's consumer asks of workers that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block, Component
+from forebay.service.client import ordered
+from forebay.service.client.ordered import OrderedMode
+from forebay.service.client.positions import OrderedRead
+from forebay.service.delivery import EndOfSlice, Slice
+from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, encode
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import transfer_pb2
+from forebay.service.transport.server import _MAX_HEADER_BYTES
+
+TASK = 5
+
+
+class Worker:
+    """A client of a worker, and its link."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, Slice] = {}  # and neither ended nor stopped
+        self.reading: set[int] = set()
+        self.client: Any = self
+
+    def read(self, task_id: int, order: Slice, number: int) -> None:
+        self.asked[number] = order
+
+    def stop_task(self, task_id: int, number: int) -> None:
+        self.asked.pop(number, None)
+
+    def taken(self, block: Block) -> None:
+        pass
+
+
+class Reading:
+    """A consumer, and the worker that has all bundles, of these lengths."""
+
+    def __init__(self, lengths: Sequence[int], **options: Any) -> None:
+        self.lengths = lengths
+        self.worker = Worker()
+        parameters = {"shuffle": False, "bundle_splits": 1} | options
+        read = OrderedRead(**parameters)
+        order = ev.OrderSpec()
+        order.CopyFrom(read.spec)
+        order.bundles = len(lengths)
+        links: Any = SimpleNamespace(
+            get=lambda uid: self.worker, all=lambda: [(1, self.worker)],
+            open=lambda task: self.worker, start=lambda: None,
+        )  # fmt: skip
+        self.mode = OrderedMode(read, links, pb.JoinIterationResponse(order=order))
+        news: Any = SimpleNamespace(tasks=[pb.TaskInfo(task_id=TASK, worker_uid=1)])
+        self.mode.update(news)
+        self.got: list[tuple[int, int]] = []
+
+    def take(self) -> None:
+        while (taken := self.mode.take()) is not None:
+            values: Any = taken[0].components[0].values
+            self.got += [tuple(pair) for pair in values.tolist()]
+
+    def queries(self, place: int = 0) -> list[Slice]:
+        return [s for s in self.worker.asked.values() if s.bundle == place and not s.runs]
+
+    def answer(self, query: Slice, length: int, complete: bool = False) -> None:
+        (number,) = [n for n, each in self.worker.asked.items() if each is query]
+        del self.worker.asked[number]
+        self.mode.end((TASK, number), EndOfSlice(query.bundle, length, complete))
+
+    def give(self) -> None:
+        """Give what was asked for of elements."""
+        slices = [(n, order) for n, order in self.worker.asked.items() if order.runs]
+        for number, order in slices:
+            client: Any = self.worker
+            for first, count in zip(order.runs[::2], order.runs[1::2], strict=True):
+                rows = np.array([(order.bundle, first + i) for i in range(count)])
+                block = Block(count, (Component(rows),), order.bundle, first)
+                self.mode.deliver(client, (TASK, number), block)
+            self.answer(order, order.stop)
+
+
+def test_all_is_asked_for_and_given_in_order() -> None:
+    reading = Reading([5, 0, 7], cycle_length=2)
+    while not reading.mode.has_ended():
+        reading.take()
+        for place, length in enumerate(reading.lengths):
+            for query in reading.queries(place):
+                reading.answer(query, length, complete=True)
+        reading.give()
+    assert sorted(reading.got) == [(b, i) for b, n in enumerate(reading.lengths) for i in range(n)]
+    assert not reading.worker.asked
+
+
+def test_a_query_says_once_all_that_is_known_was_planned() -> None:
+    """A worker that has made much ahead makes more then, though nothing of it is asked for."""
+    reading = Reading([1000], cycle_length=1, consumer_index=1, num_consumers=2, batch_size=600)
+    reading.take()
+    (first,) = reading.queries()
+    assert (first.known, first.until) == (0, 0)
+    reading.answer(first, 1)
+    reading.take()
+    (later,) = reading.queries()
+    assert later.known == later.until == 1, "its reader has none of the first 600 elements"
+    reading.answer(later, 300)
+    reading.take()
+    assert any(query.known == query.until == 300 for query in reading.queries())
+    reading.take()
+    assert len(reading.queries()) <= 2
+
+
+def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:
+    reading = Reading([10] * 40, cycle_length=2, start_position=25)
+    reading.take()
+    assert all(s.known == s.until == s.keep == MAX_INDEX for s in reading.worker.asked.values())
+    for place in (0, 1):
+        (query,) = reading.queries(place)
+        reading.answer(query, 10, complete=True)
+    reading.take()
+    for place in (2, 3):
+        (query,) = reading.queries(place)
+        reading.answer(query, 10, complete=True)
+    reading.take()
+    asked = reading.worker.asked.values()
+    assert asked and not any(s.known == MAX_INDEX for s in asked), "nothing is counted any more"
+    reading.give()
+    reading.take()
+    assert reading.got[0] == (3, 2)
+
+
+def test_so_many_slices_are_outstanding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "MAX_REQUESTS", 50)
+    reading = Reading([400] * 20, cycle_length=20)
+    most = 0
+    while not reading.mode.has_ended():
+        reading.take()
+        most = max(most, len(reading.worker.asked))
+        for place, length in enumerate(reading.lengths):
+            for query in reading.queries(place):
+                reading.answer(query, length, complete=True)
+        reading.give()
+    reading.take()
+    assert len(reading.got) == 20 * 400 and most <= 50 + 2 * 20
+
+
+def test_a_slice_of_single_elements_fits_into_a_message() -> None:
+    elements = 30_000
+    reading = Reading([2 * elements], cycle_length=1, consumer_index=0, num_consumers=2)
+    sizes = []
+    while not reading.mode.has_ended():
+        reading.take()
+        for query in reading.queries():
+            reading.answer(query, 2 * elements, complete=True)
+        sizes += [encode(s, transfer_pb2.Read()).ByteSize() for s in reading.worker.asked.values()]
+        assert all(len(s.runs) <= 2 * MAX_SLICE_RUNS for s in reading.worker.asked.values())
+        reading.give()
+    reading.take()
+    assert reading.got == [(0, i) for i in range(0, 2 * elements, 2)]
+    assert max(sizes) < _MAX_HEADER_BYTES - 1000
+
+
+def test_the_longest_slice_fits_into_a_message() -> None:
+    far = MAX_INDEX - 3 * MAX_SLICE_RUNS
+    runs = tuple(n for i in range(MAX_SLICE_RUNS) for n in (far + 2 * i, 1))
+    order = Slice(MAX_INDEX, MAX_INDEX, runs, *[MAX_INDEX] * 4)
+    assert encode(order, transfer_pb2.Read()).ByteSize() < _MAX_HEADER_BYTES - 1000
+
+
+@given(st.sets(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 5))
+def test_parts_have_so_many_runs_at_most(indexes: list[int], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ordered, "MAX_SLICE_RUNS", most)
+        array = np.array(indexes)
+        parts = ordered._parts(array, np.arange(len(indexes)))
+    assert np.concatenate(parts).tolist() == [*range(len(indexes))]
+    runs = [len(ordered._runs(array[part])) // 2 for part in parts]
+    assert max(runs) <= most and all(count == most for count in runs[:-1])
