@@ -102,24 +102,24 @@ def test_all_is_asked_for_and_given_in_order() -> None:
 
 def test_a_query_says_once_all_that_is_known_was_planned() -> None:
     """A worker that has made much ahead makes more then, though nothing of it is asked for."""
-    reading = Reading([3000], cycle_length=1)
+    reading = Reading([1 << 20], cycle_length=1)
     reading.take()
     (first,) = reading.queries()
     assert first.known == first.until == 0
-    reading.answer(first, 1000)
+    reading.answer(first, 20_000)
     reading.take()
     (early,) = reading.queries()
-    assert early.until < early.known == 1000, "few elements are asked for at first"
-    while len(reading.got) < 1000:
+    assert early.until < early.known == 20_000, "few elements are asked for at first"
+    while len(reading.got) < 20_000:
         assert any(s.runs for s in reading.worker.asked.values())
         reading.give()
         reading.take()
     (_, late) = reading.queries()
-    assert late.known == late.until == 1000
-    reading.answer(early, 1010)
-    reading.answer(late, 1010)
+    assert late.known == late.until == 20_000
+    reading.answer(early, 20_010)
+    reading.answer(late, 20_010)
     reading.take()
-    assert [query.known for query in reading.queries()] == [1010]
+    assert [query.known for query in reading.queries()] == [20_010]
 
 
 def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:
