@@ -102,19 +102,24 @@ def test_all_is_asked_for_and_given_in_order() -> None:
 
 def test_a_query_says_once_all_that_is_known_was_planned() -> None:
     """A worker that has made much ahead makes more then, though nothing of it is asked for."""
-    reading = Reading([1000], cycle_length=1, consumer_index=1, num_consumers=2, batch_size=600)
+    reading = Reading([1 << 20], cycle_length=1)
     reading.take()
     (first,) = reading.queries()
-    assert (first.known, first.until) == (0, 0)
-    reading.answer(first, 1)
+    assert first.known == first.until == 0
+    reading.answer(first, 20_000)
     reading.take()
-    (later,) = reading.queries()
-    assert later.known == later.until == 1, "its reader has none of the first 600 elements"
-    reading.answer(later, 300)
+    (early,) = reading.queries()
+    assert early.until < early.known == 20_000, "few elements are asked for at first"
+    while len(reading.got) < 20_000:
+        assert any(s.runs for s in reading.worker.asked.values())
+        reading.give()
+        reading.take()
+    (_, late) = reading.queries()
+    assert late.known == late.until == 20_000
+    reading.answer(early, 20_010)
+    reading.answer(late, 20_010)
     reading.take()
-    assert any(query.known == query.until == 300 for query in reading.queries())
-    reading.take()
-    assert len(reading.queries()) <= 2
+    assert [query.known for query in reading.queries()] == [20_010]
 
 
 def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:
