@@ -85,11 +85,15 @@ class OrderedRead:
     @property
     def member(self) -> ev.GroupMember:
         """This consumer in its group."""
+        has_read = self.epoch is not None and bool(self.given or self.epoch.over)
+        start_step = None if has_read else self.start_step
         return ev.GroupMember(
             index=self.consumer_index,
             consumers=self.num_consumers,
-            start_position=self.position() if self.start_step is None else 0,
+            start_position=self.position() if start_step is None else 0,
             batch_size=self.batch_size or 1,
+            start_step=start_step,
+            drop_remainder=self.drop_remainder,
         )
 
     @property
