@@ -152,8 +152,11 @@ def _unordered(state: Any, history: Any) -> dict[str, Any]:
 
 
 def _reader(stay: Any) -> dict[str, Any]:
-    index = {} if stay.member is None else {"index": stay.member.index}
-    return {**index, **{name: value for name, value in vars(stay).items() if name != "member"}}
+    said = dict(vars(stay))
+    if (member := said.pop("member")) is None:
+        return said
+    del said["epoch"]  # of its iteration, which has all epochs
+    return {"index": member.index, **said}
 
 
 def _skip(skip: Any) -> dict[str, Any]:
@@ -248,7 +251,13 @@ class _Ordered:
                     "elements": list(zip(*batch, strict=True)),
                 }
             )
-        return {"step": step, **self._shape(steps), "given": given}
+        others = ", ".join(str(self._groups.index(each) + 1) for each in there[:-1])
+        return {
+            "step": step,
+            **self._shape(steps),
+            "earlier_groups": f"{others}, if they came so far" if others else None,
+            "given": given,
+        }
 
     def _runs(self, bundles: list[int], indexes: list[int]) -> Iterator[dict[str, Any]]:
         """A batch has consecutive elements of each of its bundles."""
@@ -298,7 +307,7 @@ def _lines(answer: dict[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}:"
             for part in value:
                 yield f"{indent}  {', '.join(_words(part))}"
-                nested = {name: inner for name, inner in part.items() if name in PARTS}
+                nested = {k: v for k, v in part.items() if k in PARTS and isinstance(v, list)}
                 yield from _lines(nested, f"{indent}    ")
         else:
             yield from _words({key: value})
@@ -309,10 +318,14 @@ def _words(part: dict[str, Any]) -> Iterator[str]:
     for key, value in part.items():
         name = key.removesuffix("_ms").replace("_", " ")
         if key == "values" and value:
-            yield "values " + " and ".join(f"{first} … {last}" for first, last in value)
+            yield "values " + " and ".join(_range(*each) for each in value)
         elif isinstance(value, tuple):
-            yield f"{name} {value[0]} … {value[1]}"
+            yield f"{name} {_range(*value)}"
         elif isinstance(value, bool):
             yield from [name] * value
         elif value is not None and not isinstance(value, list):
             yield f"{name} {time_text(value) if key.endswith('_ms') else value}"
+
+
+def _range(first: object, last: object) -> str:
+    return f"{first}" if first == last else f"{first} … {last}"
