@@ -136,3 +136,18 @@ def test_an_empty_dataset() -> None:
     steps = GroupSteps(known, ev.GroupMember(consumers=1, batch_size=2, start_position=9))
     assert (steps.epoch, steps.start, steps.first) == (0, 0, 0)
     assert np.concatenate(known.elements(0, 0, 0)).size == 0
+
+
+def test_a_consumer_that_goes_on_says_where() -> None:
+    """What a group started with is true of its first epoch only."""
+    read = OrderedRead(start_step=2, batch_size=2, drop_remainder=True)
+    order = spec(2)
+    read.learn(order, [5, 6])
+    assert read.member == ev.GroupMember(
+        consumers=1, batch_size=2, start_step=2, drop_remainder=True
+    )
+    epoch = read.begin(order)
+    assert read.member.start_step == 2  # nothing was given yet: the same start
+    read.given, epoch.over = 3, True
+    assert not read.member.HasField("start_step")
+    assert read.member.start_position == 11

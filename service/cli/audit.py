@@ -57,6 +57,8 @@ def audit(
     """
     if step is not None and element is not None:
         raise InvalidArgument(f"--step {step} and --element {element}: ask for one of them")
+    if epoch is not None and element is None:
+        raise InvalidArgument(f"--epoch {epoch} is for --element; leave it out")
     if (batch_size is None) != (consumers is None) or (drop_remainder and not consumers):
         raise InvalidArgument("give both --batch-size and --consumers, or neither")
     with opened(storage) as found:
@@ -188,9 +190,7 @@ class _Ordered:
 
         known, skipped = self._known, self._history.skipped
         count = int((known.lengths >= 0).sum())
-        promise = (
-            "held, as far as the journal tells: the order is arithmetic, and no length differs"
-        )
+        promise = "held, as far as the journal tells: the order and the lengths say what is where"
         if skipped:
             promise = "limited: the rest of each skipped split is missing from the order"
         return {
@@ -205,7 +205,7 @@ class _Ordered:
             "groups": [
                 {
                     **self._shape(steps),
-                    **self._at(steps.epoch, steps.start),
+                    **self._start(steps),
                     "first_step": steps.first,
                     "readers": [_reader(stay) for stay in stays],
                 }
@@ -229,6 +229,12 @@ class _Ordered:
         position = None if epoch and total is None else epoch * (total or 0) + offset
         return {"position": position, "epoch": epoch, "offset": offset}
 
+    def _start(self, steps: Any) -> dict[str, Any]:
+        if self._known.total is not None or not steps.start:
+            return self._at(steps.epoch, steps.start)
+        asked_for_step = steps.group.HasField("start_step")
+        return {"position": None if asked_for_step else steps.group.start_position}
+
     def step(self, step: int) -> dict[str, Any]:
         there = [steps for steps in self._groups if steps.first <= step]
         if not there:
@@ -245,7 +251,7 @@ class _Ordered:
             given.append(
                 {
                     "consumer": at // steps.batch,
-                    **self._at(epoch, start + at),
+                    **(self._at(epoch, start + at) if batch[0] else {}),
                     "count": len(batch[0]),
                     "bundles": list(self._runs(*batch)),
                     "elements": list(zip(*batch, strict=True)),
@@ -292,11 +298,12 @@ class _Ordered:
         found = []
         for number in range(last + 1) if epoch is None else [epoch]:
             offset = self._known.find(number, int(bundle), int(index))
-            there = [s for s in self._groups if (s.epoch, s.start) <= (number, offset)]
-            got = there[-1].step_of(number, offset) if there else None
-            step = {} if got is None else {"step": got[0], "consumer": got[1]}
-            shape = {} if got is None else self._shape(there[-1])
-            found.append({**self._at(number, offset), **step, **shape})
+            said = self._at(number, offset)
+            for steps in reversed(self._groups):
+                if (got := steps.step_of(number, offset)) is not None:
+                    said |= {"step": got[0], "consumer": got[1], **self._shape(steps)}
+                    break
+            found.append(said)
         return {"element": element, **self._splits_of(int(bundle)), "found": found}
 
 

@@ -16,14 +16,20 @@ import numpy as np
 import pytest
 
 from forebay import service
+from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
+from forebay.service.cli.audit import _Ordered, _replayed
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.core.encoding import encode_state
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage.memory import MemoryStorage
 
 from ..cluster import WorkerProcess
+from ..core.test_job_history import Followed
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from .test_cli import error_of, forebay
@@ -216,11 +222,49 @@ def test_errors(reads: Reads, tmp_path: pathlib.Path) -> None:
         ("bundle 7 is none of 7", ("train", "--element", "7:0")),
         ("elements: count from 0", ("train", "--element", "0:99")),
         ("--step 1 and --element 0:0: ask for one", ("train", "--step", 1, "--element", "0:0")),
+        ("--epoch 1 is for --element", ("train", "--epoch", 1)),
         ("both --batch-size and --consumers", ("train", "--step", 1, "--consumers", 2)),
     ):
         with pytest.raises(ForebayError, match=re.escape(wrong)):
             audit(reads.journal, *options)
     assert "there is no journal" in error_of("audit", tmp_path, "train")
+
+
+def test_values_that_the_journal_knows() -> None:
+    """Of numbers and of explicit splits; zipped sources have values each."""
+    given = Followed()
+    named = ev.ExplicitSplits(splits=[f"file-{n}".encode() for n in range(5)])
+    given.register(
+        "e",
+        ev.SplitSource(arithmetic=ev.Arithmetic(start=10, stop=100, step=10)),
+        ev.SplitSource(explicit=named, leased_with=0),
+        ev.SplitSource(count=7, leased_with=0),
+    )
+    given.job("e", bundle_splits=2)
+    ordered = _Ordered(given.histories, given.history, None)
+    assert [ordered._splits_of(bundle) for bundle in (1, 2)] == [
+        {"splits": (2, 3), "values": [(30, 40), ("file-2", "file-3")]},
+        {"splits": (4, 4), "values": [(50, 50), ("file-4", "file-4")]},
+    ]
+
+
+def test_a_trimmed_history_begins_with_a_snapshot() -> None:
+    given, storage = Followed(), MemoryStorage()
+    early = given.join(0, start=16)
+    snapshot = encode_snapshot(encode_state(given.state), 1)
+    sequence = len(given.events)
+    given.join(1, start=16)
+    given.leave(early)
+    writer = storage.open_writer("test")
+    writer.append([encode(event) for event in given.events])
+    writer.write_snapshot(sequence, snapshot)
+    writer.trim(sequence + 1)
+    state, histories, begins = _replayed(storage)
+    assert (state, begins) == (given.state, sequence)
+    (history,) = histories.jobs.values()
+    assert [stay.joined_ms is None for stay in history.stays] == [True, False]
+    assert [stay.left_ms is None for stay in history.stays] == [False, True]
+    assert len(history.groups()) == 1
 
 
 def test_what_is_not_determined_yet(tmp_path: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ class Followed(Ordered):
     def __init__(self) -> None:
         self.state = State()
         self.now = 0
+        self.events: list[ev.Event] = []
         self.histories = JobHistories(self.state)
         self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
         self.register("d", ev.SplitSource(count=100))
@@ -35,6 +36,7 @@ class Followed(Ordered):
     def event(self, event: ev.Event) -> None:
         self.histories.observe(self.state, event)
         apply(self.state, event)
+        self.events.append(event)
 
     @property
     def history(self) -> JobHistory:
