@@ -269,6 +269,26 @@ class EpochOrder:
         round_ = bisect_right(rounds, position, key=lambda at: self.count_before(at + 1))
         return (round_, self.count_before(round_)) if round_ < len(rounds) else None
 
+    def find(self, place: int, index: int) -> int | None:
+        """The position of the element at this index of the bundle at this place.
+
+        Returns None if it is not determined yet. Raises ValueError if there is no such element.
+        """
+        _check_place(place, self.bundles)
+        _check_least(0, index=index)
+        if self._complete[place] and index >= self._lengths[place]:
+            raise ValueError(
+                f"index {index} of a bundle of {self._lengths[place]} elements: count from 0"
+            )
+        if place >= self._placed:
+            return None
+        round_ = self._start[place] + index // self.block_length
+        if round_ >= self.known_until:
+            return None
+        places, indexes = self.elements(round_, round_ + 1)
+        at = np.flatnonzero((places == place) & (indexes == index))
+        return self.count_before(round_) + int(at[0])
+
     def elements(self, first_round: int, last_round: int) -> tuple[Ints, Ints]:
         """The elements of the rounds [first_round, last_round) in order.
 

@@ -368,16 +368,20 @@ class ConsumerJoined(_message.Message):
     def __init__(self, consumer_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., stock: bool = ..., consumer_index: _Optional[int] = ..., member: _Optional[_Union[GroupMember, _Mapping]] = ...) -> None: ...
 
 class GroupMember(_message.Message):
-    __slots__ = ("index", "consumers", "start_position", "batch_size")
+    __slots__ = ("index", "consumers", "start_position", "batch_size", "start_step", "drop_remainder")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
     START_POSITION_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    DROP_REMAINDER_FIELD_NUMBER: _ClassVar[int]
     index: int
     consumers: int
     start_position: int
     batch_size: int
-    def __init__(self, index: _Optional[int] = ..., consumers: _Optional[int] = ..., start_position: _Optional[int] = ..., batch_size: _Optional[int] = ...) -> None: ...
+    start_step: int
+    drop_remainder: bool
+    def __init__(self, index: _Optional[int] = ..., consumers: _Optional[int] = ..., start_position: _Optional[int] = ..., batch_size: _Optional[int] = ..., start_step: _Optional[int] = ..., drop_remainder: bool = ...) -> None: ...
 
 class ConsumerLeft(_message.Message):
     __slots__ = ("consumer_id", "reason")

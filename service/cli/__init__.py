@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import ForebayError
-from . import bench, chaos, dataset, journal, materialize, servers, status
+from . import audit, bench, chaos, dataset, journal, materialize, servers, status
 
 app = typer.Typer(
     name="forebay",
@@ -42,6 +42,7 @@ app.command("status")(status.status)
 app.command(
     "materialize", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )(materialize.materialize)
+app.command("audit")(audit.audit)
 app.command("chaos")(chaos.chaos)
 app.command("bench")(bench.bench)
 app.add_typer(dataset.app, name="dataset")

@@ -26,7 +26,7 @@ JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FORE
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Any]:
+def opened(url: str) -> Iterator[Any]:
     from ...journal import holds_anything
     from ...storage import open_storage
 
@@ -55,17 +55,17 @@ def show(
     from ..dispatcher.recovery import recover
     from .status import render
 
-    with _opened(storage) as opened:
+    with opened(storage) as found:
         if at is None:
-            extent = opened.extent()
+            extent = found.extent()
             first = max(extent.first, extent.last - limit + 1) if limit else extent.first
-            for sequence, event in _events(opened, first - 1):
+            for sequence, event in _events(found, first - 1):
                 _print_event(sequence, event, as_json)
             return
-        last = opened.extent().last
+        last = found.extent().last
         if at > last:
             raise InvalidArgument(f"--at {at} is behind the end: the last event is {last}")
-        summary = status(recover(opened, at)[0])
+        summary = status(recover(found, at)[0])
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
@@ -81,11 +81,11 @@ def tail(
     as_json: bool = JSON,
 ) -> None:
     """Follow the journal: events in words as they are written, until interrupted."""
-    with _opened(storage) as opened:
-        extent = opened.extent()
+    with opened(storage) as found:
+        extent = found.extent()
         after = max(extent.first - 1, extent.last - limit)
         while True:
-            for sequence, event in _events(opened, after):
+            for sequence, event in _events(found, after):
                 _print_event(sequence, event, as_json)
                 after = sequence
             time.sleep(0.2)
@@ -96,8 +96,8 @@ def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal import verify as verify_storage
 
-    with _opened(storage) as opened:
-        report = verify_storage(opened, _datasets)
+    with opened(storage) as found:
+        report = verify_storage(found, _datasets)
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:
@@ -129,9 +129,9 @@ def repair(
     from ...journal import repair as repair_storage
     from ...journal import verify as verify_storage
 
-    with _opened(storage) as opened:
-        done = repair_storage(opened, truncate_corrupt=truncate_corrupt)
-        left = verify_storage(opened, _datasets)
+    with opened(storage) as found:
+        done = repair_storage(found, truncate_corrupt=truncate_corrupt)
+        left = verify_storage(found, _datasets)
     done += [f"left as it is: {problem.message}" for problem in left.problems]
     if left.lost_datasets:
         names = ", ".join(map(repr, left.lost_datasets))
@@ -153,8 +153,8 @@ def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """What the journal holds: events by kind, bytes, times."""
     from ...journal import stats as count
 
-    with _opened(storage) as opened:
-        counted = count(opened)
+    with opened(storage) as found:
+        counted = count(found)
     if as_json:
         print(json.dumps(asdict(counted), indent=2))
         return
@@ -167,7 +167,9 @@ def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
     console = Console()
     console.print(table)
     if counted.first_time_ms is not None and counted.last_time_ms is not None:
-        console.print(f"from {_time(counted.first_time_ms)} to {_time(counted.last_time_ms)}")
+        console.print(
+            f"from {time_text(counted.first_time_ms)} to {time_text(counted.last_time_ms)}"
+        )
     console.print(f"sequences {counted.first} to {counted.last} in {counted.terms} terms")
     console.print(", ".join(f"{k} {v:,}" for k, v in counted.holdings._asdict().items()))
 
@@ -197,7 +199,7 @@ def _print_event(sequence: int, event: Any, as_json: bool) -> None:
         return
     name = "".join(part.capitalize() for part in kind.split("_"))
     fields = " ".join(f"{key}={_short(value)}" for key, value in content.items())
-    print(f"{sequence:>10}  {_time(event.time_ms)}  {name}  {fields}", flush=True)
+    print(f"{sequence:>10}  {time_text(event.time_ms)}  {name}  {fields}", flush=True)
 
 
 def _short(value: Any) -> str:
@@ -205,5 +207,5 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _time(time_ms: int) -> str:
+def time_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -98,11 +98,14 @@ class OrderedRead:
     @property
     def member(self) -> ev.GroupMember:
         """This consumer in its group."""
+        start_step = None if self.has_moved else self.start_step
         return ev.GroupMember(
             index=self.consumer_index,
             consumers=self.num_consumers,
             start_position=self.position(),
             batch_size=self.batch_size or 1,
+            start_step=start_step,
+            drop_remainder=self.drop_remainder,
         )
 
     @property

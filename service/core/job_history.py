@@ -1,0 +1,173 @@
+"""What the events of a journal tell about its jobs: who read them, and what was lost, and why.
+
+`JobHistories` follows the events beside the state. It keeps what the state forgets: consumers that
+left, lost leases, and jobs that were removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import asdict
+
+from ...journal.proto import events_pb2 as ev
+from .lengths import lengths_of
+from .state import Dataset, Job, State
+
+
+@dataclass
+class ConsumerStay:
+    """A consumer of a job, from when it joined until it left."""
+
+    consumer_id: int
+    epoch: int  # of its iteration
+    member: ev.GroupMember | None  # of an ordered read
+    joined_ms: int | None  # None: before the history begins
+    left_ms: int | None = None  # None: it is still there
+    why: str | None = None
+
+
+@dataclass
+class LostLease:
+    """Splits that were lost with a worker, or when nobody read them any more."""
+
+    epoch: int
+    source: int
+    splits: tuple[int, int]  # first and last
+    worker: str  # its address
+    worker_id: int
+    lost_ms: int
+    why: str | None = None
+    found: bool = False  # the worker came back, and went on with them
+
+
+@dataclass
+class JobHistory:
+    """One job. `job` and `dataset` are as they are now, or as they were when they were removed."""
+
+    job: Job
+    dataset: Dataset
+    stays: list[ConsumerStay] = field(default_factory=list)
+    lost: list[LostLease] = field(default_factory=list)
+    leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
+    skipped: list[ev.SplitSkipped] = field(default_factory=list)
+
+    @property
+    def user_name(self) -> str:
+        """The job's name as its user gave it, or its id."""
+        name = self.job.name or str(self.job.job_id)
+        return name.removeprefix(f"dataset_id=/{self.job.dataset_id}/")
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the bundles of an ordered job; -1 where nobody has learned one."""
+        return lengths_of(State(datasets={self.job.dataset_id: self.dataset}), self.job)
+
+    def groups(self) -> list[list[ConsumerStay]]:
+        """The consumers of an ordered job that began at one position as one group, by time.
+
+        A consumer that begins there again, after it was restarted, is of another group.
+        """
+        found: list[tuple[bytes, dict[int, ConsumerStay]]] = []
+        for stay in self.stays:
+            shape = ev.GroupMember()
+            shape.MergeFrom(stay.member or shape)
+            index, shape.index = shape.index, 0
+            key = shape.SerializeToString(deterministic=True)
+            fits = (group for k, group in reversed(found) if k == key and index not in group)
+            if (group := next(fits, None)) is None:
+                found.append((key, group := {}))
+            group[index] = stay
+        return [[*group.values()] for _, group in found]
+
+
+class JobHistories:
+    """The histories of all jobs, from a state on (of a new journal: the empty one)."""
+
+    def __init__(self, state: State) -> None:
+        self.jobs: dict[int, JobHistory] = {}
+        self.learned: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        """By dataset and size of bundles: when lengths were learned (ms), and of how many."""
+        self._stays: dict[int, ConsumerStay] = {}
+        self._lost: dict[int, LostLease] = {}  # by lease
+        for consumer in state.consumers.values():
+            known = consumer.member
+            member = None if known is None else ev.GroupMember(**asdict(known))
+            self._join(state, consumer.iteration_id, consumer.consumer_id, member, None)
+
+    def observe(self, state: State, event: ev.Event) -> None:
+        """The next event, which will be applied to the state."""
+        kind, now = event.WhichOneof("event"), event.time_ms
+        body = getattr(event, kind or "")
+        match kind:
+            case "consumer_joined":
+                member = body.member if body.HasField("member") else None
+                self._join(state, body.iteration_id, body.consumer_id, member, now)
+            case "consumer_left":
+                stay = self._stays.pop(body.consumer_id)
+                stay.left_ms, stay.why = now, body.reason
+            case "lengths_learned":
+                key = body.dataset_id, body.bundle_splits
+                self.learned.setdefault(key, []).append((now, len(body.bundles)))
+            case "split_skipped":
+                self._of(state, body.iteration_id).skipped.append(body)
+            case "splits_leased":
+                self._check(state, body)
+            case "lease_lost":
+                self._lose(state, body.lease_id, now)
+            case "worker_lost":
+                self._explain(body.reason, body.worker_id)
+            case "iteration_paused" | "iteration_collected":
+                self._explain("nobody read the epoch any more")
+            case "task_created":
+                known = state.tasks.get(body.task_id) or state.lost_tasks.get(body.task_id)
+                for lease in known.lost if known else ():
+                    if lease.lease_id in self._lost:
+                        self._lost[lease.lease_id].found = True
+
+    def follow_end(self, state: State) -> None:
+        """The last event was applied: add the jobs that nobody has read."""
+        for job in state.jobs.values():
+            self._of_job(state, job.job_id)
+
+    def _of_job(self, state: State, job_id: int) -> JobHistory:
+        if job_id not in self.jobs:
+            job = state.jobs[job_id]
+            self.jobs[job_id] = JobHistory(job, state.datasets[job.dataset_id])
+        return self.jobs[job_id]
+
+    def _of(self, state: State, iteration_id: int) -> JobHistory:
+        return self._of_job(state, state.iterations[iteration_id].job_id)
+
+    def _join(
+        self, state: State, iteration_id: int, who: int, member: ev.GroupMember | None,
+        now: int | None,
+    ) -> None:  # fmt: skip
+        stay = ConsumerStay(who, state.iterations[iteration_id].epoch, member, now)
+        self._stays[who] = stay
+        self._of(state, iteration_id).stays.append(stay)
+
+    def _check(self, state: State, leased: ev.SplitsLeased) -> None:
+        """Splits are leased that never were, or that were returned."""
+        ledger = state.iterations[leased.iteration_id].ledgers[leased.source]
+        first, stop, free = leased.first, leased.first + leased.count, ledger.left_over
+        if leased.pass_number == ledger.pass_number:
+            free = {ledger.pass_number: [*ledger.returned, (ledger.next, ledger.size)]}
+        if not any(a <= first and stop <= b for a, b in free.get(leased.pass_number, [])):
+            self._of(state, leased.iteration_id).leased_twice.append(leased)
+
+    def _lose(self, state: State, lease_id: int, now: int) -> None:
+        lease = state.leases[lease_id]
+        worker_id = state.tasks[lease.task_id].worker_id
+        worker = state.workers.get(worker_id)
+        lost = LostLease(
+            state.iterations[lease.iteration_id].epoch, lease.source,
+            (lease.first, lease.stop - 1), worker.address if worker else "?", worker_id, now,
+        )  # fmt: skip
+        self._lost[lease_id] = lost
+        self._of(state, lease.iteration_id).lost.append(lost)
+
+    def _explain(self, why: str, worker_id: int | None = None) -> None:
+        for lost in self._lost.values():
+            if lost.why is None and worker_id in (None, lost.worker_id):
+                lost.why = why

@@ -1,0 +1,157 @@
+"""Which elements are in a step of an ordered read, and in which step an element is.
+
+A *step* is one batch of each consumer of a group. Steps are numbered as `start_step` counts them:
+over all epochs, as if the group had read the whole training. A group that starts between two of
+these steps has batches of its own in its first epoch. They have the numbers that end with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..journal.proto import events_pb2 as ev
+from .errors import InvalidArgument
+from .order import Deal, EpochOrder, Ints, permuted_many
+
+NAMED = 5
+"""How many bundles an error names."""
+
+
+class KnownOrder:
+    """The epochs of an ordered job, as far as the known lengths of bundles determine them."""
+
+    def __init__(self, spec: ev.OrderSpec, lengths: Sequence[int]) -> None:
+        """`lengths`: by bundle; -1: not known."""
+        self._spec = spec
+        self.lengths = np.array(lengths, np.int64)
+        self.total = None if (self.lengths < 0).any() else int(self.lengths.sum())
+
+    def _epoch(self, number: int) -> tuple[Ints, EpochOrder]:
+        """The bundles by place, and their interleaved order."""
+        spec, bundles = self._spec, np.arange(self._spec.bundles)
+        if spec.shuffle:
+            bundles = permuted_many(bundles, spec.bundles, spec.seed, number)
+        lengths = self.lengths[bundles]
+        return bundles, EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
+
+    def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes
+        in them. Raises InvalidArgument if they are not determined.
+        """
+        bundles, order = self._epoch(epoch)
+        if start >= stop:
+            return bundles[:0], bundles[:0]
+        last, first = order.locate(stop - 1), order.locate(start)
+        if last is None or first is None:
+            raise InvalidArgument(f"position {stop - 1} of epoch {epoch} {self.why_not(epoch)}")
+        places, indexes = order.elements(first[0], last[0] + 1)
+        wanted = slice(start - first[1], stop - first[1])
+        return bundles[places[wanted]], indexes[wanted]
+
+    def find(self, epoch: int, bundle: int, index: int) -> int:
+        """The position of the element in the epoch. Raises InvalidArgument."""
+        bundles, order = self._epoch(epoch)
+        if not 0 <= bundle < len(bundles):
+            raise InvalidArgument(f"bundle {bundle} is none of {len(bundles)}: count from 0")
+        if 0 <= self.lengths[bundle] <= index:
+            raise InvalidArgument(
+                f"index {index} is none of bundle {bundle}, which has {self.lengths[bundle]} "
+                "elements: count from 0"
+            )
+        position = order.find(int(np.flatnonzero(bundles == bundle)[0]), index)
+        if position is None:
+            raise InvalidArgument(
+                f"the position of element {bundle}:{index} in epoch {epoch} {self.why_not(epoch)}"
+            )
+        return position
+
+    def why_not(self, epoch: int) -> str:
+        """Why further positions of the epoch are not determined, and what would make them so."""
+        bundles, order = self._epoch(epoch)
+        opened = bundles[order.opened(order.known_until, 0)[0]]
+        needed = [str(bundle) for bundle in opened if self.lengths[bundle] < 0]
+        more = f" and {len(needed) - NAMED} others" if len(needed) > NAMED else ""
+        return (
+            f"is not determined yet: {order.count_before(order.known_until)} positions are, and "
+            f"then the lengths of bundles {', '.join(needed[:NAMED])}{more} are needed; read "
+            "further, or start a reader there, which has the bundles before counted"
+        )
+
+
+class GroupSteps:
+    """The steps of one group: the fields of `group` are as of any of its members."""
+
+    def __init__(self, known: KnownOrder, group: ev.GroupMember) -> None:
+        self.known, self.group = known, group
+        self.batch = max(1, group.batch_size)
+        self.size = group.consumers * self.batch  # elements of a step
+        self.epoch, self.start = self._begin()  # the position in the epoch
+        self.first = self.start // self.size  # the number of its first step
+        if known.total is not None:
+            own = self._steps(known.total - self.start)
+            self.first = (self.epoch + 1) * self._steps(known.total) - own
+
+    def _begin(self) -> tuple[int, int]:
+        """As OrderedRead.begin does: while the total is not known, it is in the first epoch."""
+        group, total = self.group, self.known.total
+        if not group.HasField("start_step"):
+            epoch, start = divmod(group.start_position, total) if total else (0, 0)
+            start = group.start_position if total is None else start
+        else:
+            steps = group.start_step + 1 if total is None else self._steps(total)
+            epoch, before = divmod(group.start_step, steps) if steps else (0, 0)
+            start = before * self.size
+        if start and total is not None and self._end(start) <= start:
+            return epoch + 1, 0
+        return epoch, start
+
+    def _steps(self, elements: int) -> int:
+        """How many steps so many elements before an epoch's end are."""
+        drop = self.group.drop_remainder
+        return elements // self.size if drop else -(-elements // self.size)
+
+    def _end(self, start: int) -> int:
+        """Where an epoch ends that the group reads from `start` on."""
+        assert self.known.total is not None
+        deal = Deal(start, self.batch, self.group.consumers, 0)
+        return deal.end(self.known.total, self.group.drop_remainder)
+
+    def span(self, step: int) -> tuple[int, int, int]:
+        """The epoch of the step, and its positions there: the first, and the one behind the last.
+
+        Raises InvalidArgument if the group has no such step.
+        """
+        total = self.known.total
+        if step < self.first:
+            raise InvalidArgument(f"the group's first step is {self.first}, behind {step}")
+        start = self.start + (step - self.first) * self.size
+        if total is None:
+            return self.epoch, start, start + self.size
+        if start < (end := self._end(self.start)):
+            return self.epoch, start, min(start + self.size, end)
+        if not (steps := self._steps(total)):
+            raise InvalidArgument(
+                f"no epoch has a step of {self.group.consumers} batches of {self.batch}: it has "
+                f"{total} elements"
+            )
+        epoch, before = divmod(step, steps)
+        start = before * self.size
+        return epoch, start, min(start + self.size, self._end(0))
+
+    def step_of(self, epoch: int, position: int) -> tuple[int, int] | None:
+        """The step with this position of the epoch, and its consumer; None if the group has it in
+        no step: it is before the group's start, or dropped, or its epoch's begin is not known.
+        """
+        total, is_first = self.known.total, epoch == self.epoch
+        start = self.start if is_first else 0
+        if epoch < self.epoch or position < start or (total is None and not is_first):
+            return None
+        first = self.first
+        if total is not None:
+            first = self.first if is_first else epoch * self._steps(total)
+            if position >= self._end(start):
+                return None
+        step, rest = divmod(position - start, self.size)
+        return first + step, rest // self.batch

@@ -1,0 +1,312 @@
+"""`forebay audit`, on the journals of small reads by real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay import service
+from forebay.journal import encode
+from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.snapshots import encode_snapshot
+from forebay.service.cli import app
+from forebay.service.cli.audit import _Ordered, _replayed
+from forebay.service.client.waiting import fetch_status
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.core.encoding import encode_state
+from forebay.service.errors import ForebayError, InvalidArgument, NotFound
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.storage.memory import MemoryStorage
+
+from ..cluster import WorkerProcess
+from ..core.test_job_history import Followed
+from ..standbys import wait_until
+from ..stock import DispatcherProcess
+from .test_cli import error_of, forebay
+
+SPLITS = range(100, 120)
+BUNDLE_SPLITS = 3
+ORDER = {"seed": 5, "cycle_length": 4, "block_length": 2, "bundle_splits": BUNDLE_SPLITS}
+BATCH = 4
+
+
+def numbers(split: int) -> Iterator[dict[str, int]]:
+    for number in range(1 + split % 4):
+        yield {"split": split, "number": number}
+
+
+def slowly(split: int) -> Iterator[int]:
+    yield split
+    time.sleep(3)  # until it is killed
+
+
+def element(split: int, number: int) -> tuple[int, int]:
+    """Its bundle, and its index there."""
+    bundle, place = divmod(split - SPLITS.start, BUNDLE_SPLITS)
+    before = sum(1 + earlier % 4 for earlier in range(split - place, split))
+    return bundle, before + number
+
+
+TOTAL = sum(1 + split % 4 for split in SPLITS)
+Batches = list[list[tuple[int, int]]]  # of elements
+
+
+def read(dispatcher: DispatcherProcess, dataset_id: str, **how: Any) -> Batches:
+    """The batches of an epoch."""
+    how = {"ordered": True, **ORDER, "batch_size": BATCH, "job_name": "train", **how}
+    with service.read(dispatcher.target, dataset_id, **how) as batches:
+        return [
+            [element(*each) for each in zip(*map(np.ndarray.tolist, pair), strict=True)]
+            for pair in ((batch["split"], batch["number"]) for batch in batches)
+        ]
+
+
+def read_by(consumers: int, dispatcher: DispatcherProcess, dataset_id: str, **how: Any) -> Any:
+    """The batches of each of so many consumers."""
+    with ThreadPoolExecutor(consumers) as threads:
+        reads = [
+            threads.submit(
+                read, dispatcher, dataset_id, consumer_index=n, num_consumers=consumers, **how
+            )
+            for n in range(consumers)
+        ]
+        return [each.result() for each in reads]
+
+
+class Reads:
+    """A journal, and what was read from it."""
+
+    def __init__(self, journal: pathlib.Path) -> None:
+        self.journal = journal
+        with DispatcherProcess(journal) as dispatcher, WorkerProcess(dispatcher.address):
+            self.dataset_id = service.register_dataset(dispatcher.target, numbers, splits=SPLITS)
+            target = dispatcher.target
+            self.first = read_by(2, dispatcher, self.dataset_id)
+            self.second = read_by(3, dispatcher, self.dataset_id, start_position=TOTAL + BATCH * 3)
+            self.third = read(
+                dispatcher, self.dataset_id, start_step=2, drop_remainder=True, batch_size=10
+            )
+            self.unnamed = read(dispatcher, self.dataset_id, job_name=None)
+            how = {"processing_mode": "distributed_epoch", "job_name": "unordered"}
+            with service.read(target, self.dataset_id, **how) as once:  # type: ignore[arg-type]
+                self.unordered = len(list(once))
+            assert dispatcher.stop() == 0
+
+    def audit(self, job: object, *options: object) -> Any:
+        return json.loads(audit(self.journal, job, *options, "--json"))
+
+    def in_words(self, job: object, *options: object) -> str:
+        return audit(self.journal, job, *options)
+
+
+def audit(*arguments: object) -> str:
+    """What the command prints, in this process: there are many of them."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        app(["audit", *map(str, arguments)], standalone_mode=False)
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def reads(tmp_path_factory: pytest.TempPathFactory) -> Reads:
+    return Reads(tmp_path_factory.mktemp("audit") / "journal")
+
+
+def given(step: dict[str, Any]) -> Batches:
+    return [[(bundle, index) for bundle, index in each["elements"]] for each in step["given"]]
+
+
+def test_an_ordered_job(reads: Reads) -> None:
+    said = reads.audit("train")
+    assert said["order"] == [{"shuffle": True, "bundles": 7, **ORDER}]
+    assert (said["lengths"], said["epoch_elements"]) == ("of 7 of 7 bundles", TOTAL)
+    assert sum(each["bundles"] for each in said["learned"]) == 7
+    assert "unknown" in said and said["unknown"] is None
+    first, second, third = said["groups"]
+    assert (first["consumers"], first["position"], first["first_step"]) == (2, 0, 0)
+    assert sorted(reader["index"] for reader in first["readers"]) == [0, 1]
+    assert all(reader["joined_ms"] <= reader["left_ms"] for reader in first["readers"])
+    assert (second["consumers"], second["position"]) == (3, TOTAL + BATCH * 3)
+    assert (second["epoch"], second["offset"]) == (1, BATCH * 3)
+    assert (third["batch_size"], third["drop_remainder"], third["first_step"]) == (10, True, 2)
+    assert said["promise"].startswith("held")
+    words = reads.in_words("train")
+    assert f"epoch elements {TOTAL}" in words
+    assert f"group 2, consumers 3, batch size 4, position {TOTAL + 12}, epoch 1" in words
+    assert "index 2, " in words and "promise held" in words
+
+
+def test_a_job_by_its_whole_name_and_by_its_id(reads: Reads) -> None:
+    by_name = reads.audit("train")
+    assert reads.audit(f"dataset_id=/{reads.dataset_id}/train") == by_name
+    assert reads.audit(by_name["job_id"]) == by_name
+
+
+def test_a_step_is_what_the_consumers_were_given(reads: Reads) -> None:
+    second = reads.audit("train")["groups"][1]["first_step"]
+    steps = -(-TOTAL // (2 * BATCH))
+    asked = ("--batch-size", BATCH, "--consumers", 2)
+    for step in (0, steps - 1):
+        batches = [read[step] if step < len(read) else [] for read in reads.first]
+        assert given(reads.audit("train", "--step", step, *asked)) == batches
+    for step in range(2):
+        said = reads.audit("train", "--step", second + step)
+        if said["group"] == 2:  # unless the third group read it last
+            assert given(said) == [read[step] for read in reads.second]
+    said = reads.audit("train", "--step", 2)
+    assert (said["group"], said["given"][0]["position"], given(said)) == (3, 20, reads.third[:1])
+    assert len(reads.third) == TOTAL // 10 - 2
+    after = reads.audit("train", "--step", TOTAL // 10)  # nobody has read it
+    assert (after["given"][0]["epoch"], after["given"][0]["position"]) == (1, TOTAL)
+
+
+def test_a_step_in_words_has_bundles_indexes_and_splits(reads: Reads) -> None:
+    words = reads.in_words("train", "--step", 2)
+    assert "consumer 0, position 20, epoch 0, offset 20, count 10" in words
+    (step,) = reads.audit("train", "--step", 2)["given"]
+    for run in step["bundles"]:
+        bundle = run["bundle"]
+        mine = [index for b, index in reads.third[0] if b == bundle]
+        assert (run["indexes"], run["splits"]) == (
+            [mine[0], mine[-1]], [3 * bundle, min(3 * bundle + 2, 19)],
+        )  # fmt: skip
+        ends = f"{mine[0]} … {mine[-1]}" if len(mine) > 1 else f"{mine[0]}"
+        assert f"bundle {bundle}, indexes {ends}, splits {3 * bundle} … " in words
+
+
+def test_an_element_is_where_the_consumer_was_given_it(reads: Reads) -> None:
+    bundle, index = reads.first[1][1][2]
+    asked = ("--batch-size", BATCH, "--consumers", 2)
+    said = reads.audit("train", "--element", f"{bundle}:{index}", "--epoch", 0, *asked)
+    (found,) = said["found"]
+    assert (found["step"], found["consumer"], found["position"]) == (1, 1, 14)
+    said = reads.audit("train", "--element", f"{bundle}:{index}")
+    assert [each["epoch"] for each in said["found"]] == [0, 1]
+    bundle, index = reads.second[2][0][0]
+    words = reads.in_words("train", "--element", f"{bundle}:{index}", "--epoch", 1)
+    assert f"position {TOTAL + 12 + 2 * BATCH}, epoch 1, offset {12 + 2 * BATCH}" in words
+
+
+def test_a_job_that_went_with_its_reader(reads: Reads) -> None:
+    with pytest.raises(NotFound) as error:
+        reads.audit("nonsense")
+    (unnamed,) = re.findall(r" (\d+) \(id \1\)", str(error.value))
+    said = reads.audit(unnamed)
+    assert said["job"] == unnamed and len(said["groups"]) == 1
+    step = reads.audit(unnamed, "--step", 1)
+    assert given(step) == [reads.unnamed[1]]
+
+
+def test_an_unordered_job(reads: Reads) -> None:
+    assert reads.unordered == TOTAL
+    said = reads.audit("unordered")
+    assert said["promise"].startswith("at most once held") and said["lost"] == []
+    assert [(r["epoch"], r["why"] is None) for r in said["readers"]] == [(1, False)]
+    assert "sharding DYNAMIC" in reads.in_words("unordered")
+
+
+def test_errors(reads: Reads, tmp_path: pathlib.Path) -> None:
+    for wrong, options in (
+        ("job 'nonsense' is not in the journal; these are: train (id ", ("nonsense",)),
+        ("unordered is not read in order", ("unordered", "--step", 1)),
+        ("'7' is not of the form BUNDLE:INDEX", ("train", "--element", "7")),
+        ("bundle 7 is none of 7", ("train", "--element", "7:0")),
+        ("elements: count from 0", ("train", "--element", "0:99")),
+        ("--step 1 and --element 0:0: ask for one", ("train", "--step", 1, "--element", "0:0")),
+        ("--epoch 1 is for --element", ("train", "--epoch", 1)),
+        ("both --batch-size and --consumers", ("train", "--step", 1, "--consumers", 2)),
+    ):
+        with pytest.raises(ForebayError, match=re.escape(wrong)):
+            audit(reads.journal, *options)
+    assert "there is no journal" in error_of("audit", tmp_path, "train")
+
+
+def test_values_that_the_journal_knows() -> None:
+    """Of numbers and of explicit splits; zipped sources have values each."""
+    given = Followed()
+    named = ev.ExplicitSplits(splits=[f"file-{n}".encode() for n in range(5)])
+    given.register(
+        "e",
+        ev.SplitSource(arithmetic=ev.Arithmetic(start=10, stop=100, step=10)),
+        ev.SplitSource(explicit=named, leased_with=0),
+        ev.SplitSource(count=7, leased_with=0),
+    )
+    given.job("e", bundle_splits=2)
+    ordered = _Ordered(given.histories, given.history, None)
+    assert [ordered._splits_of(bundle) for bundle in (1, 2)] == [
+        {"splits": (2, 3), "values": [(30, 40), ("file-2", "file-3")]},
+        {"splits": (4, 4), "values": [(50, 50), ("file-4", "file-4")]},
+    ]
+
+
+def test_a_trimmed_history_begins_with_a_snapshot() -> None:
+    given, storage = Followed(), MemoryStorage()
+    early = given.join(0, start=16)
+    snapshot = encode_snapshot(encode_state(given.state), 1)
+    sequence = len(given.events)
+    given.join(1, start=16)
+    given.leave(early)
+    writer = storage.open_writer("test")
+    writer.append([encode(event) for event in given.events])
+    writer.write_snapshot(sequence, snapshot)
+    writer.trim(sequence + 1)
+    state, histories, begins = _replayed(storage)
+    assert (state, begins) == (given.state, sequence)
+    (history,) = histories.jobs.values()
+    assert [stay.joined_ms is None for stay in history.stays] == [True, False]
+    assert [stay.left_ms is None for stay in history.stays] == [False, True]
+    assert len(history.groups()) == 1
+
+
+def test_what_is_not_determined_yet(tmp_path: pathlib.Path) -> None:
+    """A consumer has joined, and no bundle was run."""
+    with DispatcherProcess(tmp_path) as dispatcher:
+        dataset_id = service.register_dataset(dispatcher.target, numbers, splits=SPLITS)
+        order = ev.OrderSpec(**ORDER)  # type: ignore[arg-type]
+        job = pb.GetOrCreateJobRequest(
+            dataset_id=dataset_id, job_name="train", sharding="OFF", order=order
+        )
+        member = ev.GroupMember(index=1, consumers=2, batch_size=2)
+        client = DispatcherClient(dispatcher.target)
+        join = pb.JoinIterationRequest(job=job, epoch=0, member=member)
+        client.call_numbered(join, pb.JoinIterationResponse)
+        sequence = client.known.sequence
+        client.close()
+        shown = forebay("journal", "show", tmp_path, "--at", sequence, COLUMNS="200").stdout
+        assert "1 of 2" in shown and "lengths of 0 of 7 bundles" in shown
+    for option, wrong in (("--step", 0), ("--element", "0:0")):
+        needed = "not determined yet: 0 positions are, .* bundles 0, 1, 2, 3 are needed; read"
+        with pytest.raises(InvalidArgument, match=needed):
+            audit(tmp_path, "train", option, wrong)
+    said = forebay("audit", tmp_path, "train").stdout
+    assert "lengths of 0 of 7 bundles" in said and "what comes behind is not determined" in said
+    assert "group 1, consumers 2, batch size 2, position 0" in said
+    assert "left" not in said
+
+
+def test_what_was_lost_with_a_worker(tmp_path: pathlib.Path) -> None:
+    how: dict[str, Any] = {"processing_mode": "distributed_epoch", "job_name": "train"}
+    with DispatcherProcess(tmp_path, worker_timeout_ms=3_000) as dispatcher:
+        client = DispatcherClient(dispatcher.target)
+        with WorkerProcess(dispatcher.address) as worker:
+            dataset_id = service.register_dataset(dispatcher.target, slowly, splits=SPLITS)
+            with service.read(dispatcher.target, dataset_id, **how) as elements:
+                next(elements)
+                worker.kill()
+                wait_until(lambda: not fetch_status(client, 5)["workers"])
+        client.close()
+    said = json.loads(audit(tmp_path, "train", "--json"))
+    lost = [each for each in said["lost"] if not each["found"]]
+    count = sum(each["splits"][1] - each["splits"][0] + 1 for each in lost)
+    assert said["lost_splits"] == count > 0
+    assert all(each["worker"] == worker.address and each["why"] for each in lost)
+    assert f"{count} were lost, and elements of them may have reached nobody" in said["promise"]

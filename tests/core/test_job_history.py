@@ -1,0 +1,145 @@
+"""What the events tell about jobs, when the state has forgotten it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.job_history import JobHistories, JobHistory
+from forebay.service.core.machine import apply, decide
+from forebay.service.core.state import State
+
+from .test_ordered import ORDER, Ordered
+
+
+class Followed(Ordered):
+    """Datasets and jobs, and histories that follow them."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.now = 0
+        self.events: list[ev.Event] = []
+        self.histories = JobHistories(self.state)
+        self.when(c.ElectLeader(term=1, address="a:1", version="0", journal_id="j"))
+        self.register("d", ev.SplitSource(count=100))
+
+    def when(self, command: c.Command) -> Any:
+        self.now += 1
+        events, answer = decide(self.state, command, self.now)
+        for event in events:
+            self.event(event)
+        return answer
+
+    def event(self, event: ev.Event) -> None:
+        self.histories.observe(self.state, event)
+        apply(self.state, event)
+        self.events.append(event)
+
+    @property
+    def history(self) -> JobHistory:
+        """Of the only job."""
+        self.histories.follow_end(self.state)
+        (history,) = self.histories.jobs.values()
+        return history
+
+
+def test_the_groups_of_an_ordered_job() -> None:
+    given = Followed()
+    first, second = given.join(0, start=0), given.join(1, start=0)
+    given.leave(first)
+    again = given.join(0, start=0)  # it was restarted
+    for consumer in (again, second):
+        given.leave(consumer)
+    given.join(2, of=3, start=80)
+    groups = given.history.groups()
+    ids = [[stay.consumer_id for stay in group] for group in groups]
+    assert ids[:2] == [[first.consumer_id, second.consumer_id], [again.consumer_id]]
+    (last,) = groups[2]
+    assert last.member is not None and (last.member.start_position, last.left_ms) == (80, None)
+    assert (groups[0][0].left_ms, groups[0][0].why) == (5, "r")
+    assert (groups[0][0].joined_ms or 0) < (groups[0][1].joined_ms or 0) < 5
+
+
+def test_a_job_that_was_removed_is_remembered_with_its_lengths() -> None:
+    given = Followed()
+    consumer = given.join(0, of=1, name="")
+    given.when(c.LearnLengths(consumer_id=consumer.consumer_id, bundles=(3, 5), lengths=(7, 0)))
+    given.leave(consumer)
+    assert not given.state.jobs
+    history = given.history
+    assert history.user_name == str(history.job.job_id)
+    assert history.lengths == [-1, -1, -1, 7, -1, 0] + 94 * [-1]
+    assert given.histories.learned == {("d", 1): [(4, 2)]}
+
+
+def test_users_names() -> None:
+    given = Followed()
+    given.job(name="dataset_id=/d/train")
+    assert given.history.user_name == "train"
+
+
+def test_splits_that_are_lost_and_found() -> None:
+    given = Followed()
+    one, other = given.worker(1), given.worker(2)
+    given.iteration("j")
+    begun, kept = (given.lease(given.task_of(w), 5) for w in (one, other))
+    assert begun and kept
+    given.when(c.LoseWorker(worker_id=one, reason="silent"))
+    given.when(c.LoseWorker(worker_id=other, reason="killed", left=True))
+    assert [(x.splits, x.worker, x.why, x.found) for x in given.history.lost] == [
+        ((0, 4), "w:1", "silent", False),
+        ((5, 9), "w:2", "killed", False),
+    ]
+    given.worker(1)  # that process comes back
+    assert [lost.found for lost in given.history.lost] == [True, False]
+    assert given.history.leased_twice == []
+
+
+def test_leases_of_a_job_that_nobody_reads() -> None:
+    given = Followed()
+    worker = given.worker(1)
+    joined = given.iteration("j")
+    given.lease(given.task_of(worker), 5)
+    given.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason="r"))
+    given.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    (lost,) = given.history.lost
+    assert (lost.splits, lost.why) == ((0, 4), "nobody read the epoch any more")
+
+
+@pytest.mark.parametrize(("first", "twice"), [(0, True), (3, True), (5, False), (20, False)])
+def test_splits_that_are_leased_twice_are_noticed(first: int, twice: bool) -> None:
+    """No dispatcher decides that; a journal might say so."""
+    given = Followed()
+    worker = given.worker(1)
+    given.iteration("j")
+    task_id = given.task_of(worker)
+    lease = given.lease(task_id, 8)
+    assert lease is not None
+    given.hand_back(lease, 3)
+    leased = ev.SplitsLeased(
+        lease_id=99, iteration_id=lease.iteration_id, task_id=task_id, first=first, count=2
+    )
+    given.histories.observe(given.state, ev.Event(splits_leased=leased))
+    assert given.history.leased_twice == [leased] * twice
+
+
+def test_a_history_that_begins_with_a_state() -> None:
+    given = Followed()
+    consumer = given.join(0, of=1, start=40)
+    histories = JobHistories(given.state)
+    (history,) = histories.jobs.values()
+    (stay,) = history.stays
+    assert stay.consumer_id == consumer.consumer_id and stay.joined_ms is None
+    assert stay.member is not None and stay.member.start_position == 40
+    assert history.job.order is not None and history.job.order.seed == ORDER.seed
+
+
+def test_the_start_of_a_group_is_in_the_journal() -> None:
+    member = ev.GroupMember(consumers=1, batch_size=8, start_step=3, drop_remainder=True)
+    given = Followed()
+    job_id = given.job().job_id
+    given.when(c.JoinIteration(job_id=job_id, epoch=0, member=member))
+    assert given.history.stays[0].member == member
