@@ -117,7 +117,10 @@ class TfDataPipeline:
         return _Bundles(*self._load(self._sources, make, Drivers, "bundles"))
 
     def _trace(
-        self, kind: Callable[..., T], graph: TracedGraph | BundleGraph, most_bytes: int = BLOCK_BYTES
+        self,
+        kind: Callable[..., T],
+        graph: TracedGraph | BundleGraph,
+        most_bytes: int = BLOCK_BYTES,
     ) -> T:
         element_spec, compressed, block_bytes = self._layout
         try:
