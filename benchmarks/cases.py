@@ -49,6 +49,7 @@ class Case:
     protocol: str | None = None  # of data transfer; Forebay's name
     step: Callable[[], Callable[[Any], None]] | None = None  # makes the training step
     coordinated: bool = False  # whether its readers make a coordinated read
+    ordered: bool = False  # whether it is an ordered read; Forebay's only
 
 
 def _random(shape: tuple[int, ...]) -> Any:

@@ -99,13 +99,20 @@ class BenchmarkCluster:
             self._readers = before
 
     def measure(
-        self, case: str, *, size: int = 0, seconds: float | None = None, trainers: int = 0
+        self,
+        case: str,
+        *,
+        size: int = 0,
+        seconds: float | None = None,
+        trainers: int = 0,
+        consumers: int = 0,
     ) -> Reading:
         """Read with all readers for some time; a dataset of a size to its end, if it gets there.
 
-        Or with so many of them, which are `trainers` that read all of it, through a cache.
+        Or with so many of them: `consumers`, or `trainers` that each read all of it, through a
+        cache.
         """
-        readers = self._readers[: trainers or None]
+        readers = self._readers[: trainers or consumers or None]
         self._jobs += 1
         question = {
             "case": case,

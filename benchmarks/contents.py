@@ -25,6 +25,8 @@ SHORTEST, LONGEST = 50, 2_000  # tokens
 VOCABULARY = 50_000
 LINE_BYTES = 20, 200
 READ = ", read"  # the suffix of a case's name for `read`
+AT_MOST_ONCE = ", each element at most once"  # the same, of an epoch of many files
+ORDERED = ", in order"  # the same, by an ordered read
 
 
 def _records(random: np.random.Generator, count: int) -> Iterator[bytes]:

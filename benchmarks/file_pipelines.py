@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from .cases import Case, Into
 from .contents import (
+    AT_MOST_ONCE,
     FILE_CASES,
     IMAGES,
     JPEGS,
+    ORDERED,
     PIXELS,
     READ,
     RECORD_BYTES,
@@ -46,6 +48,16 @@ def pipeline(case: FileCase, directory: pathlib.Path, size: int) -> Any:
     return batch(case.pack, drop_remainder=True)
 
 
+def epoch(case: FileCase, directory: pathlib.Path, _: int) -> Any:
+    """An epoch of FILES files of the case's content, one by one: a split is a file."""
+    files = tf.data.Dataset.from_tensor_slices([str(case.content.files(directory))] * FILES)
+    records = files.flat_map(tf.data.TFRecordDataset)
+    if case.content.name not in DECODERS:
+        return records
+    parallel = tf.data.AUTOTUNE if case.content == JPEGS else None
+    return records.map(DECODERS[case.content.name], num_parallel_calls=parallel)
+
+
 def _as_image(record: Any) -> Any:
     return tf.reshape(tf.io.decode_raw(record, tf.uint8), [PIXELS, PIXELS, 3])
 
@@ -67,21 +79,38 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 """By what a content is called: a record's element."""
 
+FILES = 1_000
+"""Of an epoch: more than are read in a measurement."""
+
 GATHERED = {"file_tokens, padded": "padded_batch", "file_tokens, ragged": "ragged_batch"}
 """Of sequences one by one, the trainer makes batches in-graph by this method."""
 
 GATHERED_BATCH = 32
 
-PIPELINES = {
-    name + suffix: Case(dataset=functools.partial(pipeline, case), into=into)
-    for name, case in FILE_CASES.items()
-    for suffix, into in (("", Into.TENSORFLOW), (READ, Into.NUMPY))
-} | {
-    name: Case(
-        dataset=functools.partial(pipeline, FILE_CASES["file_tokens"]),
-        batch=GATHERED_BATCH,
-        gather=operator.methodcaller(method, GATHERED_BATCH),
-    )
-    for name, method in GATHERED.items()
-}
-"""By row, and for what `read` gives, by row and READ; and GATHERED."""
+PIPELINES = (
+    {
+        name + suffix: Case(dataset=functools.partial(pipeline, case), into=into)
+        for name, case in FILE_CASES.items()
+        for suffix, into in (("", Into.TENSORFLOW), (READ, Into.NUMPY))
+    }
+    | {
+        name + suffix: Case(
+            dataset=functools.partial(epoch, case),
+            into=Into.NUMPY,
+            mode="OFF" if suffix == ORDERED else "DYNAMIC",
+            ordered=suffix == ORDERED,
+        )
+        for name, case in FILE_CASES.items()
+        if not (case.batched or case.content.text)
+        for suffix in (AT_MOST_ONCE, ORDERED)
+    }
+    | {
+        name: Case(
+            dataset=functools.partial(pipeline, FILE_CASES["file_tokens"]),
+            batch=GATHERED_BATCH,
+            gather=operator.methodcaller(method, GATHERED_BATCH),
+        )
+        for name, method in GATHERED.items()
+    }
+)
+"""By row, and for what `read` gives, by row and READ, AT_MOST_ONCE or ORDERED; and GATHERED."""

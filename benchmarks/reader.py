@@ -126,8 +126,10 @@ class Trainer:
     ) -> Iterator[Any]:
         mode = getattr(self._service.ShardingPolicy, case.mode)
         how: dict[str, Any] = {"job_name": job_name, "data_transfer_protocol": case.protocol}
-        if case.coordinated:
+        if case.coordinated or case.ordered:
             how |= {"consumer_index": reader, "num_consumers": readers}
+        if case.ordered:
+            return iter(self._service.read(self._target, dataset_id, ordered=True, **how))
         if cached:
             how["cross_trainer_cache"] = self._service.CrossTrainerCache(str(os.getpid()))
         if case.into is Into.JAX:

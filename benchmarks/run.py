@@ -31,6 +31,7 @@ from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
 from .mirrored import mirrored
+from .ordered import ordered
 from .preemption import preemption
 from .python import python
 from .pytorch import pytorch
@@ -74,6 +75,7 @@ ROWS: dict[str, Row] = {
     "shares": shares,
     "jax": jax,
     "preemption": preemption,
+    "ordered": ordered,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

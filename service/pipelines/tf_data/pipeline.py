@@ -28,6 +28,11 @@ TRACES = Traces()
 """Of this process."""
 
 
+BUNDLE_BLOCK_BYTES = 2 << 20
+"""Of blocks of bundles, at most: many bundles are read at a time, each of which has some blocks in
+memory."""
+
+
 class TfDataPipeline:
     """A serialized dataset graph, as `pipelines.Pipeline`.
 
@@ -105,13 +110,21 @@ class TfDataPipeline:
 
     def _open_bundles(self) -> _Bundles:
         def make() -> BundleTrace:
-            return self._trace(BundleTrace, BundleGraph(self._graph, self._sources))
+            return self._trace(
+                BundleTrace, BundleGraph(self._graph, self._sources), BUNDLE_BLOCK_BYTES
+            )
 
         return _Bundles(*self._load(self._sources, make, Drivers, "bundles"))
 
-    def _trace(self, kind: Callable[..., T], graph: TracedGraph | BundleGraph) -> T:
+    def _trace(
+        self,
+        kind: Callable[..., T],
+        graph: TracedGraph | BundleGraph,
+        most_bytes: int = BLOCK_BYTES,
+    ) -> T:
+        element_spec, compressed, block_bytes = self._layout
         try:
-            return kind(graph, *self._layout)
+            return kind(graph, element_spec, compressed, min(block_bytes, most_bytes))
         except BaseException:
             graph.close()
             raise
