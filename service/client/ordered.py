@@ -75,6 +75,7 @@ class _Request:
     place: int
     runs: tuple[int, ...]  # that have not come
     is_query: bool = False
+    until: int = 0  # elements before this one are made for a query
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
@@ -99,7 +100,7 @@ class OrderedMode:
         self._waiting: list[_Request] = []  # to be asked for, once there is a worker
         self._unknown: list[_Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
-        self._querying: set[int] = set()  # places
+        self._querying: dict[int, int] = {}  # by place: what a query's `until` is
         self._queues: dict[int, deque[_Request]] = {}  # by place, for elements that were not given
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
@@ -132,11 +133,17 @@ class OrderedMode:
             self._querying.clear()
         if self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
-            if found is None:
+            if found is None or not (total is not None or self._has_a_step()):
                 return False
             self._round, self._before = found
         self._located = True
         return True
+
+    def _has_a_step(self) -> bool:
+        """Whether it is known that not all from the start on is dropped."""
+        deal = self.epoch.deal
+        last = deal.start + deal.consumers * deal.batch_size - 1
+        return not self.epoch.drop_remainder or self.epoch.order.locate(last) is not None
 
     def _bundle(self, place: int) -> int:
         return self.epoch.bundles[place]
@@ -162,13 +169,18 @@ class OrderedMode:
         self._asked -= block.count
         return block, None
 
+    def _next_position(self) -> int:
+        """Of what was asked for and not given."""
+        if self._ready:
+            return int(self._ready[0][1][0])
+        return int(self._portions[0].positions[0]) if self._portions else MAX_INDEX
+
     def _limit(self) -> int:
         """The position behind the last element that may be given."""
         epoch = self.epoch
-        if not epoch.drop_remainder:
-            return MAX_INDEX
         if (end := epoch.end()) is not None:
             return end
+        # Of whole global batches, or their positions could lie behind the epoch's end.
         return epoch.deal.end(max(self._before, epoch.start), True)
 
     @property
@@ -176,9 +188,9 @@ class OrderedMode:
         return ASK_AGAIN_S if self._unknown else 1.0
 
     def has_ended(self) -> bool:
-        if self._portions or not self._located or not self.epoch.order.ended(self._round):
+        if not self._located or not self.epoch.order.ended(self._round):
             return False
-        self.epoch.over = not self._ready or int(self._ready[0][1][0]) >= self._limit()
+        self.epoch.over = self._next_position() >= self._limit()
         return self.epoch.over
 
     def awaited(self) -> str:
@@ -219,7 +231,8 @@ class OrderedMode:
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())
-            if rounds < wanted // 2 and self._portions and order.length is None:
+            has_more = self._next_position() < self._limit()
+            if rounds < wanted // 2 and has_more and order.length is None:
                 break  # more will be known soon
             self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
@@ -315,10 +328,15 @@ class OrderedMode:
         opened, coming = order.opened(here, AHEAD)
         lacking = (place for place in self._queues if self._first_lacking(place) is not None)
         self._floor = min((*opened, *coming, *lacking), default=self._spec.bundles)
-        for place in (*opened, *coming):
-            if place not in self._querying and not self._is_known(place):
-                self._querying.add(place)
-                self._ask(_Request(place, (), is_query=True))
+        for place in opened:  # no round is known without another block of each
+            self._query_place(place, self._at_least.get(place, 0) + self._spec.block_length)
+        for place in coming:
+            self._query_place(place, 0)
+
+    def _query_place(self, place: int, until: int) -> None:
+        if self._querying.get(place, -1) < until and not self._is_known(place):
+            self._querying[place] = until
+            self._ask(_Request(place, (), is_query=True, until=until))
 
     def _is_known(self, place: int) -> bool:
         return self._ordered.lengths[self._bundle(place)] >= 0
@@ -349,7 +367,7 @@ class OrderedMode:
             bundle=number * spec.bundles + self._bundle(place),
             place=number * spec.bundles + place,
             runs=request.runs,
-            until=MAX_INDEX if counted else planned,
+            until=MAX_INDEX if counted else max(planned, request.until),
             known=MAX_INDEX if counted else self._at_least.get(place, 0),
             keep=MAX_INDEX if counted else (planned if lacking is None else lacking),
             floor=number * spec.bundles + self._floor,
@@ -454,7 +472,7 @@ class OrderedMode:
         self._is_stale = True
         self._learn(request.place, end.length, end.complete)
         if request.is_query:
-            self._querying.discard(request.place)
+            self._querying.pop(request.place, None)
             return
         if request.runs:
             raise self._differs(

@@ -250,7 +250,10 @@ class BundlesOutput(TaskOutput):
                 self._floors[order.reader] = order.floor
                 self._forget_below_floor()
             bundle = self._bundles.setdefault(order.bundle, _BundleState(order.bundle, order.place))
-            bundle.keeps[order.reader] = max(bundle.keeps.get(order.reader, 0), order.keep)
+            before = bundle.keeps.get(order.reader, 0)
+            if before == MAX_INDEX:  # it was only counted for this reader
+                before = 0
+            bundle.keeps[order.reader] = max(before, order.keep)
             subscription = _SliceSubscription(self, order, bundle)
             self._forget(bundle)
             self._join(subscription)
@@ -286,15 +289,21 @@ class BundlesOutput(TaskOutput):
         keeps = bundle.keeps
         floor = min(keeps.values()) if len(keeps) >= self._readers else 0
         for run in bundle.runs:
-            while run.kept and run.kept[0].stop <= floor:
-                self._release(run.kept.pop(0))
+            self._forget_before(run, floor)
         bundle.runs = [run for run in bundle.runs if not self._is_over(run)]
         if self._bytes > self._max_bytes:
             for each in sorted(self._bundles.values(), key=lambda b: b.place):
                 passed = max(each.keeps.values(), default=0)
                 for run in each.runs:
-                    while run.kept and run.kept[0].stop <= passed and self._bytes > self._max_bytes:
-                        self._release(run.kept.pop(0))
+                    self._forget_before(run, passed, self._max_bytes)
+
+    def _forget_before(self, run: BundleRun, index: int, most_bytes: int = -1) -> None:
+        """Drop blocks with elements before this one, while there are more bytes; but none that an
+        open slice still lacks."""
+        needed = min((s.runs[0] for s in run.slices if s.runs), default=MAX_INDEX)
+        index = min(index, needed)
+        while run.kept and run.kept[0].stop <= index and self._bytes > most_bytes:
+            self._release(run.kept.pop(0))
 
     @staticmethod
     def _is_over(run: BundleRun) -> bool:

@@ -12,6 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from forebay.journal.proto import events_pb2 as ev
@@ -28,6 +29,7 @@ from forebay.service.errors import (
     PipelineError,
 )
 from forebay.service.order import permuted
+from forebay.service.worker import worker
 
 from .kernel import Kernel, Process, Violation
 from .nodes import Job, Trainer
@@ -342,8 +344,9 @@ class OrderedTrainer(Trainer):
 
 
 @contextmanager
-def scaled(asked: Asked | None) -> Iterator[None]:
+def scaled(scenario: Scenario) -> Iterator[None]:
     """What is kept and asked for at a time, in proportion to elements of a few bytes."""
+    asked = scenario.asked
     with ExitStack() as stack:
         if asked is not None:
             of_client = replaced(
@@ -353,4 +356,6 @@ def scaled(asked: Asked | None) -> Iterator[None]:
             )  # fmt: skip
             stack.enter_context(of_client)
             stack.enter_context(replaced(bundles, AHEAD_BYTES=asked.ahead_bytes))
+            small = partial(bundles.BundlesOutput, scenario.output_bytes)
+            stack.enter_context(replaced(worker, BundlesOutput=small))
         yield

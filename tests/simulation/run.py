@@ -32,7 +32,7 @@ from .pipeline import STRUCTURE
 from .saves import Saver, SharedFiles, stood_in_for
 from .scenario import Fault, Scenario, draw
 
-END_S = 900.0
+END_S = 200.0
 """Of virtual time after the faults are healed: by then the job must have finished. The longest
 that anything waits is a consumer's timeout."""
 
@@ -462,7 +462,7 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
         directory = _make_directory(stack) if scenario.files else None
         shared = _make_directory(stack) if scenario.mode == "save" else None
         stack.enter_context(stood_in_for())
-        stack.enter_context(scaled(scenario.asked))
+        stack.enter_context(scaled(scenario))
         stack.enter_context(running(this))
         run = Run(this, scenario, directory, shared)
         stack.enter_context(dispatchers.on(run.storages))
