@@ -379,7 +379,13 @@ class Oracle:
             caller, answer = f"task {request.task_id} skips", (response.skipped,)
         else:
             caller = request.request.caller
-            as_of_now = ("journal", "dataset_id", "news", "lengths")  # the rest is what was decided
+            as_of_now = (
+                "journal",
+                "dataset_id",
+                "news",
+                "order",
+                "lengths",
+            )  # the rest is what was decided
             fields = response.ListFields()
             answer = tuple(value for field, value in fields if field.name not in as_of_now)
             before = self.answers.get((caller, number), ())

@@ -27,6 +27,7 @@ from forebay.service.errors import (
     InvalidArgument,
     NotFound,
     PipelineError,
+    Unavailable,
 )
 from forebay.service.order import permuted
 from forebay.service.worker import worker
@@ -262,10 +263,10 @@ class OrderedTrainer(Trainer):
                     reader, state = self._reader(*self.saved)
                 else:  # it goes on by itself
                     state = None
-        except (NotFound, AlreadyExists) as error:
+        except (NotFound, AlreadyExists, Unavailable) as error:
             self.kernel.trace("failed", self.name, error)
             group.lost()
-            return  # it was given up, or who was there before is not yet: it begins again
+            return  # it was given up, who was there before is not yet, or nobody answers
         except (FailedPrecondition, InvalidArgument, PipelineError) as error:
             self.kernel.fail(f"{self.name} failed without a reason: {error!r}")
             return

@@ -32,7 +32,7 @@ from .pipeline import STRUCTURE
 from .saves import Saver, SharedFiles, stood_in_for
 from .scenario import Fault, Scenario, draw
 
-END_S = 200.0
+END_S = 900.0
 """Of virtual time after the faults are healed: by then the job must have finished. The longest
 that anything waits is a consumer's timeout."""
 
