@@ -253,6 +253,13 @@ class EpochOrder:
             count += self._before[place] + min(given, self._lengths[place])
         return count
 
+    def index_at(self, place: int, round_: int) -> int:
+        """How many of the place's elements lie in earlier rounds; 0 if its start is not known."""
+        if place >= self._placed:
+            return 0
+        given = (round_ - self._start[place]) * self.block_length
+        return max(0, min(given, self._lengths[place]))
+
     def locate(self, position: int) -> tuple[int, int] | None:
         """The round of the element at this position, and how many elements lie in earlier rounds.
 

@@ -82,6 +82,7 @@ class _Request:
     place: int
     runs: tuple[int, ...]  # that have not come
     is_query: bool = False
+    until: int = 0  # elements before this one are made for a query
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
@@ -105,9 +106,8 @@ class OrderedMode:
         self._waiting: list[_Request] = []  # to be asked for, once there is a worker
         self._unknown: list[_Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
-        self._querying: dict[int, int] = {}  # by place: what was planned then
+        self._querying: dict[int, int] = {}  # by place: what a query's `until` is
         self._queues: dict[int, deque[_Request]] = {}  # by place, for elements that were not given
-        self._planned: dict[int, int] = {}  # by place: elements before this one were planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
         self._looked_s = 0.0  # when silent workers were looked for
@@ -140,7 +140,7 @@ class OrderedMode:
             self._at_least.clear()
         if self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
-            if found is None:
+            if found is None or not (total is not None or self._has_a_step()):
                 return False
             self._round, self._before = found
             self._stop_counting()
@@ -153,6 +153,12 @@ class OrderedMode:
             self._stop(request)
         for requests in (self._requests, self._waiting, self._unknown, self._querying):
             requests.clear()
+
+    def _has_a_step(self) -> bool:
+        """Whether it is known that not all from the start on is dropped."""
+        deal = self.epoch.deal
+        last = deal.start + deal.consumers * deal.batch_size - 1
+        return not self.epoch.drop_remainder or self.epoch.order.locate(last) is not None
 
     def _bundle(self, place: int) -> int:
         return self.epoch.bundles[place]
@@ -183,6 +189,12 @@ class OrderedMode:
             )
         return block, None
 
+    def _next_position(self) -> int:
+        """Of what was asked for and not given."""
+        if self._ready:
+            return int(self._ready[0][1][0])
+        return int(self._portions[0].positions[0]) if self._portions else MAX_INDEX
+
     def _limit(self) -> int:
         """The position behind the last element that may be given."""
         epoch = self.epoch
@@ -196,9 +208,9 @@ class OrderedMode:
         return ASK_AGAIN_S if self._unknown else 1.0
 
     def has_ended(self) -> bool:
-        if self._portions or not self._located or not self.epoch.order.ended(self._round):
+        if not self._located or not self.epoch.order.ended(self._round):
             return False
-        self.epoch.complete = not self._ready or int(self._ready[0][1][0]) >= self._limit()
+        self.epoch.complete = self._next_position() >= self._limit()
         return self.epoch.complete
 
     def awaited(self) -> str:
@@ -240,7 +252,8 @@ class OrderedMode:
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())
-            if rounds < wanted // 2 and self._portions and order.length is None:
+            has_more = self._next_position() < self._limit()
+            if rounds < wanted // 2 and has_more and order.length is None:
                 break  # more will be known soon
             self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
@@ -264,8 +277,6 @@ class OrderedMode:
         places, indexes = self.epoch.order.elements(self._round, last)
         first, self._before = self._before, self._before + len(places)
         self._round = last
-        for at in _by_place(places):
-            self._planned[int(places[at[0]])] = int(indexes[at[-1]]) + 1
         mine = self.epoch.deal.mine(first, len(places))
         places, indexes = places[mine], indexes[mine]
         self._asked += len(mine)
@@ -337,14 +348,16 @@ class OrderedMode:
         opened, coming = order.opened(here, AHEAD)
         lacking = (place for place in self._queues if self._first_lacking(place) is not None)
         self._floor = min((*opened, *coming, *lacking), default=self._spec.bundles)
-        for place in (*opened, *coming):
-            if self._is_known(place):
-                continue
-            # A worker makes more than a reader has planned only if it says so.
-            planned, known = self._planned.get(place, 0), self._at_least.get(place, 0)
-            if place not in self._querying or self._querying[place] < known <= planned:
-                self._querying[place] = planned
-                self._ask(_Request(place, (), is_query=True))
+        for place in opened:  # no further round is known without another block of each
+            more = self._planned(place) + self._spec.block_length
+            self._query_place(place, more if self._located else 0)
+        for place in coming:
+            self._query_place(place, 0)
+
+    def _query_place(self, place: int, until: int) -> None:
+        if self._querying.get(place, -1) < until and not self._is_known(place):
+            self._querying[place] = until
+            self._ask(_Request(place, (), is_query=True, until=until))
 
     def _is_known(self, place: int) -> bool:
         return self._ordered.lengths[self._bundle(place)] >= 0
@@ -369,19 +382,23 @@ class OrderedMode:
     def _slice(self, request: _Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
         counted = request.is_query and not self._located
-        planned = self._planned.get(place, 0)
+        planned = self._planned(place)
         lacking = self._first_lacking(place)
         return Slice(
             bundle=number * spec.bundles + self._bundle(place),
             place=number * spec.bundles + place,
             runs=request.runs,
-            until=MAX_INDEX if counted else planned,
+            until=MAX_INDEX if counted else max(planned, request.until),
             known=MAX_INDEX if counted else self._at_least.get(place, 0),
             keep=MAX_INDEX if counted else (planned if lacking is None else lacking),
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
         )
+
+    def _planned(self, place: int) -> int:
+        """Elements of the place before this one lie in the rounds that were planned."""
+        return self.epoch.order.index_at(place, self._round)
 
     def _first_lacking(self, place: int) -> int | None:
         """The first element of the place that was asked for and has not come."""

@@ -140,7 +140,8 @@ class BundleRun:
                 self._check()
                 is_needed = bool(self.slices) and self.stop < self.wanted
                 ahead = 0 if is_needed else self._ahead()
-                may_grow = not ahead or ahead + size <= AHEAD_BYTES
+                # What nobody asked for must not hold up what somebody waits for.
+                may_grow = not output._pending and (not ahead or ahead + size <= AHEAD_BYTES)
                 if (output._make_room(size) and may_grow) or is_needed:
                     if output._memory.take(size, force=is_needed):
                         output._set_busy(self, True)
@@ -151,7 +152,7 @@ class BundleRun:
                     output._set_busy(self, False)
                     output._notify_unlocked()  # a query may be answered
                     continue  # a slice may have joined meanwhile
-                self.room.wait(ROOM_S if may_grow else None)
+                self.room.wait(ROOM_S if may_grow or output._pending else None)
         finally:
             self.waits = False
 
@@ -277,6 +278,9 @@ class BundlesOutput(TaskOutput):
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
             run = heapq.heappop(self._pending)[2]
+            if not self._pending:  # others may make more than was asked for
+                for other in [r for b in self._bundles.values() for r in b.runs if r.waits]:
+                    other.room.notify_all()
             run.begun = True
             self._set_busy(run, True)
             return run

@@ -100,26 +100,27 @@ def test_all_is_asked_for_and_given_in_order() -> None:
     assert not reading.worker.asked
 
 
-def test_a_query_says_once_all_that_is_known_was_planned() -> None:
-    """A worker that has made much ahead makes more then, though nothing of it is asked for."""
+def test_a_query_asks_for_one_more_block_than_was_planned() -> None:
+    """A worker makes that much, however far it is ahead; and no more, though it is asked again."""
     reading = Reading([1 << 20], cycle_length=1)
     reading.take()
     (first,) = reading.queries()
-    assert first.known == first.until == 0
+    assert (first.known, first.until) == (0, 1)
     reading.answer(first, 20_000)
     reading.take()
+    planned = max(s.stop for s in reading.worker.asked.values())
     (early,) = reading.queries()
-    assert early.until < early.known == 20_000, "few elements are asked for at first"
+    assert (early.known, early.until) == (20_000, planned + 1), "few are asked for at first"
     while len(reading.got) < 20_000:
         assert any(s.runs for s in reading.worker.asked.values())
         reading.give()
         reading.take()
-    (_, late) = reading.queries()
-    assert late.known == late.until == 20_000
-    reading.answer(early, 20_010)
-    reading.answer(late, 20_010)
+    queries = reading.queries()
+    assert max(query.until for query in queries) == 20_001
+    for query in queries:
+        reading.answer(query, 20_010)
     reading.take()
-    assert [query.known for query in reading.queries()] == [20_010]
+    assert {query.known for query in reading.queries()} == {20_010}
 
 
 def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:

@@ -204,7 +204,9 @@ def test_consumers_of_no_group(member: tuple[int, ...] | None, epoch: int, why: 
     given = Ordered()
     job_id = given.job().job_id
     names = ("index", "consumers", "start_position", "batch_size")
-    joins = None if member is None else ev.GroupMember(**dict(zip(names, member, strict=True)))
+    joins = None if member is None else ev.GroupMember()
+    for name, number in zip(names, member or [0] * 4, strict=True):
+        setattr(joins or ev.GroupMember(), name, number)
     with pytest.raises(InvalidArgument, match=why):
         given.when(c.JoinIteration(job_id=job_id, epoch=epoch, member=joins))
     assert not given.state.iterations

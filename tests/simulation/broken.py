@@ -15,6 +15,8 @@ import msgspec
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import strided
+from forebay.service.client.ordered import OrderedMode
+from forebay.service.client.positions import OrderedEpoch
 from forebay.service.core import (
     commands,
     machine,
@@ -29,8 +31,10 @@ from forebay.service.core.base import Decision
 from forebay.service.core.consumers import left
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State
-from forebay.service.delivery import TaskOutput
+from forebay.service.delivery import EndOfSlice, TaskOutput
+from forebay.service.delivery.bundles import _SliceSubscription
 from forebay.service.delivery.cached import CachedOutput
+from forebay.service.delivery.orders import MAX_INDEX
 from forebay.service.delivery.rounds import RoundsOutput
 from forebay.service.dispatcher import decider
 from forebay.service.dispatcher.decider import Decider
@@ -38,6 +42,7 @@ from forebay.service.dispatcher.garbage_collector import GarbageCollector
 from forebay.service.dispatcher.history import JournalHistory
 from forebay.service.dispatcher.leadership import Leadership
 from forebay.service.dispatcher.task_removal import TaskRemovals
+from forebay.service.order import Deal
 from forebay.service.transport.messages import Key
 from forebay.service.transport.receiving import Receiving
 from forebay.service.transport.sending import SendBuffer
@@ -399,6 +404,102 @@ def ends_a_save_early() -> AbstractContextManager[None]:
     return replaced(save_streams, _together=lambda save: save.sources[0].next)
 
 
+def asks_again_for_what_has_come() -> AbstractContextManager[None]:
+    """A consumer that asks another worker for all of a slice, of which a part has come."""
+    ask, elsewhere = OrderedMode._ask, OrderedMode._ask_elsewhere
+
+    def asks(self: OrderedMode, request: Any) -> None:
+        request.whole = request.runs
+        ask(self, request)
+
+    def forgets(self: OrderedMode, requests: Any) -> None:
+        requests = list(requests)
+        for request in requests:
+            request.runs = request.whole
+        elsewhere(self, requests)
+
+    return replaced(OrderedMode, _ask=asks, _ask_elsewhere=forgets)
+
+
+def asks_nobody_else() -> AbstractContextManager[None]:
+    """A consumer that waits for a worker that is gone."""
+    return replaced(OrderedMode, _lose=lambda *_: None)
+
+
+def answers_a_wrong_length() -> AbstractContextManager[None]:
+    """A worker that takes the end of a run for the bundle's, wherever it stopped."""
+    answer = _SliceSubscription._answer
+
+    def answers(self: _SliceSubscription) -> Any:
+        end = answer(self)
+        if isinstance(end, EndOfSlice) and not end.complete and end.length:
+            end = EndOfSlice(end.bundle, end.length, True)
+        return end
+
+    return replaced(_SliceSubscription, _answer=answers)
+
+
+def forgets_lengths() -> AbstractContextManager[None]:
+    """An `apply` that forgets the lengths of bundles."""
+    learned = machine.EVENTS["lengths_learned"]
+    return patch.dict(machine.EVENTS, lengths_learned=learned._replace(apply=lambda *_: None))
+
+
+def counts_what_was_fetched() -> AbstractContextManager[None]:
+    """A consumer whose position is behind the blocks that came, and not behind what was given."""
+    take, position = OrderedMode.take, OrderedEpoch.position
+    fetched: dict[int, int] = {}
+
+    def takes(self: OrderedMode) -> Any:
+        taken = take(self)
+        if taken is not None:
+            fetched[id(self.epoch)] = fetched.get(id(self.epoch), 0) + taken[0].count
+        return taken
+
+    def is_at(self: OrderedEpoch, batches: int) -> int:
+        return position(self, max(batches, fetched.get(id(self), 0) // self.deal.batch_size))
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with replaced(OrderedMode, take=takes), replaced(OrderedEpoch, position=is_at):
+            yield
+
+    return both()
+
+
+def deals_from_the_first_element() -> AbstractContextManager[None]:
+    """A consumer that begins in the middle of an epoch, and deals as from its beginning."""
+    mine = Deal.mine
+
+    def deals(self: Deal, first_position: int, count: int) -> Any:
+        numbers = mine(dataclasses.replace(self, start=0), first_position, count)
+        return numbers[numbers + first_position >= self.start]
+
+    return replaced(Deal, mine=deals)
+
+
+def ends_when_nothing_is_here() -> AbstractContextManager[None]:
+    """A consumer that takes it for the epoch's end that it has given what it had asked for."""
+    ended = OrderedMode.has_ended
+
+    def ends(self: OrderedMode) -> bool:
+        idle = self._round > 0 and not self._portions and not self._ready
+        return ended(self) or idle
+
+    return replaced(OrderedMode, has_ended=ends)
+
+
+def gives_steps_in_part() -> AbstractContextManager[None]:
+    """A consumer that gives what may lie in the epoch's last step before it knows where that ends:
+    the next position may be behind the epoch's end."""
+    limit = OrderedMode._limit
+
+    def limits(self: OrderedMode) -> int:
+        return limit(self) if self.epoch.drop_remainder else MAX_INDEX
+
+    return replaced(OrderedMode, _limit=limits)
+
+
 class Variant(NamedTuple):
     """A bug, how it shows, and the faults under which it does (none: those of the seed)."""
 
@@ -477,5 +578,13 @@ BROKEN: dict[str, Variant] = {
         Variant(drops_what_has_room, "the window has room", mode="cached"),
         Variant(writes_chunks_again, "more than once", ("kill worker",), mode="save"),
         Variant(ends_a_save_early, "without its elements", mode="save"),
+        Variant(asks_again_for_what_has_come, "was due", ("kill worker",), 300, mode="ordered"),
+        Variant(asks_nobody_else, "did not come to the end", ("kill worker",), mode="ordered"),
+        Variant(answers_a_wrong_length, "bundle", mode="ordered"),
+        Variant(forgets_lengths, "was learned twice", mode="ordered"),
+        Variant(counts_what_was_fetched, "and should be at", mode="ordered"),
+        Variant(deals_from_the_first_element, "was due", mode="ordered"),
+        Variant(ends_when_nothing_is_here, "came to the end of epoch", mode="ordered"),
+        Variant(gives_steps_in_part, "and should be at", seeds=300, mode="ordered"),
     )
 }  # fmt: skip

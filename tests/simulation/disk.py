@@ -206,6 +206,10 @@ class Os:
     def getpid(self) -> int:
         return 1
 
+    def sched_getaffinity(self, _: int) -> set[int]:
+        """Each process has two processors, wherever the simulation runs."""
+        return {0, 1}
+
     def __getattr__(self, name: str) -> Any:
         return getattr(real, name)
 

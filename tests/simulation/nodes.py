@@ -297,6 +297,7 @@ class Job:
         self.step_s = step_s  # a trainer's time for a block
         self.leaves = leaves  # the chance that it leaves the epoch after a block
         self.preempted = preempted  # that it is told to stop
+        self.structure = ""  # of elements
         self.hands_back = name is not None and policy in (
             ShardingPolicy.OFF,
             ShardingPolicy.DYNAMIC,
@@ -310,7 +311,9 @@ class Job:
         """Registers it; every trainer does, as in life."""
         dispatcher = DispatcherClient(self.service)
         try:
-            request = pb.RegisterDatasetRequest(sources=self.pipeline.sources())
+            request = pb.RegisterDatasetRequest(
+                sources=self.pipeline.sources(), structure=self.structure
+            )
             if self.pipeline.python:
                 request.python = PYTHON
             else:

@@ -321,6 +321,9 @@ class Oracle:
         if "journal" in response.DESCRIPTOR.fields_by_name:
             last = response.journal.sequence
             yield f"sequence {last}", last <= len(self.records)
+        for rule in self.rules:
+            if (facts := getattr(rule, "facts", None)) is not None:
+                yield from facts(name, response)
         match name:
             case "RegisterDataset":
                 yield response.dataset_id, response.dataset_id in books.datasets
@@ -376,7 +379,13 @@ class Oracle:
             caller, answer = f"task {request.task_id} skips", (response.skipped,)
         else:
             caller = request.request.caller
-            as_of_now = ("journal", "dataset_id", "news")  # the rest is what was decided
+            as_of_now = (
+                "journal",
+                "dataset_id",
+                "news",
+                "order",
+                "lengths",
+            )  # the rest is what was decided
             fields = response.ListFields()
             answer = tuple(value for field, value in fields if field.name not in as_of_now)
             before = self.answers.get((caller, number), ())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,7 @@ class Pipeline:
     alternate: bool  # between providers, rather than one after the other
     endless: bool = False  # passes go on and on
     python: bool = False  # a Python dataset, of which some splits fail behind their element
+    uneven: int = 0  # in bundles, a filter of this seed is behind it; 0: none
 
     def places(self) -> list[tuple[int, int, int]]:
         """(provider, pass_number, split) of every element."""
@@ -54,6 +56,12 @@ class Pipeline:
             for provider in range(self.providers)
             for split in range(self.splits)
         ]
+
+    def kept(self, split: int) -> int:
+        """How many elements a bundle has of this split."""
+        if not self.uneven:
+            return 1
+        return random.Random(f"kept {self.uneven} {split}").choice((0, 0, 0, 1, 1, 2, 3, 20))
 
     def sources(self) -> list[ev.SplitSource]:
         return [ev.SplitSource(count=self.splits) for _ in range(self.providers)]
@@ -145,6 +153,58 @@ class Computed:
         return SplitRange(0, self._pipeline.splits, opening)
 
 
+class Bundle:
+    """service.pipelines.Run for a bundle of an ordered read: its elements have the bundle's number
+    as their pass_number, and count from the bundle's first one.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        task: pb.Task,
+        splits: SplitRange,
+        *,
+        number: int,
+        seed: int,
+        start: int = 0,
+    ) -> None:
+        if seed != task.order.seed:
+            kernel().fail(f"bundle {number} was run with the seed {seed} of another order")
+        self._pipeline = pipeline
+        self._task = task
+        self._splits = range(splits.first, splits.first + splits.count)
+        self._number = number
+        self._start = start
+        self._cancelled = Event()
+        self._run = kernel().oracle.began_run(task.task_id)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def blocks(self) -> Iterator[Block]:
+        rng, pipeline = kernel().rng, self._pipeline
+        index, waiting = 0, []
+        for split in self._splits:
+            if self._cancelled.wait(pipeline.split_s * rng.uniform(0.1, 2)):
+                return
+            for _ in range(pipeline.kept(split)):
+                if index >= self._start:
+                    waiting.append(self._element(split, index))
+                index += 1
+                if len(waiting) >= rng.randint(1, pipeline.block_elements):
+                    yield self._made(waiting)
+                    waiting = []
+        if waiting:
+            yield self._made(waiting)
+
+    def _element(self, split: int, index: int) -> Element:
+        task = self._task
+        return Element(task.task_id, task.iteration_id, 0, self._number, split, index, self._run)
+
+    def _made(self, elements: list[Element]) -> Block:
+        return replace(block_of(elements, elements[0].number), bundle=self._number)
+
+
 class Computation(Pipelines):
     """What the workers of a run compute."""
 
@@ -164,7 +224,8 @@ class Computation(Pipelines):
         if graph != (PYTHON if self._pipeline.python else SANITIZED):
             kernel().fail("a worker got another graph than was registered")
         run = partial(Computed, self._pipeline, task, may_skip)
-        return SimpleNamespace(run=run, close=lambda: None)
+        bundle = partial(Bundle, self._pipeline, task)
+        return SimpleNamespace(run=run, bundle=bundle, close=lambda: None)
 
 
 def _shard(task: pb.Task) -> Callable[[int], bool]:
@@ -185,11 +246,20 @@ def block_of(elements: list[Element], index: int = 0) -> Block:
 def elements_of(block: Block) -> list[Element]:
     values = block.components[0].values
     assert isinstance(values, np.ndarray)
+    return elements_in(values)
+
+
+def elements_in(rows: np.ndarray[Any, Any]) -> list[Element]:
+    """Of an array of shape (n, 5)."""
     return [
         Element(task, iteration, provider & 255, pass_number, split & 0xFFFFFFFF, split >> 32,
                 provider >> 8)
-        for task, iteration, provider, pass_number, split in values.tolist()
+        for task, iteration, provider, pass_number, split in rows.tolist()
     ]  # fmt: skip
+
+
+STRUCTURE = json.dumps({"tensor": "int64", "shape": [5]})
+"""Of an element, as it is registered."""
 
 
 def _graph() -> bytes:

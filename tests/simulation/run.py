@@ -27,6 +27,8 @@ from .kernel import Kernel, Violation, running
 from .network import Network, Weather
 from .nodes import Job, Node, Operator, Trainer, WorkerNode
 from .oracle import Oracle
+from .ordered import Group, Lengths, OrderedTrainer, scaled
+from .pipeline import STRUCTURE
 from .saves import Saver, SharedFiles, stood_in_for
 from .scenario import Fault, Scenario, draw
 
@@ -126,6 +128,11 @@ class Run:
                     )
                     for (name, host), trainer_id in zip(names, ids, strict=False)
                 ]  # fmt: skip
+            case "ordered":
+                group = Group(this, self.oracle, scenario)
+                self.oracle.rules.append(Lengths(group.order))
+                job.structure = STRUCTURE
+                return [OrderedTrainer(this, name, host, job, group) for name, host in names]
             case "static":
                 self.shards = Shards(self.oracle, len(self._places()))
                 self.oracle.rules.append(self.shards)
@@ -455,6 +462,7 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
         directory = _make_directory(stack) if scenario.files else None
         shared = _make_directory(stack) if scenario.mode == "save" else None
         stack.enter_context(stood_in_for())
+        stack.enter_context(scaled(scenario))
         stack.enter_context(running(this))
         run = Run(this, scenario, directory, shared)
         stack.enter_context(dispatchers.on(run.storages))

@@ -35,9 +35,14 @@ FAULTS = (
 
 ON_DEMAND = ("storage emptied",)
 """Faults that no seed draws by itself."""
-MODES = ("shared", "rounds", "cached", "static", "save")
+OLD_MODES = ("shared", "rounds", "cached", "static", "save")
+MODES = (*OLD_MODES, "ordered")
 """What is read how: a job that its trainers share, or each for themselves; a coordinated read;
-through a cross-trainer cache; statically sharded; or shared, while another dataset is saved."""
+through a cross-trainer cache; statically sharded; shared, while another dataset is saved; or in
+order."""
+
+ORDERED = 0.16
+"""The share of seeds that read in order. It has chances of its own, as LATER has."""
 
 LATER = {"freeze worker"}
 """Kinds with chances of their own, so that the seeds from before them stay as they were."""
@@ -51,6 +56,33 @@ class Fault:
     at_s: float
     for_s: float
     steps: int  # further steps of threads, so that it may come between any two
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An ordered read."""
+
+    seed: int
+    shuffle: bool
+    cycle_length: int
+    block_length: int
+    bundle_splits: int  # 0: the dispatcher chooses
+    step: int  # elements of a global batch; 0: no batches
+    drop_remainder: bool
+    start: int  # position
+    by_steps: bool  # who begins without a state begins at a step, if possible
+    consumers: int  # at first
+    window_bytes: int
+    first_window: int
+    portion_bytes: int
+    alone_bytes: int
+    ahead: int
+    ahead_bytes: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many consumers may read it."""
+        return [of for of in (1, 2, 3) if not self.step % of]
 
 
 @dataclass
@@ -95,6 +127,7 @@ class Scenario:
     memory_budget: int = 1 << 30  # of a worker
     kept_pipelines: int = 1_000  # of tasks that nobody reads; without leases they would begin anew
     expected_s: float = 2.0  # for a task's first reader to come
+    asked: Asked | None = None  # of an ordered read
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -104,6 +137,8 @@ class Scenario:
         elements = len(pipeline.places()) * self.epochs
         if self.steps:
             elements = self.steps * self.trainers
+        if self.asked is not None:
+            elements = sum(map(pipeline.kept, range(pipeline.splits))) * self.epochs
         elements += self.saved_splits
         each = elements * (1 if self.policy is ShardingPolicy.OFF else 1 / self.workers)
         return 0.5 + each * pipeline.split_s + elements * self.step_s / self.trainers
@@ -161,7 +196,10 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
         neighbours=rng.random() < 0.4,
     )
     modes = random.Random(f"mode {seed}")
-    drawn = modes.choice(MODES)  # of its own as well
+    drawn = modes.choice(OLD_MODES)  # of its own as well
+    in_order = random.Random(f"ordered {seed}")
+    if in_order.random() < ORDERED:
+        drawn = "ordered"
     _have_read(scenario, mode or drawn, modes)
     share = (0.1, 0.2, 0.35)[seed % 3]
     chances = random.Random(f"later {seed}")
@@ -191,6 +229,8 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
         if tidy.random() < 0.5:
             moments = [scenario.work_s * tidy.uniform(0, 2) for _ in range(tidy.randint(1, 6))]
             scenario.removals = [(at_s, tidy.random() < 0.5) for at_s in sorted(moments)]
+    if scenario.mode == "ordered":
+        _have_read_in_order(scenario, in_order)
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
@@ -241,3 +281,36 @@ def _have_read(scenario: Scenario, mode: str, rng: random.Random) -> None:
         case "save":
             scenario.chunk_bytes = rng.choice([1, 400, 4_000, 1 << 30])
             scenario.saved_splits = int(10 ** rng.uniform(0.5, 2.3))
+
+
+def _have_read_in_order(scenario: Scenario, rng: random.Random) -> None:
+    pipeline = scenario.pipeline = replace(
+        scenario.pipeline, splits=int(10 ** rng.uniform(0, 1.7)), providers=1, passes=1,
+        endless=False, python=False, uneven=rng.choice([0, rng.randint(1, 1 << 30)]),
+    )  # fmt: skip
+    scenario.policy, scenario.leaves = ShardingPolicy.OFF, 0
+    scenario.epochs = rng.choice([1, 2, 2, 3])
+    scenario.trainers = 3
+    scenario.together = rng.random() < 0.4
+    scenario.memory_budget = rng.choice([2_000, 50_000, 1 << 30])
+    total = sum(map(pipeline.kept, range(pipeline.splits)))
+    step = rng.choice([0, 6, 6, 12, 24, 8, 9, 7])
+    start = rng.choice([0, 0, rng.randrange(max(1, total * scenario.epochs))])
+    scenario.asked = Asked(
+        seed=rng.randrange(1 << 40),
+        shuffle=rng.random() < 0.7,
+        cycle_length=rng.choice([1, 2, 3, 5, 16]),
+        block_length=rng.choice([1, 1, 1, 2, 5]),
+        bundle_splits=rng.choice([0, 1, 2, 5]),
+        step=step,
+        drop_remainder=step > 0 and rng.random() < 0.4,
+        start=start,
+        by_steps=rng.random() < 0.5,
+        consumers=rng.choice([of for of in (1, 2, 3) if not step % of]),
+        window_bytes=rng.choice([200, 2_000, 64 << 20]),
+        first_window=rng.choice([1, 16, 256]),
+        portion_bytes=rng.choice([40, 400, 1 << 20]),
+        alone_bytes=rng.choice([40, 32 << 10]),
+        ahead=rng.choice([1, 3, 16]),
+        ahead_bytes=rng.choice([100, 1_000, 4 << 20]),
+    )

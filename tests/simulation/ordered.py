@@ -1,0 +1,362 @@
+"""Ordered reads: one order of all elements, and each trainer's own part of it, whatever fails.
+
+The order is computed here from the lengths of the pipeline's bundles, with lists. A trainer that
+begins at a position must get its part of what follows, to the epoch's end: nothing else, nothing
+twice, nothing late. A launcher starts trainers again that were killed: alone, where they had saved
+their state, or all together at such a state, which may be old, and in another number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client import ordered as client
+from forebay.service.client.options import ReadOptions, ShardingPolicy
+from forebay.service.client.positions import ordered_options
+from forebay.service.client.reader import OrderedIterator, Reader, name_of_job
+from forebay.service.delivery import bundles
+from forebay.service.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PipelineError,
+    Unavailable,
+)
+from forebay.service.order import permuted
+from forebay.service.worker import worker
+
+from .kernel import Kernel, Process, Violation
+from .nodes import Job, Trainer
+from .oracle import Oracle
+from .patches import replaced
+from .pipeline import Pipeline, elements_in
+from .scenario import Asked, Scenario
+from .threads import WaitingRoom
+
+MAX_STATE = 300
+"""Bytes of a saved state."""
+
+TOGETHER_S = 2.0
+"""For a launcher to end, and to start, all trainers."""
+
+Name = tuple[int, int, int]
+"""Of an element: the number of its bundle, its split, and its index in the bundle."""
+
+
+class GlobalOrder:
+    """All elements, epoch by epoch."""
+
+    def __init__(self, pipeline: Pipeline, asked: Asked) -> None:
+        self._asked = asked
+        size = asked.bundle_splits or 1  # of so few splits, the dispatcher makes a bundle of each
+        self._bundles = [
+            [s for s in range(first, min(first + size, pipeline.splits)) for _ in range(kept(s))]
+            for first in range(0, pipeline.splits, size)
+            for kept in (pipeline.kept,)
+        ]
+        self.lengths = [len(bundle) for bundle in self._bundles]
+        self.total = sum(self.lengths)
+        self._epochs: dict[int, list[Name]] = {}
+
+    def epoch(self, number: int) -> list[Name]:
+        if number not in self._epochs:
+            self._epochs[number] = list(self._interleaved(number))
+        return self._epochs[number]
+
+    def _interleaved(self, epoch: int) -> Iterator[Name]:
+        asked, count = self._asked, len(self._bundles)
+        coming = deque(
+            permuted(place, count, asked.seed, epoch) if asked.shuffle else place
+            for place in range(count)
+        )
+        slots: list[list[Name] | None] = [None] * asked.cycle_length
+        while coming or any(slot is not None for slot in slots):
+            for number, slot in enumerate(slots):
+                if slot is None:
+                    if not coming:
+                        continue
+                    bundle = coming.popleft()
+                    slot = [
+                        (epoch * count + bundle, split, index)
+                        for index, split in enumerate(self._bundles[bundle])
+                    ]
+                visit, rest = slot[: asked.block_length], slot[asked.block_length :]
+                yield from visit
+                slots[number] = rest if len(visit) == asked.block_length else None
+
+
+class Part:
+    """What one trainer is to be given, from a position of the training on, of one epoch."""
+
+    def __init__(self, order: GlobalOrder, asked: Asked, start: int, index: int, of: int) -> None:
+        size = asked.step // of or 1
+        step = size * of
+        total = order.total
+        self.number, offset = divmod(start, total) if total else (0, 0)
+
+        def end() -> int:
+            return total - (total - offset) % step if asked.drop_remainder else total
+
+        if offset and end() == offset:  # the rest is dropped
+            self.number, offset = self.number + 1, 0
+        self._offset, self._end, self._step, self._total = offset, end(), step, total
+        elements = order.epoch(self.number)
+        self._batches = [
+            elements[first : min(first + size, self._end)]
+            for first in range(offset + index * size, self._end, step)
+        ]
+        self._given = 0
+
+    @property
+    def next_epoch(self) -> int:
+        """The position behind this epoch."""
+        return (self.number + 1) * self._total
+
+    def give(self, name: str, batch: list[Name]) -> None:
+        due = self._batches[self._given : self._given + 1]
+        if due != [batch]:
+            raise Violation(
+                f"{name} got {batch} as batch {self._given} of its part of epoch {self.number} "
+                f"from {self._offset} on, where {due[0] if due else 'the end'} was due"
+            )
+        self._given += 1
+
+    def check_end(self, name: str) -> None:
+        if left := self._batches[self._given :]:
+            raise Violation(
+                f"{name} came to the end of epoch {self.number}, and its part has {len(left)} more "
+                f"batches, from {left[0]} on"
+            )
+
+    def check_position(self, name: str, position: int) -> None:
+        """It is `position`, as the trainer says: what all trainers have reached by this step."""
+        reached = min(self._offset + self._given * self._step, self._end)
+        due = {self.number * self._total + reached}
+        if self._given and reached == self._end:  # what is dropped may be behind it or before it
+            due.add(self.next_epoch)
+        if position not in due:
+            raise Violation(f"{name} is at position {position}, and should be at {sorted(due)}")
+
+
+class Lengths:
+    """The lengths that the journal has, and that the dispatcher answers: the true ones, once."""
+
+    def __init__(self, order: GlobalOrder) -> None:
+        self._order = order
+        self._known: dict[str, dict[int, int]] = {}  # by dataset
+        self._dataset_of: dict[int, str] = {}  # by job
+
+    def _dataset_removed(self, event: ev.DatasetRemoved) -> None:
+        self._known.pop(event.dataset_id, None)
+
+    def _lengths_learned(self, event: ev.LengthsLearned) -> None:
+        known = self._known.setdefault(event.dataset_id, {})
+        for bundle, length in zip(event.bundles, event.lengths, strict=True):
+            if length != self._order.lengths[bundle]:
+                raise Violation(
+                    f"bundle {bundle} has {self._order.lengths[bundle]} elements, and the journal "
+                    f"says {length}"
+                )
+            if bundle in known:
+                raise Violation(f"the length of bundle {bundle} was learned twice")
+            known[bundle] = length
+
+    def facts(self, name: str, response: Any) -> Iterator[tuple[str, bool]]:
+        if name == "JoinIteration" and response.consumer_id:
+            known = {length for lengths in self._known.values() for length in lengths.items()}
+            for bundle, length in enumerate(response.lengths):
+                yield f"length {length} of bundle {bundle}", length < 0 or (bundle, length) in known
+
+
+class Group:
+    """The launcher: it keeps the trainers' states, and starts trainers at them."""
+
+    def __init__(self, this: Kernel, oracle: Oracle, scenario: Scenario) -> None:
+        assert scenario.asked is not None
+        self.kernel = this
+        self.oracle = oracle
+        self.asked = scenario.asked
+        self.order = GlobalOrder(scenario.pipeline, self.asked)
+        self.end = scenario.epochs * self.order.total
+        self.together = scenario.together
+        self.members: list[OrderedTrainer] = []
+        self.size = self.asked.consumers  # of the members, these read
+        self.ending = False  # and nobody is to be started before all have ended
+        self.changed = WaitingRoom()
+        self._states: dict[int, Any] = {}  # that were saved, by position
+
+    @property
+    def finished(self) -> bool:
+        return all(member.done for member in self.members)
+
+    @property
+    def slowest(self) -> int:
+        """The position that all of them have reached."""
+        return min(member.position for member in self.members[: self.size])
+
+    def save(self, position: int, state: Any) -> None:
+        self._states[position] = state
+
+    def lost(self) -> None:
+        """One of the trainers was killed, or given up. It starts again by itself, or with all."""
+        if self.ending or self.finished or self.kernel.rng.random() < 0.5:
+            return
+        self.ending = True
+        self.kernel.at(TOGETHER_S * self.kernel.rng.random(), self._end)
+
+    def _end(self) -> None:
+        for member in self.members:
+            member.resume()
+            member.kill()
+        self.kernel.at(TOGETHER_S * self.kernel.rng.random(), self._begin)
+
+    def _begin(self) -> None:
+        self.ending = False
+        if self.finished:
+            return
+        rng = self.kernel.rng
+        saved = [(self.asked.start, None), *self._states.items()]
+        position, state = rng.choice(saved[-4:] if rng.random() < 0.7 else saved)
+        self.size = rng.choice(self.asked.sizes[: len(self.members)])
+        self.kernel.trace("together", self.size, position)
+        for member in self.members:
+            member.done = member.index >= self.size
+            member.saved = position, state
+            member.position = position
+            member.start()
+
+
+class OrderedTrainer(Trainer):
+    """One of the trainers of an ordered read."""
+
+    def __init__(self, this: Kernel, name: str, host: str, job: Job, group: Group) -> None:
+        super().__init__(this, name, host, job)
+        self.index = len(group.members)
+        self.position = group.asked.start
+        self.saved: tuple[int, Any] = group.asked.start, None  # where it starts again, if alone
+        self.done = self.index >= group.size
+        self._group = group
+        group.members.append(self)
+
+    def start(self) -> None:
+        if not self._group.ending:
+            super().start()
+
+    def main(self) -> None:
+        group = self._group
+        self.reading = True
+        try:
+            reader, state = self._reader(*self.saved)
+            self.position, _ = self.saved
+            while True:
+                self._read_epoch(OrderedIterator(reader), state)
+                if self.position >= group.end:
+                    break
+                if self.kernel.rng.random() < 0.5:
+                    reader, state = self._reader(*self.saved)
+                else:  # it goes on by itself
+                    state = None
+        except (NotFound, AlreadyExists, Unavailable) as error:
+            self.kernel.trace("failed", self.name, error)
+            group.lost()
+            return  # it was given up, who was there before is not yet, or nobody answers
+        except (FailedPrecondition, InvalidArgument, PipelineError) as error:
+            self.kernel.fail(f"{self.name} failed without a reason: {error!r}")
+            return
+        self.done = True
+        group.changed.notify_all()
+
+    def _reader(self, position: int, state: Any) -> tuple[Reader, Any]:
+        """A reader that begins there, and the state to load if it does not know that yet."""
+        job, asked, of = self.job, self._group.asked, self._group.size
+        batch_size = asked.step // of or None
+        if state is not None and state["step"] != (batch_size or 1) * of:
+            state = None
+        where = {}
+        if state is None:
+            step = (batch_size or 1) * of
+            first = self._group.order.total - self._group.order.total % step
+            if position % step == 0 and position < first and asked.by_steps:
+                where["start_step"] = position // step
+            else:
+                where["start_position"] = position
+        options = ordered_options(
+            seed=asked.seed, shuffle=asked.shuffle, cycle_length=asked.cycle_length,
+            block_length=asked.block_length, bundle_splits=asked.bundle_splits or None,
+            batch_size=batch_size, drop_remainder=asked.drop_remainder,
+            consumer_index=self.index, num_consumers=of, **where,
+        )  # fmt: skip
+        dataset_id = job.dataset_id()
+        name = name_of_job(dataset_id, job.name or options.group_name)
+        how = ReadOptions(ordered=options)
+        reader = Reader(
+            job.service, dataset_id, ShardingPolicy.OFF, name, how, credit_bytes=job.credit_bytes
+        )
+        return reader, state
+
+    def _read_epoch(self, iterator: OrderedIterator, state: Any) -> None:
+        group, rng, oracle = self._group, self.kernel.rng, self._group.oracle
+        part = Part(group.order, group.asked, self.position, self.index, group.size)
+        with iterator:
+            if state is not None:
+                iterator.load_state_dict(state)
+            for item in iterator:
+                elements = elements_in(item.reshape(-1, 5))
+                part.give(self.name, [(e.pass_number, e.split, e.number) for e in elements])
+                oracle.element_count += len(elements)
+                self._is_at(iterator, part, rng.random() < 0.2)
+                while group.together and self._is_ahead():
+                    group.changed.wait(1.0)
+                if self.job.step_s:
+                    self.kernel.sleep(self.job.step_s * rng.uniform(0.1, 2))
+            part.check_end(self.name)
+            self.position = iterator.position
+            if self.position != part.next_epoch:
+                raise Violation(f"{self.name} ended at {self.position}, not {part.next_epoch}")
+            self._save(iterator)
+
+    def _is_at(self, iterator: OrderedIterator, part: Part, saves: bool) -> None:
+        self.position = iterator.position
+        part.check_position(self.name, self.position)
+        self._group.changed.notify_all()
+        if saves:
+            self._save(iterator)
+
+    def _save(self, iterator: OrderedIterator) -> None:
+        state = iterator.state_dict()
+        if state["position"] != self.position or len(json.dumps(state)) > MAX_STATE:
+            raise Violation(f"{self.name} is at {self.position}, and its state is {state}")
+        self.saved = self.position, state
+        self._group.save(self.position, state)
+
+    def _is_ahead(self) -> bool:
+        return self.position > self._group.slowest + 2 * max(self._group.asked.step, 1)
+
+    def killed(self, process: Process) -> None:
+        super().killed(process)
+        self._group.lost()
+
+
+@contextmanager
+def scaled(scenario: Scenario) -> Iterator[None]:
+    """What is kept and asked for at a time, in proportion to elements of a few bytes."""
+    asked = scenario.asked
+    with ExitStack() as stack:
+        if asked is not None:
+            of_client = replaced(
+                client, WINDOW_BYTES=asked.window_bytes, FIRST_WINDOW=asked.first_window,
+                PORTION_BYTES=asked.portion_bytes, ALONE_BYTES=asked.alone_bytes,
+                AHEAD=asked.ahead,
+            )  # fmt: skip
+            stack.enter_context(of_client)
+            stack.enter_context(replaced(bundles, AHEAD_BYTES=asked.ahead_bytes))
+            small = partial(bundles.BundlesOutput, scenario.output_bytes)
+            stack.enter_context(replaced(worker, BundlesOutput=small))
+        yield
