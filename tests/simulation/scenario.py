@@ -41,7 +41,7 @@ MODES = (*OLD_MODES, "ordered")
 through a cross-trainer cache; statically sharded; shared, while another dataset is saved; or in
 order."""
 
-ORDERED = 0.16
+ORDERED = 0.25
 """The share of seeds that read in order. It has chances of its own, as LATER has."""
 
 LATER = {"freeze worker"}

@@ -44,6 +44,17 @@ FOUND: dict[str, tuple[int, tuple[str, ...]]] = {
     "before it said so in TERM": (253, KILLS),
 }
 
+FOUND_IN_ORDER = {
+    # The same of ordered reads, with each seed's own faults.
+    "a consumer never ended whose last elements are dropped, with some not put together yet": 4,
+    "a consumer whose global batch was incomplete waited for lengths of bundles whose runs waited "
+    "for it": 1,
+    "a consumer gave an empty epoch if all behind its start is dropped, unless it knew that": 17,
+    "a consumer could plan no round, as a bundle's run waited for others to ask for more": 7,
+    "the memory of a bundle that is read was taken by one that is read later": 18,
+    "a worker dropped what a slice lacked, as its reader had once only counted the bundle": 30,
+}
+
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_no_promise_is_broken(first: int) -> None:
@@ -89,6 +100,12 @@ def test_who_read_on_with_one_that_had_died_does_not_wait_for_ever() -> None:
 def test_what_was_found_stays_mended(what: str) -> None:
     with simulated():
         check(*FOUND[what], mode="shared")
+
+
+@pytest.mark.parametrize("what", FOUND_IN_ORDER)
+def test_what_was_found_in_order_stays_mended(what: str) -> None:
+    with simulated():
+        check(FOUND_IN_ORDER[what], mode="ordered")
 
 
 @pytest.mark.parametrize("name", BROKEN)
