@@ -83,6 +83,7 @@ class _Request:
     place: int
     runs: tuple[int, ...]
     part: _Part | None  # None: a query
+    first: int = 0  # element of the place in the chunk, whichever consumer has it
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
     patience_s: float = SLOW_S
@@ -107,6 +108,7 @@ class OrderedMode:
         self._querying: dict[int, int] = {}  # by place: what was planned then
         self._outstanding: dict[int, set[_Request]] = {}  # by place, for elements
         self._planned: dict[int, int] = {}  # by place: elements before this one were planned
+        self._begun: dict[int, int] = {}  # by place that no worker has told of: the first planned
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
         self._looked_s = 0.0  # when slow workers were looked for
@@ -249,6 +251,11 @@ class OrderedMode:
         self._round = last
         mine = self.epoch.deal.mine(first, len(places))
         by_place = np.argsort(places, kind="stable")
+        begins = by_place[np.diff(places[by_place], prepend=-1) != 0]
+        firsts = dict(zip(places[begins].tolist(), indexes[begins].tolist(), strict=True))
+        for place, index in firsts.items():
+            if place not in self._planned:
+                self._begun[place] = index
         ends = np.flatnonzero(np.diff(places[by_place], append=-1))
         self._planned.update(
             zip(
@@ -267,7 +274,8 @@ class OrderedMode:
             for at in _parts(indexes[of_place], of_place):
                 chunk.missing += 1
                 runs = _runs(indexes[at])
-                self._ask(_Request(int(places[at[0]]), runs, _Part(chunk, at)))
+                place = int(places[at[0]])
+                self._ask(_Request(place, runs, _Part(chunk, at), firsts[place]))
         per_chunk = CHUNK_BYTES * self._elements // max(1, self._bytes) if self._elements else 1024
         self._chunk = max(1, min(2 * self._chunk, per_chunk, CHUNKS))
 
@@ -316,14 +324,15 @@ class OrderedMode:
         spec, number, place = self._spec, self.epoch.number, request.place
         counted = request.part is None and not self._located
         planned = self._planned.get(place, 0)
-        firsts = (r.runs[0] for r in self._outstanding.get(place, ()) if r.runs)
+        firsts = (r.first for r in self._outstanding.get(place, ()) if r.runs)
+        keep = self._begun.get(place, min(firsts, default=planned))
         return Slice(
             bundle=number * spec.bundles + self._bundle(place),
             place=number * spec.bundles + place,
             runs=request.runs,
             until=MAX_INDEX if counted else planned,
             known=MAX_INDEX if counted else self._at_least.get(place, 0),
-            keep=MAX_INDEX if counted else min(firsts, default=planned),
+            keep=MAX_INDEX if counted else keep,
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
@@ -443,6 +452,7 @@ class OrderedMode:
         except ValueError as error:
             raise self._differs(place, str(error)) from None
         self._at_least[place] = max(self._at_least.get(place, 0), length)
+        self._begun.pop(place, None)
         bundle = self._bundle(place)
         if complete and self._ordered.lengths[bundle] < 0:
             self._ordered.lengths[bundle] = length
