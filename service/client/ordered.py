@@ -81,6 +81,7 @@ class _Request:
 
     place: int
     runs: tuple[int, ...]  # that have not come
+    first: int = 0  # elements of the place before this one were planned earlier
     is_query: bool = False
     until: int = 0  # elements before this one are made for a query
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
@@ -108,6 +109,7 @@ class OrderedMode:
         self._unknown_s = 0.0
         self._querying: dict[int, int] = {}  # by place: what a query's `until` is
         self._queues: dict[int, deque[_Request]] = {}  # by place, for elements that were not given
+        self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
         self._looked_s = 0.0  # when silent workers were looked for
@@ -274,7 +276,11 @@ class OrderedMode:
 
     def _ask_for_rounds(self, last: int) -> None:
         """Ask for this consumer's elements of the rounds from the present one to `last`."""
-        places, indexes = self.epoch.order.elements(self._round, last)
+        order = self.epoch.order
+        places, indexes = order.elements(self._round, last)
+        firsts = {place: order.index_at(place, self._round) for place in set(places.tolist())}
+        for place in firsts.keys() - self._homes.keys():
+            self._begun.setdefault(place, firsts[place])
         first, self._before = self._before, self._before + len(places)
         self._round = last
         mine = self.epoch.deal.mine(first, len(places))
@@ -282,7 +288,8 @@ class OrderedMode:
         self._asked += len(mine)
         for of_place in _by_place(places):
             for at in _parts(indexes[of_place], of_place):
-                request = _Request(int(places[at[0]]), _runs(indexes[at]))
+                place = int(places[at[0]])
+                request = _Request(place, _runs(indexes[at]), firsts[place])
                 self._queues.setdefault(request.place, deque()).append(request)
                 self._ask(request)
         size = min(self._fit(PORTION_BYTES), MAX_PORTION) if self._elements else 1
@@ -346,7 +353,7 @@ class OrderedMode:
         order = self.epoch.order
         here = self._round if self._located else order.known_until
         opened, coming = order.opened(here, AHEAD)
-        lacking = (place for place in self._queues if self._first_lacking(place) is not None)
+        lacking = filter(self._lacks, self._queues)
         self._floor = min((*opened, *coming, *lacking), default=self._spec.bundles)
         for place in opened:  # no further round is known without another block of each
             more = self._planned(place) + self._spec.block_length
@@ -382,15 +389,13 @@ class OrderedMode:
     def _slice(self, request: _Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
         counted = request.is_query and not self._located
-        planned = self._planned(place)
-        lacking = self._first_lacking(place)
         return Slice(
             bundle=number * spec.bundles + self._bundle(place),
             place=number * spec.bundles + place,
             runs=request.runs,
-            until=MAX_INDEX if counted else max(planned, request.until),
+            until=MAX_INDEX if counted else max(self._planned(place), request.until),
             known=MAX_INDEX if counted else self._at_least.get(place, 0),
-            keep=MAX_INDEX if counted else (planned if lacking is None else lacking),
+            keep=MAX_INDEX if counted else self._keep(place),
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
@@ -400,9 +405,16 @@ class OrderedMode:
         """Elements of the place before this one lie in the rounds that were planned."""
         return self.epoch.order.index_at(place, self._round)
 
-    def _first_lacking(self, place: int) -> int | None:
-        """The first element of the place that was asked for and has not come."""
-        return next((r.runs[0] for r in self._queues.get(place, ()) if r.runs), None)
+    def _lacks(self, place: int) -> bool:
+        """Whether elements of the place were asked for and have not come."""
+        return any(request.runs for request in self._queues.get(place, ()))
+
+    def _keep(self, place: int) -> int:
+        """This consumer needs no element of the place before this one. Others of its group may need
+        those that follow, so a worker begins a run here. The first time it is the same for all."""
+        lacking = (r.first for r in self._queues.get(place, ()) if r.runs)
+        first = next(lacking, self._planned(place))
+        return min(first, self._begun.pop(place, first))
 
     def _home(self, place: int) -> int | None:
         """The task that the place is read from; None if there is no task."""

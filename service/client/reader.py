@@ -448,18 +448,15 @@ def read(
       data_transfer_protocol, cross_trainer_cache, target_workers: as in `from_dataset_id`.
       initial_epoch: how many epochs of a named job are over. The next epoch is read, or the rest
         of it. By default the first epoch is read.
-      ordered: read in one global order, dealt to the consumers in batches (OrderedIterator). The
-        order depends on these alone, all of them optional:
-          seed=0, shuffle=True: each epoch has its own permutation of the bundles, and random
-            operations of the pipeline their own numbers for each bundle.
-          cycle_length=16, block_length=1: bundles are interleaved as by tf.data's `interleave`.
-          bundle_splits: splits of a bundle; by default the dispatcher chooses.
-        and it begins, and is dealt, as these say:
-          batch_size: elements of a batch; by default elements come one by one.
-          drop_remainder=False: leave out the last, smaller global batch of each epoch.
-          start_position=0 (in elements, over all epochs), or start_step (in global batches).
-          consumer_index, num_consumers: step s is the batches s·num_consumers … of the order, and
-            the consumer_index-th of them is this consumer's.
+      ordered: read in one global order, dealt to the consumers in batches; an OrderedIterator.
+        `consumer_index` and `num_consumers` say which batches are this consumer's: step s is the
+        num_consumers batches of the order from s * num_consumers on.
+      **order: of an ordered read, all optional. The order depends on these alone: `seed` (0),
+        `shuffle` (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
+        `block_length` (1), as of tf.data's `interleave`, and `bundle_splits` (by default the
+        dispatcher chooses). `batch_size` makes batches, by default elements come one by one.
+        `drop_remainder` leaves out the last, smaller global batch of each epoch. It begins at
+        `start_position` (in elements, over all epochs), or at `start_step` (in global batches).
 
     Returns an iterator of elements, which is a context manager too. Raises ValueError for invalid
     arguments, and NotFound for an unknown dataset or static sharding without a list of workers.

@@ -5,8 +5,9 @@ the same elements. So this output is a cache: what it has dropped, it has made a
 is leased, acknowledged or journaled.
 
 **Runs.** The worker asks `next_run` what to run next. A *run* makes a bundle's elements from
-`start` on. A slice joins a run that still has, or will make, its next element; if there is none,
-a new run begins there. Bundles whose place in the order comes first are run first.
+`start` on. A slice joins a run that still has, or will make, its next element. If there is none,
+a new run begins: at the reader's `keep`, as that is about where the others of its group are, too.
+Bundles whose place in the order comes first are run first.
 
 **Backpressure.** A run makes what its slices ask for, and up to AHEAD_BYTES more, so that the next
 slices find it here. It then waits. It never waits if a slice lacks an element, so that a reader can
@@ -328,7 +329,9 @@ class BundlesOutput(TaskOutput):
             runs = [run for run in bundle.runs if run.has(needed)]
         run = max(runs, key=lambda run: run.stop, default=None)
         if run is None:
-            run = self._add_run(bundle, needed, subscription.order.counts)
+            order = subscription.order
+            start = needed if order.counts else min(needed, order.keep)
+            run = self._add_run(bundle, start, order.counts)
         subscription.run = run
         run.slices.add(subscription)
         run.used = next(self._numbers)

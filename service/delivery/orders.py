@@ -48,8 +48,9 @@ class Slice(Order):
     `runs` are pairs of an index and a count, one behind another: ascending, disjoint. They may be
     empty: such a slice is a query, which ends when the bundle has more than `known` elements, or
     has ended. Elements before `until` are made without regard to what readers have taken. The
-    reader needs no element of the bundle before `keep`, and nothing of bundles whose place is
-    before `floor`. It is one of several `readers`. Raises ValueError for invalid numbers.
+    reader needs no element of the bundle before `keep`, from where on others may need some, and
+    nothing of bundles whose place is before `floor`. It is one of several `readers`. Raises
+    ValueError for invalid numbers.
     """
 
     bundle: int

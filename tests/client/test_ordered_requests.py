@@ -142,6 +142,19 @@ def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:
     assert reading.got[0] == (3, 2)
 
 
+def test_a_group_says_alike_from_where_on_it_needs_a_bundle() -> None:
+    """Else each of its consumers has the bundle run for itself, from its own first element."""
+    for index in range(3):
+        group = {"consumer_index": index, "num_consumers": 3, "batch_size": 4}
+        reading = Reading([100], cycle_length=1, start_position=24, **group)
+        reading.take()
+        (count,) = reading.queries()
+        reading.answer(count, 100, complete=True)
+        reading.take()
+        order = next(s for s in reading.worker.asked.values() if s.runs)
+        assert (order.runs[0], order.keep) == (24 + 4 * index, 24)
+
+
 def test_so_many_slices_are_outstanding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "MAX_REQUESTS", 50)
     reading = Reading([400] * 20, cycle_length=20)

@@ -101,7 +101,7 @@ def pool() -> Any:
 
 def test_a_slice_is_given_what_it_asked_for_and_what_the_bundle_is_known_to_have() -> None:
     output = BundlesOutput()
-    reader = Reader(output, Slice(1, runs=(3, 2, 8, 4, 25, 1), until=30))
+    reader = Reader(output, Slice(1, runs=(3, 2, 8, 4, 25, 1), until=30, keep=3))
     assert read(reader) is None
     run = begun(output)
     assert (run.number, run.start) == (1, 3)
@@ -137,9 +137,21 @@ def test_a_slice_of_what_was_dropped_begins_a_run_there() -> None:
     assert read(again) == [12, 13, 14]
 
 
+def test_whoever_comes_first_of_a_group_begins_the_run_for_all() -> None:
+    output = BundlesOutput()
+    readers = [
+        Reader(output, Slice(1, runs=(at, 3), until=60, keep=20, reader=i, readers=3))
+        for i, at in enumerate([40, 20, 30])
+    ]
+    run = begun(output)
+    assert run.start == 20 and idle(output)
+    make(run, 60)
+    assert [read(reader)[0] for reader in readers] == [40, 20, 30]  # type: ignore[index]
+
+
 def test_of_several_runs_a_slice_joins_the_one_that_has_come_farthest() -> None:
     output = BundlesOutput()
-    Reader(output, Slice(1, runs=(10, 10), until=40))
+    Reader(output, Slice(1, runs=(10, 10), until=40, keep=10))
     farther = make(begun(output), 40)
     Reader(output, Slice(1, runs=(0, 10), until=10))
     assert begun(output).start == 0
@@ -183,7 +195,7 @@ def test_a_run_that_nobody_awaits_is_not_begun() -> None:
 
 def test_blocks_follow_one_another() -> None:
     output = BundlesOutput()
-    Reader(output, Slice(1, runs=(5, 20)))
+    Reader(output, Slice(1, runs=(5, 20), keep=5))
     run = begun(output)
     for wrong in (block(0, 5, 1), block(5, 5, 2), block(5, 5)):
         with pytest.raises(ValueError, match="where those from 5 on of bundle 1 come next"):
@@ -442,7 +454,7 @@ def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
     output = BundlesOutput()
     query = Reader(output, COUNT)
     counting = make(begun(output), 40)
-    reader = Reader(output, Slice(1, runs=(5, 10), until=20))
+    reader = Reader(output, Slice(1, runs=(5, 10), until=20, keep=5))
     run = make(begun(output), 20)
     Reader(output, COUNT).close()
     assert read(reader) == [*range(5, 15)]
@@ -454,7 +466,9 @@ def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
     assert run.stop == 20 and idle(output)
 
 
-@pytest.mark.parametrize("order", [Slice(1, runs=(90, 9)), Slice(1, known=90, until=90, keep=90)])
+@pytest.mark.parametrize(
+    "order", [Slice(1, runs=(90, 9), keep=90), Slice(1, known=90, until=90, keep=90)]
+)
 def test_a_run_that_began_behind_the_end_has_its_bundle_counted(order: Slice) -> None:
     output = BundlesOutput()
     reader = Reader(output, order)

@@ -114,7 +114,8 @@ class Task:
         self.runner.start()
 
     def read(self, bundle: int, count: int = BUNDLE_SPLITS, first: int = 0) -> Subscription:
-        opened = self.output.open(Slice(bundle, bundle, (first, count), until=first + count))
+        order = Slice(bundle, bundle, (first, count), until=first + count, keep=first)
+        opened = self.output.open(order)
         assert isinstance(opened, Subscription)
         return opened
 
