@@ -14,6 +14,7 @@ import grpc
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
+from ...storage.errors import Missing
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
@@ -245,7 +246,10 @@ class ForebayFace:
             return []
         blob = stored(dataset.outline).blob
         if blob not in self._doubts:
-            graph = await self._dispatcher.graphs.read(dataset)
+            try:
+                graph = await self._dispatcher.graphs.read(dataset)
+            except Missing:  # it was lost: workers say so, and how to register it again
+                return []
             self._doubts[blob] = await asyncio.to_thread(
                 _check_order, graph, dataset.outline.sources
             )

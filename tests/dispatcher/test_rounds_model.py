@@ -144,7 +144,7 @@ class Cluster:
                 consumer.subscriptions[task_id] = opened
             item = consumer.subscriptions[task_id].next(True, elements)
             if isinstance(item, tuple):
-                consumer.arrived(Client(), task_id, item[0])  # type: ignore[arg-type]
+                consumer.arrived(Client(), (task_id, 0), item[0])  # type: ignore[arg-type]
 
     def check(self) -> None:
         """In each step all have an element of the same task's same round, in the task's order."""

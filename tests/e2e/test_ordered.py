@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers ask for little ahead, so that workers are asked until the end."""
     monkeypatch.setattr(ordered, "WINDOW_BYTES", 8 << 10)
-    monkeypatch.setattr(ordered, "CHUNK_BYTES", 2 << 10)
+    monkeypatch.setattr(ordered, "PORTION_BYTES", 2 << 10)
 
 
 def numbers() -> tf.data.Dataset:

@@ -237,7 +237,7 @@ class TestRefused:
             ({"batch_size": 0}, "batch_size=0"),
             ({"consumer_index": 1}, "num_consumers"),
             ({"consumer_index": 2, "num_consumers": 2}, "consumer_index=2"),
-            ({"processing_mode": "distributed_epoch"}, "processing_mode"),
+            ({"processing_mode": service.ShardingPolicy.FILE}, "processing_mode"),
             ({"initial_epoch": 1, "job_name": "x"}, "start_position"),
         ],
     )

@@ -159,7 +159,7 @@ def test_closing_ends_the_waiting(server: RedisServer, caplog: pytest.LogCapture
     writer.close()
     appender.stop()
     assert isinstance(appender.error, AppendFailed)
-    assert "free only when its lease is out" in caplog.text
+    assert "must wait until this one's lease expires" in caplog.text
     with pytest.raises(Fenced):
         writer.append([b"x"])
 
