@@ -17,7 +17,7 @@ from ..stock import DispatcherProcess
 
 def slow_to_end(split: int) -> Iterator[int]:
     yield from range(5)
-    time.sleep(1)
+    time.sleep(1)  # so that steps are given while nobody knows the epoch's end
 
 
 def test_no_position_lies_behind_the_end(tmp_path: pathlib.Path) -> None:
