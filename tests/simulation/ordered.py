@@ -251,9 +251,9 @@ class OrderedTrainer(Trainer):
 
     def main(self) -> None:
         group = self._group
-        self.reading = True
         try:
             reader, state = self._reader(*self.saved)
+            self.reading = True  # from here on it knows the journal
             self.position, _ = self.saved
             while True:
                 self._read_epoch(OrderedIterator(reader), state)

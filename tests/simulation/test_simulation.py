@@ -72,8 +72,6 @@ def test_nobody_begins_anew_on_an_emptied_storage(first: int) -> None:
 
 def check(seed: int, faults: tuple[str, ...] = (), mode: str = "") -> None:
     scenario = draw(seed, faults, mode)
-    if faults == EMPTIED and scenario.mode == "ordered":  # its bundles are made again, and nobody
-        scenario = draw(seed, faults, "shared")  # registers a worker that was started again then
     try:
         simulate(seed, scenario=scenario)
     except Violation as violation:
