@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "lengths_learned", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "lengths_learned", "bundles_claimed", "claims_moved", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,8 @@ class Event(_message.Message):
     DATASET_REMOVED_FIELD_NUMBER: _ClassVar[int]
     BLOB_DELETED_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_LEARNED_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_MOVED_FIELD_NUMBER: _ClassVar[int]
     SAVE_STARTED_FIELD_NUMBER: _ClassVar[int]
     STREAM_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     SAVE_SPLIT_ASSIGNED_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +116,8 @@ class Event(_message.Message):
     dataset_removed: DatasetRemoved
     blob_deleted: BlobDeleted
     lengths_learned: LengthsLearned
+    bundles_claimed: BundlesClaimed
+    claims_moved: ClaimsMoved
     save_started: SaveStarted
     stream_assigned: StreamAssigned
     save_split_assigned: SaveSplitAssigned
@@ -121,7 +125,7 @@ class Event(_message.Message):
     stream_completed: StreamCompleted
     save_finished: SaveFinished
     save_failed: SaveFailed
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., lengths_learned: _Optional[_Union[LengthsLearned, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., lengths_learned: _Optional[_Union[LengthsLearned, _Mapping]] = ..., bundles_claimed: _Optional[_Union[BundlesClaimed, _Mapping]] = ..., claims_moved: _Optional[_Union[ClaimsMoved, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -298,20 +302,22 @@ class JobCreated(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., name: _Optional[str] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[Sharding, str]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., target_workers: _Optional[int] = ..., order: _Optional[_Union[OrderSpec, _Mapping]] = ...) -> None: ...
 
 class OrderSpec(_message.Message):
-    __slots__ = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits", "bundles")
+    __slots__ = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits", "bundles", "claimed")
     SEED_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     CYCLE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_SPLITS_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
     seed: int
     shuffle: bool
     cycle_length: int
     block_length: int
     bundle_splits: int
     bundles: int
-    def __init__(self, seed: _Optional[int] = ..., shuffle: bool = ..., cycle_length: _Optional[int] = ..., block_length: _Optional[int] = ..., bundle_splits: _Optional[int] = ..., bundles: _Optional[int] = ...) -> None: ...
+    claimed: bool
+    def __init__(self, seed: _Optional[int] = ..., shuffle: bool = ..., cycle_length: _Optional[int] = ..., block_length: _Optional[int] = ..., bundle_splits: _Optional[int] = ..., bundles: _Optional[int] = ..., claimed: bool = ...) -> None: ...
 
 class JobRemoved(_message.Message):
     __slots__ = ("job_id",)
@@ -584,6 +590,26 @@ class LengthsLearned(_message.Message):
     bundles: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, dataset_id: _Optional[str] = ..., bundle_splits: _Optional[int] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BundlesClaimed(_message.Message):
+    __slots__ = ("consumer_id", "places")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, consumer_id: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClaimsMoved(_message.Message):
+    __slots__ = ("consumer_id", "places", "cursors", "done")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    places: _containers.RepeatedScalarFieldContainer[int]
+    cursors: _containers.RepeatedScalarFieldContainer[int]
+    done: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, consumer_id: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., cursors: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SplitSkipped(_message.Message):
     __slots__ = ("iteration_id", "task_id", "worker_address", "split", "element", "reason")

@@ -2,7 +2,7 @@
 
 It is put together of its membership of the iteration (heartbeats.py, and `close` here), its links
 to workers (links.py), and a *mode*, which says what it reads and what comes next: first come, first
-served (first_come.py), or rounds (rounds.py).
+served (first_come.py), rounds (rounds.py), an order (ordered.py), or what it claims (claims.py).
 
 The thread that iterates over `blocks()` owns the state. Helper threads only fill its inbox: the
 heartbeat thread adds the dispatcher's news of tasks, and the transport's readers add what workers
@@ -18,7 +18,8 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
@@ -27,9 +28,11 @@ from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from . import open_iterations
+from .claims import ClaimsMode
 from .first_come import FirstCome
 from .heartbeats import Heartbeats, News
-from .links import Client, Links, WorkerLink
+from .links import Client, Links
+from .modes import Mode
 from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
 from .ordered import OrderedMode
@@ -43,54 +46,6 @@ GOODBYE_S = 0.5
 
 CLOSED_S = 5.0
 """How long `close` waits for another thread that closes the same consumer."""
-
-
-class Mode(Protocol):
-    """What a consumer reads, and what comes next. The reading thread calls all but the two that say
-    otherwise.
-    """
-
-    def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
-        """The next block, if it is here; and its client and task if the whole block is to be
-        acknowledged there once the trainer has used it, and may be handed back until then.
-        """
-
-    @property
-    def patience_s(self) -> float:
-        """After how long without anything new `has_ended` and `ask_again` are due."""
-
-    def has_ended(self) -> bool:
-        """Whether no block comes any more."""
-
-    def awaited(self) -> str:
-        """In words, what the consumer waits for."""
-
-    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        """Complete a heartbeat. Called by any thread."""
-
-    def heard(self, news: News) -> None:
-        """The dispatcher's news, before `update`. Called by the heartbeat thread."""
-
-    def update(self, news: News) -> None:
-        """The dispatcher's news: read the tasks that it lists."""
-
-    def arrived(self, client: Client, key: Key, block: Block) -> None:
-        """A block has come, before `deliver`. Called by a transport thread."""
-
-    def deliver(self, client: Client, key: Key, block: Block) -> None:
-        """A block of this subscription has come."""
-
-    def held_by_others(self, task_id: int) -> None:
-        """Other consumers hold the task's last elements, and may hand them back."""
-
-    def end(self, key: Key, end: End) -> None:
-        """The worker sends nothing more of the subscription. Raises PipelineError if it failed."""
-
-    def gone(self, link: WorkerLink) -> None:
-        """The worker process of this link is gone."""
-
-    def ask_again(self) -> None:
-        """Ask for tasks that their workers did not know yet."""
 
 
 class _Delivery(NamedTuple):
@@ -109,7 +64,7 @@ class _Gone(NamedTuple):
     reason: str
 
 
-_Inbox = queue.SimpleQueue[_Delivery | _Gone | News | ForebayError]
+_Inbox = queue.SimpleQueue[_Delivery | _Gone | News | ForebayError | None]
 
 
 class Consumer:
@@ -160,6 +115,11 @@ class Consumer:
         self.mode: Mode
         if reading.ordered is not None:
             self.mode = OrderedMode(reading.ordered, self.links, joined)
+        elif reading.claimed is not None:
+            self.mode = ClaimsMode(
+                self.links, joined, dispatcher, self._hear, partial(self._inbox.put, None),
+                self._closed,
+            )  # fmt: skip
         elif reading.num_consumers is not None:
             now = self._heartbeats.say_now
             self.mode = RoundsMode(reading, self.links, self.handle_inbox, now)
@@ -204,6 +164,7 @@ class Consumer:
             block, source = taken
             if source is None:
                 yield block
+                self.mode.used(block)
                 continue
             client, task_id = source
             with self._lock:
@@ -239,6 +200,8 @@ class Consumer:
             raise Unavailable("the consumer was closed")
         if isinstance(item, ForebayError):
             raise item
+        if item is None:  # there is something new
+            return
         if isinstance(item, News):
             self.mode.update(item)
         elif isinstance(item, _Gone):
@@ -303,10 +266,8 @@ class Consumer:
                 self.not_handed_back += link.reading
                 log.warning("a worker has not heard what is handed back to it, which is lost")
         try:
-            last = pb.ConsumerHeartbeatRequest(consumer_id=self.consumer_id)
-            self.mode.report(last)
-            if last.bundles:  # lengths that were learned, for who goes on from here
-                self._dispatcher.call(last, News, timeout_s=2, patience_s=2)
+            for request, answer in self.mode.last_words(self.consumer_id, left):
+                self._dispatcher.call(request, answer, timeout_s=2, patience_s=2)
             self._dispatcher.call(
                 pb.LeaveIterationRequest(consumer_id=self.consumer_id),
                 pb.LeaveIterationResponse,

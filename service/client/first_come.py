@@ -21,6 +21,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
+from .modes import Mode
 from .options import ReadOptions, TargetWorkers
 from .waits import task_awaited
 
@@ -44,8 +45,8 @@ TAKE_OVER_S = 0.5
 lockstep may be waiting for this one."""
 
 
-class FirstCome:
-    """The tasks of a consumer that takes blocks as they come; a Mode (consumer.py)."""
+class FirstCome(Mode):
+    """The tasks of a consumer that takes blocks as they come; a Mode (modes.py)."""
 
     def __init__(self, reading: ReadOptions, links: Links) -> None:
         self._reading = reading
@@ -114,12 +115,6 @@ class FirstCome:
 
     # -- what the dispatcher says --------------------------------------------------------------
 
-    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        pass
-
-    def heard(self, news: News) -> None:
-        pass
-
     def update(self, news: News) -> None:
         self._finished = news.finished
         listed = {task.task_id: task for task in news.tasks}
@@ -155,9 +150,6 @@ class FirstCome:
         return targets == TargetWorkers.ANY or (targets == TargetWorkers.AUTO and not colocated)
 
     # -- what workers say ----------------------------------------------------------------------
-
-    def arrived(self, client: Client, key: Key, block: Block) -> None:
-        pass
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:
         task_id = key[0]

@@ -15,9 +15,12 @@ from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
-from .positions import OrderedRead, check_index, ordered_options
+from .positions import ClaimedRead, OrderedRead, check_index, claimed_options, ordered_options
 
 log = logging.getLogger(__name__)
+
+AT_MOST_ONCE, AT_LEAST_ONCE = "at_most_once", "at_least_once"
+"""Kinds of `delivery`."""
 
 AUTOTUNE = -1
 """tf.data's value by which the caller leaves a number to the service."""
@@ -148,6 +151,7 @@ class ReadOptions:
     cache: CrossTrainerCache | None = None
     dynamic: bool = False  # tasks share splits, so another task produces what one loses
     ordered: OrderedRead | None = None  # an ordered read; None: another one
+    claimed: ClaimedRead | None = None  # a read at least once; None: another one
     hands_back: bool = False  # whether other consumers get the elements this one does not take
 
     @property
@@ -173,20 +177,48 @@ def reading(
     ordered: bool = False,
     order: Mapping[str, Any] = MappingProxyType({}),
 ) -> ReadOptions:
-    """The options that these arguments of tf.data service, and those of an ordered read, mean.
-    `order` has the keyword arguments that only an ordered read takes.
+    """The options that these arguments of tf.data service, and those of a read in bundles, mean.
+    `order` has the keyword arguments that only an ordered read takes, or a read at least once.
 
     Raises ValueError for invalid arguments, Unimplemented for those of a later version.
     """
     check_index(consumer_index, num_consumers)
+    order = dict(order)
+    delivery = order.pop("delivery", AT_MOST_ONCE)
+    if delivery not in (AT_MOST_ONCE, AT_LEAST_ONCE):
+        raise InvalidArgument(
+            f"delivery={delivery!r} must be {AT_MOST_ONCE!r} or {AT_LEAST_ONCE!r}"
+        )
+    if delivery == AT_LEAST_ONCE:
+        _check_in_bundles(
+            "a read at least once",
+            policy,
+            max_outstanding_requests,
+            cross_trainer_cache,
+            target_workers,
+        )
+        _check_claimed(ordered, num_consumers)
+        protocol = transfer_protocol(data_transfer_protocol)
+        if unknown := order.keys() - {"seed", "shuffle", "bundle_splits"}:
+            raise InvalidArgument(
+                f"{', '.join(sorted(unknown))}: a read at least once takes seed, shuffle and "
+                "bundle_splits; leave the rest out, or give ordered=True instead of delivery"
+            )
+        claimed = claimed_options(**order)
+        return ReadOptions(protocol=protocol, targets=_targets(target_workers), claimed=claimed)
     if not ordered and order:
         raise InvalidArgument(
             f"{', '.join(order)}: of an ordered read, or unknown; give ordered=True as well"
         )
     if ordered:
-        _check_ordered(
-            policy, max_outstanding_requests, cross_trainer_cache, target_workers, initial_epoch
+        _check_in_bundles(
+            "an ordered read", policy, max_outstanding_requests, cross_trainer_cache, target_workers
         )
+        if initial_epoch:
+            raise InvalidArgument(
+                f"an ordered read does not go with initial_epoch={initial_epoch}: give start_step "
+                "or start_position instead"
+            )
         positioned = ordered_options(
             consumer_index=consumer_index, num_consumers=num_consumers, **order
         )
@@ -227,32 +259,43 @@ def reading(
     )
 
 
-def _check_ordered(
+def _check_in_bundles(
+    read: str,
     policy: ShardingPolicy,
     max_outstanding_requests: int | None,
     cross_trainer_cache: Any,
     target_workers: str,
-    initial_epoch: int,
 ) -> None:
-    """Raises InvalidArgument for what an ordered read does not go with."""
+    """Raises InvalidArgument for what a read in bundles does not go with."""
     wrong = {
         f"processing_mode={policy.name}: give OFF or DYNAMIC, which mean the same for it": (
             policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
         ),
         f"max_outstanding_requests={max_outstanding_requests}: leave it out, as it asks for what "
         "comes next": max_outstanding_requests not in (None, AUTOTUNE),
-        "cross_trainer_cache: leave it out; without a shared job_name each trainer reads the same "
-        "order by itself": cross_trainer_cache is not None,
-        f"initial_epoch={initial_epoch}: give start_step or start_position instead": (
-            initial_epoch != 0
-        ),
+        "cross_trainer_cache: leave it out; without a shared job_name each trainer reads all "
+        "elements by itself": cross_trainer_cache is not None,
         f"target_workers={target_workers!r}: leave it out, as any worker may have the next one": (
             str(target_workers).upper() == TargetWorkers.LOCAL.name
         ),
     }
     for what, is_given in wrong.items():
         if is_given:
-            raise InvalidArgument(f"an ordered read does not go with {what}")
+            raise InvalidArgument(f"{read} does not go with {what}")
+
+
+def _check_claimed(ordered: bool, num_consumers: int | None) -> None:
+    """Raises InvalidArgument for what a read at least once does not go with."""
+    if ordered:
+        raise InvalidArgument(
+            f"ordered=True and delivery={AT_LEAST_ONCE!r}: leave delivery out, as an ordered read "
+            "goes on exactly at the position that is restored"
+        )
+    if num_consumers is not None:
+        raise InvalidArgument(
+            f"num_consumers={num_consumers} and delivery={AT_LEAST_ONCE!r}: leave num_consumers "
+            "out, as any number of consumers may come and go"
+        )
 
 
 def _targets(given: str) -> TargetWorkers:

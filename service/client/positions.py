@@ -1,4 +1,4 @@
-"""Ordered reads: what was asked for, where the trainer is, and the position that is saved.
+"""Reads in bundles: what was asked for; of ordered ones the position, and how it is saved.
 
 A *position* is the number of elements of the training that come before, over all consumers and
 epochs. It names no worker, no consumer and no buffer.
@@ -306,6 +306,37 @@ class OrderedRead:
         self.move_to(position, start_step)
 
 
+@dataclass(frozen=True)
+class ClaimedRead:
+    """How a dataset is read at least once: the arguments of `read`."""
+
+    seed: int = 0
+    shuffle: bool = True
+    bundle_splits: int = 0  # 0: the dispatcher chooses
+
+    @property
+    def spec(self) -> ev.OrderSpec:
+        """As a dispatcher is asked for it."""
+        return ev.OrderSpec(
+            seed=self.seed,
+            shuffle=self.shuffle,
+            cycle_length=1,
+            block_length=1,
+            bundle_splits=self.bundle_splits,
+            claimed=True,
+        )
+
+
+def claimed_options(
+    *, seed: int = 0, shuffle: bool = True, bundle_splits: int | None = None
+) -> ClaimedRead:
+    """Check the arguments of a read at least once. Raises InvalidArgument."""
+    _check_numbers(
+        seed=(seed, -(1 << 63)), bundle_splits=(1 if bundle_splits is None else bundle_splits, 1)
+    )
+    return ClaimedRead(seed, bool(shuffle), bundle_splits or 0)
+
+
 def ordered_options(
     *,
     seed: int = 0,
@@ -321,19 +352,15 @@ def ordered_options(
     num_consumers: int | None = None,
 ) -> OrderedRead:
     """Check the arguments of an ordered read. Raises InvalidArgument."""
-    numbers = {
-        "seed": (seed, -(1 << 63)),
-        "cycle_length": (cycle_length, 1),
-        "block_length": (block_length, 1),
-        "bundle_splits": (1 if bundle_splits is None else bundle_splits, 1),
-        "batch_size": (1 if batch_size is None else batch_size, 1),
-        "start_position": (start_position, 0),
-        "start_step": (start_step or 0, 0),
-    }
-    for name, (number, least) in numbers.items():
-        is_number = isinstance(number, int) and not isinstance(number, bool)
-        if not (is_number and least <= number <= MAX_POSITION * 2 - 1):
-            raise InvalidArgument(f"{name}={number!r} must be an integer from {least} on")
+    _check_numbers(
+        seed=(seed, -(1 << 63)),
+        cycle_length=(cycle_length, 1),
+        block_length=(block_length, 1),
+        bundle_splits=(1 if bundle_splits is None else bundle_splits, 1),
+        batch_size=(1 if batch_size is None else batch_size, 1),
+        start_position=(start_position, 0),
+        start_step=(start_step or 0, 0),
+    )
     if start_position and start_step is not None:
         raise InvalidArgument(
             f"start_position={start_position} and start_step={start_step}: give one of them"
@@ -346,6 +373,14 @@ def ordered_options(
         bool(drop_remainder), start_position, start_step,
         consumer_index or 0, 1 if num_consumers is None else num_consumers,
     )  # fmt: skip
+
+
+def _check_numbers(**numbers: tuple[Any, int]) -> None:
+    """Raises InvalidArgument unless each is an integer that is not less than its least value."""
+    for name, (number, least) in numbers.items():
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        if not (is_number and least <= number <= MAX_POSITION * 2 - 1):
+            raise InvalidArgument(f"{name}={number!r} must be an integer from {least} on")
 
 
 def check_index(consumer_index: int | None, num_consumers: int | None) -> None:

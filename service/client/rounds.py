@@ -22,6 +22,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .heartbeats import News
 from .links import ASK_AGAIN_S, Client, Links, UnknownTasks, WorkerLink, read_task
+from .modes import Mode
 from .options import ReadOptions
 from .waits import task_awaited
 
@@ -70,9 +71,9 @@ class _TaskRounds:
         return taken, None
 
 
-class RoundsMode:
+class RoundsMode(Mode):
     """Blocks have elements round by round, and within a round in the order of tasks; a Mode
-    (consumer.py). A block may have elements of several tasks. It is acknowledged when it is given.
+    (modes.py). A block may have elements of several tasks. It is acknowledged when it is given.
     """
 
     def __init__(
@@ -260,9 +261,6 @@ class RoundsMode:
             client.taken(block)
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:
-        pass
-
-    def held_by_others(self, task_id: int) -> None:
         pass
 
     def end(self, key: Key, end: End) -> None:

@@ -1,6 +1,7 @@
 """All commands of the state machine, in one place; each topic describes its own."""
 
 from .base import Command
+from .claims import ClaimBundles
 from .consumers import EjectConsumers, JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
 from .iterations import CollectIteration
@@ -18,6 +19,7 @@ from .workers import LoseWorker, RegisterWorker
 __all__ = [
     "AssignSplit",
     "AssignStream",
+    "ClaimBundles",
     "CollectIteration",
     "Command",
     "CommitChunk",

@@ -17,6 +17,7 @@ from .base import (
     itself,
     reserve_id,
 )
+from .claims import returned
 from .iterations import collected, forget_tasks_nobody_reads, let_go, used
 from .ordered import check_member, evicted, member_of
 from .places import require_list
@@ -195,7 +196,7 @@ def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     job = state.jobs[iteration.job_id]
     if not job.name:
         events += collected(state, iteration)  # nobody can find it again
-    elif kind_of(job).ends_with_its_consumers:
+    elif kind_of(job).ends_with_its_consumers and not iteration.finished:
         events += let_go(state, iteration)
     return Decision(events, None)
 
@@ -222,6 +223,7 @@ def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:
         del state.departed_callers[:-MAX_DEPARTED]
     iteration = state.iterations[consumer.iteration_id]
     iteration.consumers.discard(consumer.consumer_id)
+    returned(iteration, consumer)
     if iteration.barrier is not None:
         iteration.barrier.blocked.discard(consumer.consumer_id)
     iteration.idle_since_ms = state.time_ms

@@ -15,7 +15,7 @@ from .base import (
     reserve_id,
 )
 from .splits import ledgers, lost_leases
-from .state import Iteration, Job, State
+from .state import Claims, Iteration, Job, State
 
 
 class CollectIteration(Command, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ def _collect_iteration(state: State, command: CollectIteration) -> Decision:
     if iteration.finished:
         summarized = ev.IterationSummarized(iteration_id=iteration.iteration_id)
         return Decision([ev.Event(iteration_summarized=summarized)], None)
-    if iteration.ledgers and not iteration.all_tasks:
+    if iteration.keeps_progress and not iteration.all_tasks:
         return Decision([], None)
     return Decision(let_go(state, iteration), None)
 
@@ -54,7 +54,7 @@ def let_go(state: State, iteration: Iteration) -> list[ev.Event]:
 def over(iteration: Iteration) -> ev.Event:
     """Like `let_go`, for an iteration without leases."""
     number = iteration.iteration_id
-    if iteration.ledgers:
+    if iteration.keeps_progress:
         return ev.Event(iteration_paused=ev.IterationPaused(iteration_id=number))
     return ev.Event(iteration_collected=ev.IterationCollected(iteration_id=number))
 
@@ -78,6 +78,7 @@ def _iteration_created(state: State, event: ev.IterationCreated) -> None:
         event.epoch,
         ledgers(sources) if job.sharding == ev.DYNAMIC and not over else [],
         idle_since_ms=state.time_ms,
+        claims=None if job.order is None or not job.order.claimed else Claims(job.order.bundles),
     )
     job.iterations[event.epoch] = iteration_id
 

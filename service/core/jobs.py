@@ -31,7 +31,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     num_consumers: int | None = None
     cross_trainer_cache: bool = False
     target_workers: int = 0
-    order: ev.OrderSpec | None = None  # of an ordered read; bundle_splits 0: choose
+    order: ev.OrderSpec | None = None  # of a read in bundles; bundle_splits 0: choose
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         return Decision([], job.job_id)
     dataset = find_dataset(state, command.dataset_id)
     if command.order is not None:
-        _check_ordered(command)
+        _check_in_bundles(command, command.order)
     if command.num_consumers is not None:
         _check_coordinated(command, command.num_consumers)
     if command.sharding not in ev.Sharding.values():
@@ -137,7 +137,7 @@ def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:
             )
 
 
-def _check_ordered(command: GetOrCreateJob) -> None:
+def _check_in_bundles(command: GetOrCreateJob, order: ev.OrderSpec) -> None:
     wrong = {
         f"{_sharding(command.sharding)} sharding; use OFF: its bundles divide the dataset": (
             command.sharding != ev.OFF
@@ -152,7 +152,8 @@ def _check_ordered(command: GetOrCreateJob) -> None:
     }
     for what, found in wrong.items():
         if found:
-            raise InvalidArgument(f"an ordered read does not go with {what}")
+            read = "a read at least once" if order.claimed else "an ordered read"
+            raise InvalidArgument(f"{read} does not go with {what}")
 
 
 def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:
@@ -190,8 +191,11 @@ def _enabled(flag: bool) -> str:
 def _order(order: JobOrder | ev.OrderSpec | None) -> str:
     if order is None:
         return "none"
-    names = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits")
-    return ", ".join(f"{name}={getattr(order, name)}" for name in names)
+    names: tuple[str, ...] = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits")
+    if order.claimed:
+        names = ("seed", "shuffle", "bundle_splits")
+    delivery = "at least once, " if order.claimed else ""
+    return delivery + ", ".join(f"{name}={getattr(order, name)}" for name in names)
 
 
 def _targets(number: int) -> str:

@@ -98,6 +98,8 @@ CONSUMER: Table = {
     "consumer_joined": {ABSENT: READING},
     "consumer_began": {READING: READING},
     "consumer_blocked": {READING: READING},
+    "bundles_claimed": {READING: READING},
+    "claims_moved": {READING: READING},
     "consumer_left": {READING: ABSENT},
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from . import (
+    claims,
     consumers,
     datasets,
     iterations,
@@ -46,6 +47,7 @@ TOPICS = (
     splits,
     skips,
     lengths,
+    claims,
     saves,
     save_streams,
 )

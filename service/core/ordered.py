@@ -117,8 +117,8 @@ def member_of(member: ev.GroupMember) -> GroupMember:
 def check_member(job: Job, epoch: int, member: ev.GroupMember | None) -> None:
     """Raises InvalidArgument for a wrong member; an ordered job needs one, and others have none."""
     name = _name(job)
-    if job.order is None or member is None:
-        if job.order is not None:
+    if not job.is_ordered or member is None:
+        if job.is_ordered:
             raise InvalidArgument(
                 f"job {name} is read in order: say which consumer of which group joins, or use "
                 "another job_name"

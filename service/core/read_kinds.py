@@ -202,8 +202,9 @@ class Coordinated(Shared):
         return []
 
 
-class Ordered(Shared):
-    """Ordered reads (ordered.py): a worker runs any bundle when a consumer asks for it."""
+class InBundles(Shared):
+    """Reads in order (ordered.py) or at least once (claims.py): a worker runs any bundle when a
+    consumer asks for it."""
 
     ends_with_its_consumers = True
     tasks_complete = False
@@ -254,7 +255,7 @@ def why_no_task(state: State, iteration: Iteration) -> str:
         return ""
     if job.order is not None and all(worker.stock for worker in workers):
         return (
-            f"job {job.name or job.job_id} is read in order, and the workers that there are, "
+            f"job {job.name or job.job_id} is read in bundles, and the workers that there are, "
             f"{len(workers)}, are all tf.data service's own, which cannot do that; start one of "
             "Forebay's"
         )
@@ -266,13 +267,13 @@ def why_no_task(state: State, iteration: Iteration) -> str:
     )
 
 
-SHARED, DIVIDED, COORDINATED, ORDERED = Shared(), Divided(), Coordinated(), Ordered()
+SHARED, DIVIDED, COORDINATED, IN_BUNDLES = Shared(), Divided(), Coordinated(), InBundles()
 
 
 def kind_of(job: Job) -> Shared:
-    """SHARED, DIVIDED, COORDINATED or ORDERED."""
+    """SHARED, DIVIDED, COORDINATED or IN_BUNDLES."""
     if job.order is not None:
-        return ORDERED
+        return IN_BUNDLES
     if job.num_consumers is not None:
         return COORDINATED
     return DIVIDED if job.sharding in STATIC else SHARED

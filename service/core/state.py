@@ -74,7 +74,7 @@ class Dataset(Struct, dict=True):
 
 
 class JobOrder(Struct):
-    """The order of an ordered job: ev.OrderSpec."""
+    """How a job is read in bundles: ev.OrderSpec."""
 
     seed: int
     shuffle: bool
@@ -82,6 +82,7 @@ class JobOrder(Struct):
     block_length: int
     bundle_splits: int
     bundles: int  # of an epoch
+    claimed: bool = False  # read at least once, by claims; not in order
 
 
 class Job(Struct):
@@ -92,12 +93,20 @@ class Job(Struct):
     num_consumers: int | None
     cross_trainer_cache: bool
     target_workers: int
-    order: JobOrder | None = None  # None: it is not ordered
+    order: JobOrder | None = None  # None: it is not read in bundles
     iterations: dict[int, int] = {}  # epoch → iteration id
     summarized: Ranges = []  # finished epochs whose iterations were removed
     lost_splits: int = 0  # of summarized epochs
     skipped_splits: int = 0  # of summarized epochs
     used_ms: int = 0  # when it was created, joined or left last
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.order is not None and not self.order.claimed
+
+    @property
+    def is_claimed(self) -> bool:
+        return self.order is not None and self.order.claimed
 
 
 class Lease(Struct):
@@ -132,6 +141,19 @@ class Skip(Struct):
     reason: str
 
 
+class Claims(Struct):
+    """The bundles of an iteration that consumers claim. Consumers keep what they have claimed."""
+
+    bundles: int
+    next: int = 0  # places from here on were never claimed
+    returned: dict[int, int] = {}  # place → cursor: claims of consumers that left
+    done: Ranges = []
+
+    @property
+    def unclaimed(self) -> int:
+        return self.bundles - self.next + len(self.returned)
+
+
 class Iteration(Struct):
     iteration_id: int
     job_id: int
@@ -151,6 +173,12 @@ class Iteration(Struct):
     removed: dict[int, int] = {}  # task → the first round without it
     skipped: int = 0  # splits
     skips: list[Skip] = []  # the last of them
+    claims: Claims | None = None  # None: its consumers do not claim bundles
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Whether who joins it later goes on where its consumers left it."""
+        return bool(self.ledgers) or self.claims is not None
 
     @property
     def all_tasks(self) -> list[int]:
@@ -200,6 +228,7 @@ class Consumer(Struct):
     stock: bool = False
     index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's
     member: GroupMember | None = None  # of an ordered read
+    claims: dict[int, int] = {}  # place of a bundle → cursor: elements that its trainer was given
 
 
 class Worker(Struct):

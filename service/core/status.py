@@ -22,7 +22,7 @@ from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
 from .read_kinds import why_no_task
-from .state import Dataset, EndedSave, Iteration, Job, JobOrder, Save, State
+from .state import Claims, Dataset, EndedSave, Iteration, Job, JobOrder, Save, State
 
 
 class Stranger(NamedTuple):
@@ -71,7 +71,11 @@ def encoded_status(
     jobs = _copy([*state.jobs.values()])
     iterations = _copy([*map(_nameless, state.iterations.values())])
     workers = {number: copy.copy(worker) for number, worker in state.workers.items()}
-    members = {number: c for number, c in state.consumers.items() if c.member is not None}
+    members = {
+        number: replace(c, claims={**c.claims})
+        for number, c in state.consumers.items()
+        if c.member is not None or state.iterations[c.iteration_id].claims is not None
+    }
     copied = State(datasets={**state.datasets}, workers=workers, consumers=members)
     known = _known(state)
     return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted, known)
@@ -194,6 +198,18 @@ def _group(state: State, iteration: Iteration) -> list[dict[str, Any]]:
     ]
 
 
+def _claims(state: State, claims: Claims, iteration: Iteration) -> dict[str, Any]:
+    """The bundles, and how many of them each consumer has claimed."""
+    return {
+        "bundles": claims.bundles,
+        "done": ranges.total(claims.done),
+        "unclaimed": claims.unclaimed,
+        "consumers": {
+            number: len(state.consumers[number].claims) for number in sorted(iteration.consumers)
+        },
+    }
+
+
 def _save(state: State, save: Save) -> dict[str, Any]:
     sizes = [source.size for source in save.sources]
     return {
@@ -250,7 +266,8 @@ def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
         "epoch": iteration.epoch,
         "finished": iteration.finished,
         "consumers": len(iteration.consumers),
-        "group": [] if job.order is None else _group(state, iteration),
+        "group": _group(state, iteration) if job.is_ordered else [],
+        "claims": None if iteration.claims is None else _claims(state, iteration.claims, iteration),
         "running_tasks": iteration.running_tasks,
         "completed_tasks": iteration.completed_tasks,
         "skipped": iteration.skipped,

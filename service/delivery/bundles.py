@@ -16,7 +16,8 @@ always go on. A query lacks an element if its reader has planned (`until`) all t
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes`, those that some reader has passed are
 dropped earlier: a reader that is far behind the others has its elements made again. What a slice
-that has joined still needs is never dropped.
+that has joined still needs is never dropped. Of a reader that is *alone*, what it was given is
+dropped at once, and what is left once nobody reads the bundle any more may be dropped.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
 is a query: its end comes when the bundle has ended, when its run waits, or ANSWER_S after there is
@@ -236,6 +237,7 @@ class _BundleState:
         self.length: int | None = None  # once it has ended
         self.failed: TaskFailed | None = None  # its length is not always the same
         self.keeps: dict[int, int] = {}  # by reader: it needs no element before this one
+        self.alone = False  # nobody else reads it
         self.runs: list[BundleRun] = []
 
 
@@ -330,6 +332,9 @@ class BundlesOutput(TaskOutput):
         run = max(runs, key=lambda run: run.stop, default=None)
         if run is None:
             order = subscription.order
+            if order.alone:  # what an earlier reader left
+                for left in [run for run in bundle.runs if not run.slices]:
+                    self._drop(left)
             start = needed if order.counts else min(needed, order.keep)
             run = self._add_run(bundle, start, order.counts)
         subscription.run = run
@@ -360,6 +365,7 @@ class BundlesOutput(TaskOutput):
             self._floors.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
+        bundle.alone = order.alone
         if not order.counts:
             bundle.keeps[order.reader] = order.keep
         self._floors[order.reader] = order.floor
@@ -403,7 +409,10 @@ class BundlesOutput(TaskOutput):
             if self._bytes <= most_bytes:
                 return
             bundle = run._bundle
-            self._release(run, max(bundle.keeps.values(), default=0), most_bytes)
+            passed = max(bundle.keeps.values(), default=0)
+            if bundle.alone and not run.slices:
+                passed = MAX_INDEX
+            self._release(run, passed, most_bytes)
             self._forget(bundle)
 
     def _release(self, run: BundleRun, index: int, most_bytes: int = -1) -> None:
@@ -526,6 +535,9 @@ class _SliceSubscription(Subscription):
         block = picked(kept.block, range(int(indexes[0]), last + 1) if whole else indexes)
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
+        if bundle.alone:
+            bundle.keeps[self.order.reader] = block.index + block.count
+            self.output._forget(bundle)
         return block, cost(block)
 
     def _answer(self) -> End | None:

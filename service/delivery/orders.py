@@ -49,8 +49,8 @@ class Slice(Order):
     empty: such a slice is a query, which ends when the bundle has more than `known` elements, or
     has ended. Elements before `until` are made without regard to what readers have taken. The
     reader needs no element of the bundle before `keep`, from where on others may need some, and
-    nothing of bundles whose place is before `floor`. It is one of several `readers`. Raises
-    ValueError for invalid numbers.
+    nothing of bundles whose place is before `floor`. It is one of several `readers`, or, of this
+    bundle, `alone`: what it was given is dropped. Raises ValueError for invalid numbers.
     """
 
     bundle: int
@@ -62,6 +62,7 @@ class Slice(Order):
     floor: int = 0
     reader: int = 0
     readers: int = 1
+    alone: bool = False
 
     def __post_init__(self) -> None:
         numbers = [self.bundle, self.place, self.until, self.known, self.keep, self.floor]
@@ -167,6 +168,7 @@ def encode(order: Order, read: pb.Read) -> pb.Read:
         case Slice():
             for field in _SLICE_NUMBERS:
                 setattr(read.slice, field, getattr(order, field))
+            read.slice.alone = order.alone
             read.slice.runs.extend(order.runs)
         case Rounds(consumer, of, number):
             rounds = read.rounds
@@ -184,7 +186,7 @@ def decode(read: pb.Read) -> Order:
         case "any":
             return AnyBlock(read.any.hands_back)
         case "slice":
-            return _of(read, Slice, (*_SLICE_NUMBERS, "runs"))
+            return _of(read, Slice, (*_SLICE_NUMBERS, "alone", "runs"))
         case "rounds":
             return _of(read, Rounds, ("consumer", "of", "round"))
         case "cached":

@@ -18,6 +18,7 @@ from ...storage.errors import Missing
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
+from ..core.claims import Claimed
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
 from ..core.ordered import order_spec
@@ -56,6 +57,7 @@ _ASKERS: dict[str, Callable[[Any], str]] = {
     "GetOrCreateJob": "a trainer of dataset {0.dataset_id}".format,
     "JoinIteration": _joining,
     "ConsumerHeartbeat": "consumer {0.consumer_id}".format,
+    "ClaimBundles": "consumer {0.consumer_id}".format,
     "LeaveIteration": "consumer {0.consumer_id}".format,
     "WorkerHeartbeat": "worker {0.address}".format,
     "LeaseSplits": "task {0.task_id}".format,
@@ -73,6 +75,7 @@ _DECIDING = (
     "RemoveDataset",
     "GetOrCreateJob",
     "JoinIteration",
+    "ClaimBundles",
     "LeaveIteration",
     "LeaseSplits",
     "SkipSplit",
@@ -106,6 +109,7 @@ class ForebayFace:
             "GetOrCreateJob": self.get_or_create_job,
             "JoinIteration": self.join_iteration,
             "ConsumerHeartbeat": self.consumer_heartbeat,
+            "ClaimBundles": self.claim_bundles,
             "LeaveIteration": self.leave_iteration,
             "WorkerHeartbeat": self.worker_heartbeat,
             "LeaseSplits": self.lease_splits,
@@ -221,13 +225,17 @@ class ForebayFace:
             return pb.JoinIterationResponse(job_id=joined.job_id, dataset_id=joined.dataset_id)
         self._dispatcher.failure_detector.saw(joined.consumer_id)
         response = pb.JoinIterationResponse(
-            iteration_id=joined.iteration_id, consumer_id=joined.consumer_id, doubts=doubts
+            iteration_id=joined.iteration_id,
+            consumer_id=joined.consumer_id,
+            epoch=request.epoch,
+            doubts=doubts,
         )
         if joined.consumer_id in state.consumers:  # a retry's consumer may have left
             iteration = state.iterations[joined.iteration_id]
             job = state.jobs[iteration.job_id]
             if job.order is not None:
                 response.order.CopyFrom(order_spec(job.order))
+            if job.is_ordered:
                 response.lengths.extend(lengths_of(state, job))
             # In a coordinated read consumers report their round before they get tasks.
             if job.num_consumers is None:
@@ -317,6 +325,25 @@ class ForebayFace:
                 "each time it runs, so an order of them has no meaning, and its readers fail",
                 dataset_id, differing[:10],
             )  # fmt: skip
+
+    async def claim_bundles(self, request: pb.ClaimBundlesRequest) -> pb.ClaimBundlesResponse:
+        iteration = self._iteration_of(request.consumer_id)
+        self._dispatcher.failure_detector.saw(request.consumer_id)
+        command = c.ClaimBundles(
+            consumer_id=request.consumer_id,
+            most=request.most,
+            places=tuple(request.places),
+            cursors=tuple(request.cursors),
+            done=tuple(request.done),
+        )
+        version = iteration.version
+        claimed: Claimed = await self._dispatcher.execute(command)
+        return pb.ClaimBundlesResponse(
+            places=claimed.claims.keys(),
+            cursors=claimed.claims.values(),
+            unclaimed=claimed.unclaimed,
+            version=version,
+        )
 
     def _news(self, iteration: Iteration) -> pb.ConsumerHeartbeatResponse:
         tasks = self._dispatcher.state.tasks

@@ -63,7 +63,7 @@ class GarbageCollector:
         timeouts_ms = (options.job_gc_timeout_ms, options.dynamic_gc_timeout_ms)
         over = []
         for iteration in self._idle_iterations():
-            timeout_ms = timeouts_ms[bool(iteration.ledgers)]
+            timeout_ms = timeouts_ms[iteration.keeps_progress]
             if iteration.finished:
                 timeout_ms = options.finished_retention_ms
             if 0 <= timeout_ms <= now_ms - iteration.idle_since_ms:
@@ -115,7 +115,7 @@ class GarbageCollector:
     def _idle_iterations(self) -> Iterator[Iteration]:
         """Iterations without consumers that are not paused already."""
         for iteration in self._decider.state.iterations.values():
-            paused = iteration.ledgers and not iteration.tasks and not iteration.finished
+            paused = iteration.keeps_progress and not iteration.tasks and not iteration.finished
             if not iteration.consumers and not paused:
                 yield iteration
 
@@ -123,7 +123,7 @@ class GarbageCollector:
         state = self._decider.state
         if state.iterations.get(iteration.iteration_id) is not iteration or iteration.consumers:
             return  # a consumer joined, or it was removed, meanwhile
-        if iteration.ledgers and not iteration.finished:
+        if iteration.keeps_progress and not iteration.finished:
             log.warning(
                 "epoch %d of job %s is paused, since nobody reads it: who joins it gets the splits "
                 "that are left, not what workers have begun",

@@ -165,7 +165,7 @@ class JoinIterationRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., job_id: _Optional[int] = ..., epoch: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job: _Optional[_Union[GetOrCreateJobRequest, _Mapping]] = ..., consumer_index: _Optional[int] = ..., member: _Optional[_Union[_events_pb2.GroupMember, _Mapping]] = ...) -> None: ...
 
 class JoinIterationResponse(_message.Message):
-    __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news", "order", "lengths", "doubts")
+    __slots__ = ("iteration_id", "consumer_id", "journal", "job_id", "dataset_id", "news", "order", "lengths", "epoch", "doubts")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class JoinIterationResponse(_message.Message):
     NEWS_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     DOUBTS_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     consumer_id: int
@@ -183,8 +184,9 @@ class JoinIterationResponse(_message.Message):
     news: ConsumerHeartbeatResponse
     order: _events_pb2.OrderSpec
     lengths: _containers.RepeatedScalarFieldContainer[int]
+    epoch: int
     doubts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
     __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths")
@@ -207,6 +209,36 @@ class ConsumerHeartbeatRequest(_message.Message):
     bundles: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClaimBundlesRequest(_message.Message):
+    __slots__ = ("consumer_id", "most", "places", "cursors", "done", "known")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: int
+    most: int
+    places: _containers.RepeatedScalarFieldContainer[int]
+    cursors: _containers.RepeatedScalarFieldContainer[int]
+    done: _containers.RepeatedScalarFieldContainer[int]
+    known: JournalPosition
+    def __init__(self, consumer_id: _Optional[int] = ..., most: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., cursors: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+
+class ClaimBundlesResponse(_message.Message):
+    __slots__ = ("places", "cursors", "unclaimed", "version", "journal")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    CURSORS_FIELD_NUMBER: _ClassVar[int]
+    UNCLAIMED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedScalarFieldContainer[int]
+    cursors: _containers.RepeatedScalarFieldContainer[int]
+    unclaimed: int
+    version: int
+    journal: JournalPosition
+    def __init__(self, places: _Optional[_Iterable[int]] = ..., cursors: _Optional[_Iterable[int]] = ..., unclaimed: _Optional[int] = ..., version: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class RoundReport(_message.Message):
     __slots__ = ("current", "blocked", "consumer_index", "held")

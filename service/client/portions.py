@@ -1,0 +1,164 @@
+"""Portions: a consumer's elements of an order, put together from what has come of the bundles."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..blocks import Block, merged, picked, rank, split
+from ..delivery.orders import MAX_INDEX
+from ..order import Ints
+from .slices import Request
+
+PORTION_BYTES = 1 << 20
+MAX_PORTION = 1 << 16
+"""A portion has about so many bytes, and at most so many elements."""
+
+ALONE_BYTES = 32 << 10
+"""Elements of this size and more are given one by one, as they came: a portion would copy them."""
+
+
+@dataclass(eq=False)
+class _Portion:
+    """Some of the consumer's elements, in order."""
+
+    positions: Ints
+    needs: list[tuple[int, Ints]]  # places, and where their elements stand in the portion
+    met: int = 0  # so many of the needs are met
+
+
+class Portions:
+    """What was planned and not given."""
+
+    def __init__(self) -> None:
+        self.elements = 0  # that were planned and not given
+        self._queues: dict[int, deque[Request]] = {}  # by place, in the order of its elements
+        self._portions: deque[_Portion] = deque()
+        self._ready: deque[tuple[Block, Ints]] = deque()
+        self._came_bytes, self._came = 0, 0  # since the beginning
+
+    def __bool__(self) -> bool:
+        """Whether a portion is being waited for."""
+        return bool(self._portions)
+
+    def fit(self, size: int) -> int | None:
+        """How many elements fit into so many bytes; None before one has come."""
+        return max(1, size * self._came // max(1, self._came_bytes)) if self._came else None
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    def plan(self, places: Ints, positions: Ints) -> None:
+        """The next elements to give: the places of their bundles, and their positions."""
+        self.elements += len(places)
+        size = min(self.fit(PORTION_BYTES) or 1, MAX_PORTION)
+        for start in range(0, len(places), size):
+            of_portion = places[start : start + size]
+            needs = [(int(of_portion[at[0]]), at) for at in by_place(of_portion)]
+            self._portions.append(_Portion(positions[start : start + size], needs))
+
+    def expect(self, request: Request) -> None:
+        """The request brings elements of its place that follow those of the last one."""
+        self._queues.setdefault(request.place, deque()).append(request)
+
+    def count(self, block: Block) -> None:
+        """The block has come."""
+        self._came += block.count
+        self._came_bytes += block.payload_bytes
+
+    def lacking(self) -> Iterator[int]:
+        """The places of which elements were asked for that have not come."""
+        return (place for place in self._queues if self.first_lacking(place) is not None)
+
+    def first_lacking(self, place: int) -> int | None:
+        """What `Request.first` says of the first request that has not come; None if all have."""
+        return next((r.first for r in self._queues.get(place, ()) if r.runs), None)
+
+    def awaited_place(self) -> int | None:
+        """The place whose elements are needed next and have not come; None if none is."""
+        head = self._portions[0] if self._portions else None
+        return None if head is None or self._is_here(head) else head.needs[head.met][0]
+
+    # -- what is given -------------------------------------------------------------------------
+
+    def take(self, limit: int) -> tuple[Block, Ints] | None:
+        """The next elements before the position `limit` that are here, with their positions."""
+        while not self._ready and self._portions and self._is_here(self._portions[0]):
+            self._ready.extend(self._assembled(self._portions.popleft()))
+        if not self._ready:
+            return None
+        block, positions = self._ready[0]
+        given = int(np.searchsorted(positions, limit))
+        if not given:
+            return None
+        if given < block.count:
+            block, rest = split(block, given)
+            self._ready[0] = rest, positions[given:]
+        else:
+            self._ready.popleft()
+        self.elements -= block.count
+        return block, positions[:given]
+
+    def next_position(self) -> int:
+        """Of what was planned and not given."""
+        if self._ready:
+            return int(self._ready[0][1][0])
+        return int(self._portions[0].positions[0]) if self._portions else MAX_INDEX
+
+    def _is_here(self, portion: _Portion) -> bool:
+        """Whether all of the portion has come."""
+        for place, at in portion.needs[portion.met :]:
+            missing = len(at)
+            for request in self._queues[place]:
+                missing -= sum(block.count for block in request.blocks)
+                if missing <= 0 or request.runs:
+                    break
+            if missing > 0:
+                return False
+            portion.met += 1
+        return True
+
+    def _assembled(self, portion: _Portion) -> Iterator[tuple[Block, Ints]]:
+        """The portion as blocks with the elements' positions: one block, unless elements are large,
+        or their ranks differ."""
+        parts = [(block, at) for place, at in portion.needs for block, at in self._pop(place, at)]
+        ranks = {tuple(map(rank, block.components)) for block, _ in parts}
+        if len(ranks) == 1 and (self.fit(ALONE_BYTES) != 1 or len(parts) == 1):
+            yield merged(parts), portion.positions
+            return
+        singles = {
+            place: picked(block, range(number, number + 1))
+            for block, at in parts
+            for number, place in enumerate(at.tolist())
+        }
+        for place in range(len(portion.positions)):
+            yield singles[place], portion.positions[place : place + 1]
+
+    def _pop(self, place: int, at: Ints) -> Iterator[tuple[Block, Ints]]:
+        """The next elements of a place, and where in `at` they belong."""
+        queue, done = self._queues[place], 0
+        while done < len(at):
+            request = queue[0]
+            if not request.blocks:
+                queue.popleft()
+                continue
+            block = request.blocks.popleft()
+            if block.count > len(at) - done:
+                block, rest = split(block, len(at) - done)
+                request.blocks.appendleft(rest)
+            yield block, at[done : done + block.count]
+            done += block.count
+        while queue and not (queue[0].blocks or queue[0].runs):
+            queue.popleft()
+        if not queue:
+            del self._queues[place]
+
+
+def by_place(places: Ints) -> list[Ints]:
+    """Where the elements of each place are, ascending."""
+    if not len(places):
+        return []
+    order = np.argsort(places, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(places[order])) + 1)

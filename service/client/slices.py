@@ -1,0 +1,252 @@
+"""Slices: what a consumer asks workers for, bundle by bundle, and asks others for if need be.
+
+The places of an order go to the listed tasks in turn, so that all consumers of a group read a
+bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone or
+silent. Then it asks the next one for all that it was to read there; that worker makes the same
+elements again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..blocks import Block
+from ..delivery import End, EndOfSlice, Slice, TaskFailed
+from ..delivery.orders import runs_after
+from ..errors import PipelineError
+from ..proto import forebay_pb2 as pb
+from ..transport.messages import Key
+from .links import ASK_AGAIN_S, Links, WorkerLink
+
+log = logging.getLogger(__name__)
+
+SLOW_S = 10.0
+"""A worker that is waited for and has sent nothing for so long is *silent*; twice as long after
+each time."""
+
+SILENT_S = 60.0
+"""How long others are asked instead of a silent worker."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A slice that was asked for, or shall be."""
+
+    place: int
+    runs: tuple[int, ...]  # that have not come
+    first: int = 0  # elements of the place before this one were planned earlier
+    is_query: bool = False
+    until: int = 0  # elements before this one are made for a query
+    blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
+    key: Key = (0, 0)  # as which it was asked for
+    asked_s: float = 0.0
+
+
+class Slices:
+    """The requests of one consumer. The reading thread calls all of it."""
+
+    def __init__(self, links: Links, slice_of: Callable[[Request], Slice]) -> None:
+        """`slice_of` is called each time that a request is sent."""
+        self.first_place = 0  # of the epoch, among those of all epochs
+        self._links = links
+        self._slice_of = slice_of
+        self._tasks: dict[int, pb.TaskInfo] = {}  # that can be asked
+        self._homes: dict[int, int] = {}  # by place: the task that it is read from
+        self._requests: dict[Key, Request] = {}  # that are outstanding
+        self._waiting: list[Request] = []  # to be asked for, once there is a worker
+        self._unknown: list[Request] = []  # whose worker did not know the task yet
+        self._unknown_s = 0.0
+        self._numbers = 0
+        self._looked_s = 0.0  # when silent workers were looked for
+        self._slow_s = SLOW_S
+        self._heard_s: dict[int, float] = {}  # by task: when it sent something
+        self._silent: dict[int, float] = {}  # by task: until when others are asked instead
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def outstanding(self) -> Iterable[Request]:
+        return self._requests.values()
+
+    @property
+    def tasks(self) -> dict[int, pb.TaskInfo]:
+        """That can be asked."""
+        return self._tasks
+
+    @property
+    def patience_s(self) -> float:
+        """After how long `ask_again` is due."""
+        return ASK_AGAIN_S if self._unknown else 1.0
+
+    def has_home(self, place: int) -> bool:
+        """Whether the place was asked for."""
+        return place in self._homes
+
+    def awaited(self) -> str:
+        """In words, the bundles that were asked for."""
+        if not self._tasks:
+            return "a worker: none has a task of the read"
+        what = sorted(
+            (request.place, self._tasks[task_id].worker_address)
+            for (task_id, _), request in self._requests.items()
+            if task_id in self._tasks
+        )
+        found = ", ".join(f"bundle {place} from worker {address}" for place, address in what[:3])
+        return found or "nothing"
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def ask(self, request: Request) -> None:
+        """Send the request to the worker of its place; keep it if there is none."""
+        task_id = self._home(request.place)
+        if task_id is None:
+            self._waiting.append(request)
+            return
+        link = self._links.get(self._tasks[task_id].worker_uid)
+        assert link is not None
+        self._numbers += 1
+        request.key = task_id, self._numbers
+        request.asked_s = time.monotonic()
+        self._requests[request.key] = request
+        link.reading.add(task_id)
+        link.client.read(task_id, self._slice_of(request), self._numbers)
+
+    def _home(self, place: int) -> int | None:
+        """The task that the place is read from; None if there is no task."""
+        task_id = self._homes.get(place, 0)
+        if task_id not in self._tasks or task_id in self._silent:
+            if not self._tasks:
+                return None
+            tasks = sorted(self._tasks)
+            at = (self.first_place + place) % len(tasks)
+            in_turn = tasks[at:] + tasks[:at]
+            task_id = next((task for task in in_turn if task not in self._silent), in_turn[0])
+            self._homes[place] = task_id
+        return task_id
+
+    def withdraw_all(self) -> None:
+        """Ask for nothing any more."""
+        for request in self._requests.values():
+            self._stop(request)
+        for requests in (self._requests, self._waiting, self._unknown):
+            requests.clear()
+
+    def begin_epoch(self, first_place: int) -> None:
+        """The places are of another epoch from now on."""
+        self.withdraw_all()
+        self._homes.clear()
+        self.first_place = first_place
+
+    def forget(self, place: int) -> None:
+        """The place will not be asked for again."""
+        self._homes.pop(place, None)
+
+    def _ask_elsewhere(self, requests: Iterable[Request]) -> None:
+        """Ask for these again: their tasks are gone, or their places have other homes."""
+        for request in list(requests):
+            del self._requests[request.key]
+            self._stop(request)
+            self.ask(request)
+
+    def _stop(self, request: Request) -> None:
+        """Ask for it no longer."""
+        task_id, number = request.key
+        for _, link in self._links.all():
+            if task_id in link.reading:
+                link.client.stop_task(task_id, number)
+
+    # -- what the dispatcher says --------------------------------------------------------------
+
+    def update(self, tasks: Iterable[pb.TaskInfo]) -> None:
+        """These are listed now."""
+        before = self._tasks
+        self._tasks = {
+            task.task_id: task
+            for task in tasks
+            if not task.stock and self._links.open(task) is not None
+        }
+        self._links.start()
+        self._lose([task for task_id, task in before.items() if task_id not in self._tasks])
+
+    def gone(self, link: WorkerLink) -> None:
+        """The worker process of this link is gone."""
+        self._lose([self._tasks.pop(i) for i in link.reading if i in self._tasks])
+
+    def _lose(self, tasks: Sequence[pb.TaskInfo]) -> None:
+        """Go on elsewhere with what these tasks were asked for."""
+        lost = {task.task_id for task in tasks}
+        self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in lost])
+        for task in tasks:
+            if (link := self._links.get(task.worker_uid)) is not None:
+                link.reading.discard(task.task_id)
+                self._links.close_if_idle(task.worker_uid)
+        if self._tasks:
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self.ask(request)
+
+    # -- what workers say ----------------------------------------------------------------------
+
+    def delivered(self, key: Key, block: Block) -> Request | None:
+        """The request that the block belongs to; None if it was withdrawn."""
+        self._heard_s[key[0]] = time.monotonic()
+        request = self._requests.get(key)
+        if request is not None:
+            request.blocks.append(block)
+            request.runs = runs_after(request.runs, block.count)
+        return request
+
+    def ended(self, key: Key, end: End) -> tuple[Request, EndOfSlice] | None:
+        """The request that has ended, and how; None if it was withdrawn, or is asked for again.
+
+        Raises PipelineError if the pipeline failed.
+        """
+        if isinstance(end, TaskFailed):
+            raise PipelineError(end.code, end.message)
+        self._heard_s[key[0]] = time.monotonic()
+        request = self._requests.get(key)
+        if request is None:
+            return None
+        if not isinstance(end, EndOfSlice):  # its worker does not know the task yet, or any more
+            self._unknown.append(request)
+            self._unknown_s = time.monotonic() + ASK_AGAIN_S
+            return None
+        del self._requests[key]
+        return request, end
+
+    def ask_again(self, holding_up: Callable[[], Iterable[Request]]) -> None:
+        """Ask again where a worker did not know its task, and others where one is silent.
+        `holding_up` returns the outstanding requests that the consumer waits for."""
+        now = time.monotonic()
+        if self._unknown and now >= self._unknown_s:
+            unknown, self._unknown = self._unknown, []
+            self._ask_elsewhere(r for r in unknown if self._requests.get(r.key) is r)
+        if len(self._tasks) < 2 or now < self._looked_s + 1:
+            return
+        self._looked_s = now
+        self._silent = {task_id: s for task_id, s in self._silent.items() if s > now}
+        silent = {
+            request.key[0]
+            for request in holding_up()
+            if now - self._last_s(request) >= self._slow_s
+        }
+        if not silent:
+            return
+        log.warning(
+            "nothing has come from workers %s for %.0f s: asking others",
+            sorted(self._tasks[task].worker_address for task in silent), self._slow_s,
+        )  # fmt: skip
+        self._slow_s *= 2
+        self._silent.update(dict.fromkeys(silent, now + SILENT_S))
+        if self._silent.keys() >= self._tasks.keys():  # so this one is not worse than the others
+            self._silent = dict.fromkeys(silent, now + SILENT_S)
+        self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in silent])
+
+    def _last_s(self, request: Request) -> float:
+        """When the request was sent, or its worker sent something afterwards."""
+        return max(request.asked_s, self._heard_s.get(request.key[0], 0.0))
