@@ -359,6 +359,16 @@ def test_a_start_below_0_is_refused() -> None:
     [
         (lambda x: tf.random.gamma([], float_of(x) + 1), "RandomGamma.*draws random numbers"),
         (lambda x: tf.random.shuffle(tf.range(x)), "RandomShuffle.*draws random numbers"),
+        (
+            lambda x: tf.random.fixed_unigram_candidate_sampler(
+                [[x]], 1, 2, False, 5, unigrams=[1.0] * 5
+            )[0],
+            "FixedUnigram.*draws random numbers",
+        ),
+        (
+            lambda x: tf.random.all_candidate_sampler([[x]], 1, 2, False)[0],
+            "AllCandidate.*draws random numbers",
+        ),
         (lambda x: tf.numpy_function(lambda y: y, [x], tf.int64), "PyFunc.*Python"),
         (lambda x: tf.timestamp() + float(1), "Timestamp.*clock"),
         (
