@@ -11,7 +11,7 @@ starving others.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
@@ -163,7 +163,9 @@ class Sessions:
                 if not isinstance(opened, Subscription):
                     self._reply(connection, Ended(task_id, opened, subscription))
                     return
-                buffer = connection.session.buffers[key] = SendBuffer(key, opened, received)
+                buffer = connection.session.buffers[key] = SendBuffer(
+                    key, opened, received, connection.session
+                )
             if connection.resubscribed is not None:
                 connection.resubscribed.add(key)
             buffer.received(received)
@@ -213,7 +215,9 @@ class Sessions:
         with self._lock:
             if connection.closed:
                 return
-            connection.buffers = deque(s for s in connection.buffers if s.key != key)
+            buffer = connection.session.buffers.get(key)
+            if buffer is not None and buffer.connection is connection:
+                connection.remove(buffer)
             if connection.resubscribed is not None:
                 connection.resubscribed.discard(key)
             self._close_buffers(connection.session, [key])
@@ -288,9 +292,26 @@ class Sessions:
             if (buffer := session.close_buffer(key)) is not None:
                 self._wake_readers(buffer.subscription.output)  # they may get what it left
 
-    def _output_changed(self, output: TaskOutput) -> None:
+    def _output_changed(
+        self, output: TaskOutput, changed: Iterable[Subscription] | None = None
+    ) -> None:
         with self._lock:
-            self._wake_readers(output)
+            if changed is None:
+                for session in self._sessions.values():
+                    if (connection := session.connection) is not None:
+                        for buffer in list(connection.asleep):
+                            if buffer.subscription.output is output:
+                                connection.wake(buffer)
+                self._wake_readers(output)
+                return
+            connections: dict[Connection, None] = {}
+            for subscription in changed:
+                carrier = subscription.carrier
+                if isinstance(carrier, SendBuffer) and carrier.connection is not None:
+                    carrier.connection.wake(carrier)
+                    connections[carrier.connection] = None
+            for connection in connections:
+                self._wake(connection)
 
     def _wake_readers(self, output: TaskOutput) -> None:
         for connection in list(self._idle):

@@ -261,7 +261,7 @@ def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
     make(run, 20)
     late: list[Reader] = []
 
-    def told(_: Any) -> None:
+    def told(*_: Any) -> None:
         if run.waits and not late:
             late.append(Reader(output, Slice(1, runs=(35, 1), until=40)))
 
@@ -416,7 +416,7 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     run = make(begun(output), 10)
     assert query.next() is None
     told = threading.Event()
-    output.on_change(lambda _: told.set())
+    output.on_change(lambda *_: told.set())
     waiting = Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
     assert query.next() == EndOfSlice(1, 10, False), "its run waits for readers"
@@ -547,7 +547,7 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
         with output.lock:
             return True
 
-    output.on_change(lambda _: free.append(pool.submit(has_lock).result(TIMEOUT_S)))
+    output.on_change(lambda *_: free.append(pool.submit(has_lock).result(TIMEOUT_S)))
     if failed:
         output.fail("DATA_LOSS", "torn")
     else:

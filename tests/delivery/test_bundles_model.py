@@ -6,7 +6,7 @@ called again once it is told. So a wake-up that is lost, or a wait for ever, is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -86,6 +86,7 @@ class Group:
         self.next = [0] * self.readers  # of each reader, in its bundle
         self.seen = [0] * self.readers  # elements of its bundle that it knows of
         self.open: list[tuple[int, Reading]] = []
+        self.asleep: set[Reading] = set()
         self.done: list[Reading] = []
         self.runs: list[BundleRun] = []
         self.most_runs = 0
@@ -127,14 +128,26 @@ class Group:
         self.open.append((reader, Reading(self.output, order)))
         self.poll()
 
-    def poll(self, _: Any = None) -> None:
-        """A carrier looks for something in each slice, whenever it is told of news."""
+    def poll(self, output: Any = None, changed: Iterable[Any] | None = None) -> None:
+        """A carrier looks for something in each slice that does not sleep, or that the output named
+        when it told of news."""
+        if output is not None:
+            named = None if changed is None else set(changed)
+            self.asleep = {
+                reading
+                for reading in self.asleep
+                if named is not None and reading.subscribed.subscription not in named
+            }
         for reader, reading in list(self.open):
-            while True:
+            while reading not in self.asleep:
                 item = reading.subscribed.next()
                 if not isinstance(item, Block):
                     break
+            if reading in self.asleep:
+                continue
             if item is None:
+                if reading.subscribed.subscription.sleeps:
+                    self.asleep.add(reading)
                 continue
             assert not isinstance(item, TaskFailed) or self.fails_at
             self.open.remove((reader, reading))
