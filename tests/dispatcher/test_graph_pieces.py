@@ -108,6 +108,12 @@ def test_a_dispatcher_that_gives_no_more_is_no_endless_loop(
         client.get_dataset("d", with_graph=True)
 
 
+def test_a_graph_of_200_mb_is_registered(client: DispatcherClient) -> None:
+    function = bytes(200_000_000)
+    register(client, function, "large")
+    assert client.get_dataset("large", with_graph=True).graph == function
+
+
 def test_what_is_too_large_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definitions, "MAX_BYTES", 10)
 
