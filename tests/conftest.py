@@ -1,15 +1,21 @@
 """What every test has in common."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from . import hypothesis_profiles as hypothesis_profiles  # registers them
+
+if TYPE_CHECKING:
+    from .stock import DispatcherProcess
 
 # Read by TensorFlow when it is first imported, here and in the processes that tests start.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -76,6 +82,24 @@ def redis_storage_url(redis_url: str) -> Iterator[str]:
     prefix = f"test-{uuid.uuid4().hex}"
     yield f"{redis_url}{'&' if '?' in redis_url else '?'}prefix={prefix}"
     delete_prefix(redis_url, prefix)
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    """A process of its own, which a module's tests share; its journal is a file."""
+    from .stock import DispatcherProcess
+
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
+    """Two of them, of that dispatcher."""
+    from .cluster import WorkerProcess
+
+    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
+        yield
 
 
 @pytest.fixture(params=["files", "redis"])

@@ -13,7 +13,6 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -284,12 +283,7 @@ class _InOrder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
