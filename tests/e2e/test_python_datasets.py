@@ -347,6 +347,7 @@ def test_every_way_of_reading(kind: str, dispatcher: DispatcherProcess) -> None:
 
     def endless(split: int) -> Iterator[Any]:
         for number in itertools.count():
+            time.sleep(0.001)  # or one process fills the cache before the other begins
             yield np.array([number, os.getpid(), random.getrandbits(60)])
 
     endless_id = register(kind, dispatcher, endless, range(1))
