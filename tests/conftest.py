@@ -39,6 +39,7 @@ LONG = (
     *("e2e/test_given_up.py", "e2e/test_in_functions.py", "e2e/test_left_early.py"),
     *("e2e/test_mixed.py", "e2e/test_opaque_elements.py", "e2e/test_pairings.py"),
     *("e2e/test_parameter_servers.py", "e2e/test_python_datasets.py"),
+    "e2e/test_python_members.py",
     *("e2e/test_repeat_and_zip.py", "e2e/test_static_sharding.py"),
     *("e2e/test_tf_documentation.py", "e2e/test_transports.py"),
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),

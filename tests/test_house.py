@@ -66,14 +66,13 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.client": {
         *("service.pipelines", "service.delivery", "service.transport"),
-        *("service.connections", "service.materialized", "service.trainers.context"),
+        *("service.connections", "service.materialized"),
         *(LOOSE, *WORDS),
     },
     "service.trainers": {
         *("service.client", "service.connections", LOOSE, *WORDS),
         *("service.pipelines.definitions", "service.pipelines.tf_data.element_specs"),
     },
-    "service.trainers.context": {LOOSE, *WORDS},  # for any framework
     "service.servers": {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
     },
@@ -144,7 +143,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     "service.dispatcher": HEAVY | PICKLES,
     "service.pipelines.definitions": HEAVY | PICKLES,
     "service.delivery": HEAVY | {"grpc"},
-    "service.trainers.context": HEAVY | {"grpc"},
+    "service.task_context": HEAVY | {"grpc"},  # for any framework
     "service.trainers.jax_lockstep": HEAVY | {"torch"},
     "service.trainers.jax_arrays": HEAVY | {"torch"},
     **{
@@ -601,7 +600,7 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
         ("forebay.service.transport", HEAVY | {"grpc"}),
         ("forebay.service.client", {"forebay.service.core", "forebay.service.dispatcher"}),
         ("forebay.service.worker", {"forebay.service.core", "forebay.service.dispatcher"}),
-        ("forebay.service.trainers.context", HEAVY | {"grpc"}),
+        ("forebay.service.task_context", HEAVY | {"grpc"}),
         ("forebay.service.cli", HEAVY | {f"forebay.{name}" for name in TOOLS}),
     ],
 )

@@ -17,7 +17,7 @@ from ..client.options import (
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
-from .context import Role, TaskContext
+from ..task_context import Role, TaskContext
 
 Service = str | tuple[str, str]
 

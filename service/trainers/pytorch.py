@@ -25,7 +25,7 @@ from ..client.options import ShardingPolicy
 from ..client.positions import OrderedRead
 from ..client.progress import EpochIterator
 from ..errors import FailedPrecondition, InvalidArgument
-from .context import TaskContext
+from ..task_context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
 from .loaders import LoaderWords
 
