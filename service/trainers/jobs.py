@@ -10,7 +10,6 @@ from typing import Any
 from ..client.options import (
     ReadOptions,
     ShardingPolicy,
-    check_initial_epoch,
     check_job_name,
     reading,
     sharding_policy,
@@ -18,7 +17,7 @@ from ..client.options import (
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
-from .context import Role, TaskContext
+from ..task_context import Role, TaskContext
 
 Service = str | tuple[str, str]
 
@@ -118,6 +117,7 @@ def open_job(
                 f"{given}={order[given]!r}: leave it out, as the process's rank says it"
             )
     how = reading(
+        job_name=job_name,
         max_outstanding_requests=bound,
         data_transfer_protocol=data_transfer_protocol,
         target_workers=target_workers,
@@ -128,7 +128,6 @@ def open_job(
         ordered=ordered,
         order=order,
     )
-    check_initial_epoch(initial_epoch, job_name, cached=False)
     if ordered:
         unnamed = None  # a process alone has a job for each iteration, and a group a name
     elif processes > 1 and job_name is None and not (everything and policy == ShardingPolicy.OFF):

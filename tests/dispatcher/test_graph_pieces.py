@@ -26,12 +26,6 @@ from ..stock import GRAPH, DispatcherProcess
 from .leading import run_dispatcher, until
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(dispatcher: DispatcherProcess) -> Iterator[DispatcherClient]:
     opened = DispatcherClient(dispatcher.target)
