@@ -1,4 +1,4 @@
-"""At least once: nothing is missing, whoever dies, and only a dead trainer's elements come again."""
+"""At least once: nothing is missing, whoever dies, and only what the dead one had comes again."""
 
 from __future__ import annotations
 
