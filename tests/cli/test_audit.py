@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -100,6 +101,10 @@ class Reads:
             how = {"processing_mode": "distributed_epoch", "job_name": "unordered"}
             with service.read(target, self.dataset_id, **how) as once:  # type: ignore[arg-type]
                 self.unordered = len(list(once))
+            how = {"delivery": "at_least_once", "job_name": "claims", "bundle_splits": 4}
+            for most in (3, TOTAL):
+                with service.read(target, self.dataset_id, **how) as once:  # type: ignore[arg-type]
+                    self.claimed = len(list(itertools.islice(once, most)))
             assert dispatcher.stop() == 0
 
     def audit(self, job: object, *options: object) -> Any:
@@ -127,7 +132,7 @@ def given(step: dict[str, Any]) -> Batches:
 
 def test_an_ordered_job(reads: Reads) -> None:
     said = reads.audit("train")
-    assert said["order"] == [{"shuffle": True, "bundles": 7, **ORDER}]
+    assert said["order"] == [{"shuffle": True, "bundles": 7, "claimed": False, **ORDER}]
     assert (said["lengths"], said["epoch_elements"]) == ("of 7 of 7 bundles", TOTAL)
     assert sum(each["bundles"] for each in said["learned"]) == 7
     assert "unknown" in said and said["unknown"] is None
@@ -310,3 +315,26 @@ def test_what_was_lost_with_a_worker(tmp_path: pathlib.Path) -> None:
     assert said["lost_splits"] == count > 0
     assert all(each["worker"] == worker.address and each["why"] for each in lost)
     assert f"{count} were lost, and elements of them may have reached nobody" in said["promise"]
+
+
+def test_claims_and_what_returned(reads: Reads) -> None:
+    said = reads.audit("claims")
+    assert reads.claimed == TOTAL - 3
+    assert said["delivery"] == "at_least_once"
+    assert said["epochs"] == [{"epoch": 1, "bundles_done": 5, "of": 5}]
+    first, second = said["readers"]
+    assert first["claimed"] == len(first["bundles"]) > 0
+    done = [each["bundle"] for by in (first, second) for each in by["bundles"] if each["done_ms"]]
+    assert sorted(done) == [0, 1, 2, 3, 4]
+    assert said["returned"]
+    for each in said["returned"]:
+        assert each["why"] == "it said goodbye" and not each["may_have_come_twice"]
+        assert each["claimed_next_by"] == second["consumer_id"]
+    assert any(each["cursor"] for each in said["returned"])
+    assert said["promise"].endswith("no element came twice")
+    assert "delivery at_least_once" in reads.in_words("claims")
+
+
+def test_steps_are_of_ordered_reads(reads: Reads) -> None:
+    with pytest.raises(InvalidArgument, match="job claims is not read in order"):
+        reads.audit("claims", "--step", 0)

@@ -226,6 +226,11 @@ class TestServersDie:
 ELEMENTS = 400
 
 
+def kill(trainer: Trainer) -> None:
+    trainer.process.kill()
+    trainer.process.finish()
+
+
 class TestTrainersDie:
     @pytest.fixture
     def dispatcher(self, tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
@@ -255,7 +260,7 @@ class TestTrainersDie:
     def test_one_is_killed(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
         trainers = self.three(dispatcher, tmp_path)
         dead, *others = trainers
-        dead.process.kill()
+        kill(dead)
         assert [trainer.end() for trainer in others] == [0, 0]
         self.require_all(trainers, dead)
 
@@ -283,7 +288,7 @@ class TestTrainersDie:
     ) -> None:
         trainers = self.three(dispatcher, tmp_path)
         for trainer in trainers:
-            trainer.process.kill()
+            kill(trainer)
         wait_until(lambda: not consumers(dispatcher))
         late = Trainer(
             "at least once", dispatcher.target, numbers(dispatcher.target), tmp_path / "late"
