@@ -26,6 +26,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -40,6 +41,9 @@ from .proxy import Proxies
 from .records import Joined, Record, Started, read_records
 from .saves import Saved
 from .trainer import CREDIT_BYTES, TrainerTask
+
+CLAIMERS = 2
+"""Trainers that read at least once, beside the others."""
 
 ELEMENT_S = 0.004
 """How long a worker takes to compute an element."""
@@ -92,6 +96,7 @@ class Options(msgspec.Struct, frozen=True):
             "dispatcher": self.dispatchers,
             "worker": self.workers,
             "trainer": self.trainers,
+            "claimer": CLAIMERS,
             "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "files": {"storage": 1}}
@@ -201,16 +206,17 @@ class Cluster:
             options.append("--data-transfer-protocol=tcp")
         return lambda name: forebay("service.cli", "worker", *options, f"--tags={name}")
 
-    def _trainer(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
+    def _trainer(self, role: str, number: int, dataset_id: str) -> Callable[[str], list[str]]:
         options = self._options
         pace_s = SLOW * ELEMENT_S * options.trainers / options.workers
         task = TrainerTask(
             name="",
             service=self.service,
             dataset_id=dataset_id,
-            records=str(self._records(number)),
+            records=str(self._records(role, number)),
             stop=str(self._stop),
             pace_s=pace_s,
+            claims=role == "claimer",
         )
 
         def command(name: str) -> list[str]:
@@ -219,12 +225,13 @@ class Cluster:
 
         return command
 
-    def _records(self, number: int) -> pathlib.Path:
-        return self._directory / f"trainer{number}.records"
+    def _records(self, role: str, number: int) -> pathlib.Path:
+        return self._directory / f"{role}{number}.records"
 
-    def records(self) -> list[list[Record]]:
-        """Each trainer's records so far."""
-        return [list(read_records(self._records(n))) for n in range(self._options.trainers)]
+    def records(self, role: str = "trainer") -> list[list[Record]]:
+        """Each trainer's records so far; those of a claimer with that role."""
+        count = self._options.members[role]
+        return [list(read_records(self._records(role, n))) for n in range(count)]
 
     def _crowd(
         self, dataset_id: str, endless_id: str, python_id: str
@@ -289,12 +296,14 @@ class Cluster:
             if not member.running:
                 member.start()
         self.wait(lambda: not registering.running, START_S, starting=True)
-        dataset_id, *of_crowds = answer.read_text().split()
+        dataset_id, claimed_id, *of_crowds = answer.read_text().split()
         del self.members["dataset"]
-        self._add("trainer", self._options.trainers, lambda n: self._trainer(n, dataset_id))
+        for role, read_id in (("trainer", dataset_id), ("claimer", claimed_id)):
+            command = partial(self._trainer, role, dataset_id=read_id)
+            self._add(role, self._options.members[role], command)
         self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
         self.members["crowd"][0].retired = True  # only a "start" fault starts it
-        for member in self.members["trainer"]:
+        for member in self._readers():
             member.start()
         self.wait(self._everybody_reads, START_S, starting=True)
 
@@ -303,7 +312,12 @@ class Cluster:
             return connection.connect_ex(("127.0.0.1", self._redis_port)) == 0
 
     def _everybody_reads(self) -> bool:
-        return all(b'"got"' in _content(self._records(n)) for n in range(self._options.trainers))
+        paths = [self._records(member.role, member.number) for member in self._readers()]
+        return all(b'"got"' in _content(path) for path in paths)
+
+    def _readers(self) -> list[Member]:
+        """The trainers, with those that read at least once."""
+        return [*self.members["trainer"], *self.members["claimer"]]
 
     def wait(
         self, condition: Callable[[], bool], timeout_s: float, *, starting: bool = False
@@ -358,7 +372,7 @@ class Cluster:
                 member.terminate()
             case _, "pause":
                 member.pause(fault.lasts_s)
-            case "trainer", "cut":
+            case "trainer" | "claimer", "cut":
                 able = self._signal(member, signal.SIGUSR1)
             case "trainer", "leave":
                 # All of them, because the others would finish an epoch that one leaves.
@@ -379,7 +393,7 @@ class Cluster:
 
     def _may_empty_storage(self) -> bool:
         """Wait until everybody knows the journal that will go away; whether they do."""
-        members = [*self.members["worker"], *self.members["trainer"]]
+        members = [*self.members["worker"], *self._readers()]
         [readers] = self.members["crowd"]
 
         def everybody_knows() -> bool:
@@ -414,7 +428,7 @@ class Cluster:
         if member.role == "worker":
             return _ADDRESS.search(member.said) is not None
         started, joined = "", ""
-        for record in read_records(self._records(member.number)):
+        for record in read_records(self._records(member.role, member.number)):
             if isinstance(record, Started):
                 started = record.name
             elif isinstance(record, Joined):
@@ -423,7 +437,8 @@ class Cluster:
 
     def _signal(self, trainer: Member, number: signal.Signals) -> bool:
         # The signal would kill a trainer that has not set its handlers yet.
-        ready = f'"{trainer.life.name}"'.encode() in _content(self._records(trainer.number))
+        records = _content(self._records(trainer.role, trainer.number))
+        ready = f'"{trainer.life.name}"'.encode() in records
         if ready:
             trainer.send(number)
         return ready
@@ -435,10 +450,10 @@ class Cluster:
             member.resume()
 
         def ended() -> bool:
-            for member in self.members["trainer"]:
+            for member in self._readers():
                 finished = member.life.code == 0 and member.life.terminated_s is None
                 member.retired = member.retired or finished
-            readers = [*self.members["trainer"], *self.members["crowd"]]
+            readers = [*self._readers(), *self.members["crowd"]]
             return not any(m.running or not m.retired for m in readers)
 
         return self.wait(ended, SETTLE_S)

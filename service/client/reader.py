@@ -454,7 +454,10 @@ def read(
       ordered: read in one global order, dealt to the consumers in batches; an OrderedIterator.
         `consumer_index` and `num_consumers` say which batches are this consumer's: step s is the
         num_consumers batches of the order from s * num_consumers on.
-      **order: of an ordered read, all optional. The order depends on these alone: `seed` (0),
+      **order: `delivery="at_least_once"` reads so that nothing is missing, whoever dies; what a dead
+        trainer was given since its last report, each second, may come again. It takes `seed` (0),
+        `shuffle` (True) and `bundle_splits` (by default the dispatcher chooses). The default is
+        "at_most_once". The rest is of an ordered read, all optional. The order depends on these alone: `seed` (0),
         `shuffle` (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
         `block_length` (1), as of tf.data's `interleave`, and `bundle_splits` (by default the
         dispatcher chooses). `batch_size` makes batches, by default elements come one by one.
