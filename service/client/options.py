@@ -199,12 +199,7 @@ def reading(
         )
         _check_claimed(ordered, num_consumers)
         protocol = transfer_protocol(data_transfer_protocol)
-        if unknown := order.keys() - {"seed", "shuffle", "bundle_splits"}:
-            raise InvalidArgument(
-                f"{', '.join(sorted(unknown))}: a read at least once takes seed, shuffle and "
-                "bundle_splits; leave the rest out, or give ordered=True instead of delivery"
-            )
-        claimed = claimed_options(**order)
+        claimed = claimed_options(order)
         return ReadOptions(protocol=protocol, targets=_targets(target_workers), claimed=claimed)
     if not ordered and order:
         raise InvalidArgument(
@@ -219,9 +214,7 @@ def reading(
                 f"an ordered read does not go with initial_epoch={initial_epoch}: give start_step "
                 "or start_position instead"
             )
-        positioned = ordered_options(
-            consumer_index=consumer_index, num_consumers=num_consumers, **order
-        )
+        positioned = ordered_options(order, consumer_index, num_consumers)
         protocol = transfer_protocol(data_transfer_protocol)
         return ReadOptions(protocol=protocol, targets=_targets(target_workers), ordered=positioned)
     if num_consumers is not None and job_name is None:

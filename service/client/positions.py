@@ -6,20 +6,21 @@ epochs. It names no worker, no consumer and no buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...journal.proto import events_pb2 as ev
+from ..delivery.orders import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, permuted_many
 
 VERSION = 1
 """Of a saved state."""
 
-MAX_POSITION = 1 << 62
+MAX_POSITION = 1 << 56
 
 
 @dataclass
@@ -203,6 +204,11 @@ class OrderedRead:
             self.start_position, self.start_step = self.position(), None
         total = self.total
         number, start = self._start(total)
+        if (number + 1) * spec.bundles > MAX_INDEX or start > MAX_POSITION:
+            raise InvalidArgument(
+                f"the read begins at element {start} of epoch {number} of {spec.bundles} bundles "
+                "each, which is too far: give a smaller start_step or start_position"
+            )
         self.given = 0
         deal = Deal(start, self.batch_size or 1, self.num_consumers, self.consumer_index)
         if start and total is not None and deal.end(total, self.drop_remainder) <= start:
@@ -327,60 +333,64 @@ class ClaimedRead:
         )
 
 
-def claimed_options(
-    *, seed: int = 0, shuffle: bool = True, bundle_splits: int | None = None
-) -> ClaimedRead:
-    """Check the arguments of a read at least once. Raises InvalidArgument."""
-    _check_numbers(
-        seed=(seed, -(1 << 63)), bundle_splits=(1 if bundle_splits is None else bundle_splits, 1)
-    )
-    return ClaimedRead(seed, bool(shuffle), bundle_splits or 0)
+def claimed_options(given: Mapping[str, Any]) -> ClaimedRead:
+    """The keyword arguments of a read at least once, checked. Raises InvalidArgument."""
+    return ClaimedRead(**_checked(given, ("seed", "shuffle", "bundle_splits"), "at least once"))
 
 
 def ordered_options(
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
-    cycle_length: int = 16,
-    block_length: int = 1,
-    bundle_splits: int | None = None,
-    batch_size: int | None = None,
-    drop_remainder: bool = False,
-    start_position: int = 0,
-    start_step: int | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
+    given: Mapping[str, Any], consumer_index: int | None = None, num_consumers: int | None = None
 ) -> OrderedRead:
-    """Check the arguments of an ordered read. Raises InvalidArgument."""
-    _check_numbers(
-        seed=(seed, -(1 << 63)),
-        cycle_length=(cycle_length, 1),
-        block_length=(block_length, 1),
-        bundle_splits=(1 if bundle_splits is None else bundle_splits, 1),
-        batch_size=(1 if batch_size is None else batch_size, 1),
-        start_position=(start_position, 0),
-        start_step=(start_step or 0, 0),
-    )
-    if start_position and start_step is not None:
+    """The keyword arguments of an ordered read, checked. Raises InvalidArgument."""
+    names = (*_NUMBERS, "shuffle", "drop_remainder")
+    ordered = OrderedRead(**_checked(given, names, "in order"))
+    if ordered.start_position and ordered.start_step is not None:
         raise InvalidArgument(
-            f"start_position={start_position} and start_step={start_step}: give one of them"
+            f"start_position={ordered.start_position} and start_step={ordered.start_step}: give "
+            "one of them"
         )
-    if drop_remainder and batch_size is None:
+    if ordered.drop_remainder and ordered.batch_size is None:
         raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
     check_index(consumer_index, num_consumers)
-    return OrderedRead(
-        seed, bool(shuffle), cycle_length, block_length, bundle_splits or 0, batch_size,
-        bool(drop_remainder), start_position, start_step,
-        consumer_index or 0, 1 if num_consumers is None else num_consumers,
-    )  # fmt: skip
+    ordered.consumer_index = consumer_index or 0
+    ordered.num_consumers = 1 if num_consumers is None else num_consumers
+    return ordered
 
 
-def _check_numbers(**numbers: tuple[Any, int]) -> None:
-    """Raises InvalidArgument unless each is an integer that is not less than its least value."""
-    for name, (number, least) in numbers.items():
-        is_number = isinstance(number, int) and not isinstance(number, bool)
-        if not (is_number and least <= number <= MAX_POSITION * 2 - 1):
-            raise InvalidArgument(f"{name}={number!r} must be an integer from {least} on")
+_NUMBERS = {
+    "seed": (-(1 << 63), (1 << 63) - 1),
+    "cycle_length": (1, MAX_POSITION),
+    "block_length": (1, MAX_POSITION),
+    "bundle_splits": (1, MAX_POSITION),
+    "batch_size": (1, MAX_POSITION),
+    "start_position": (0, MAX_POSITION),
+    "start_step": (0, MAX_POSITION),
+}
+"""The least and the greatest value of each number that may be given."""
+
+
+def _checked(given: Mapping[str, Any], names: Collection[str], how: str) -> dict[str, Any]:
+    """What was given, but for None. Raises InvalidArgument."""
+    if unknown := sorted(given.keys() - {*names}):
+        raise InvalidArgument(
+            f"{', '.join(unknown)}: no argument of a read {how}, which takes "
+            f"{', '.join(sorted(names))}"
+        )
+    checked: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in _NUMBERS:
+            if not isinstance(value, bool | np.bool_):
+                raise InvalidArgument(f"{name}={value!r} must be True or False")
+            checked[name] = bool(value)
+            continue
+        least, most = _NUMBERS[name]
+        is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not (is_number and least <= value <= most):
+            raise InvalidArgument(f"{name}={value!r} must be an integer from {least} to {most}")
+        checked[name] = int(value)
+    return checked
 
 
 def check_index(consumer_index: int | None, num_consumers: int | None) -> None:

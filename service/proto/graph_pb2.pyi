@@ -199,12 +199,14 @@ class ArgAttrs(_message.Message):
     def __init__(self, attr: _Optional[_Mapping[str, AttrValue]] = ...) -> None: ...
 
 class OpDef(_message.Message):
-    __slots__ = ("name", "input_arg")
+    __slots__ = ("name", "input_arg", "output_arg")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARG_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_ARG_FIELD_NUMBER: _ClassVar[int]
     name: str
     input_arg: _containers.RepeatedCompositeFieldContainer[ArgDef]
-    def __init__(self, name: _Optional[str] = ..., input_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ...) -> None: ...
+    output_arg: _containers.RepeatedCompositeFieldContainer[ArgDef]
+    def __init__(self, name: _Optional[str] = ..., input_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ..., output_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ...) -> None: ...
 
 class ArgDef(_message.Message):
     __slots__ = ("name",)

@@ -122,6 +122,25 @@ RANDOM: dict[str, Callable[[], Dataset]] = {
     "in a zip": lambda: zipped((
         count(99).map(lambda x: float_of(x) + tf.random.uniform([])), count(99).map(lambda x: -x),
     )),
+    "in a scan": lambda: count(99).scan(
+        0.0, lambda state, x: (state + 1, state + float_of(x) + tf.random.uniform([]))
+    ),
+    "in a map that batches": lambda: count(99).apply(
+        tf.data.experimental.map_and_batch(lambda x: float_of(x) + tf.random.uniform([]), 1)
+    ),
+    "in a map_fn": lambda: count(99).map(
+        lambda x: tf.map_fn(lambda y: float_of(x) + y + tf.random.uniform([]), tf.zeros([3])),
+        num_parallel_calls=2,
+    ),
+    "in loops": lambda: count(99).map(
+        lambda x: tf.while_loop(
+            lambda i, y: y < 50 * tf.random.uniform([]),
+            lambda i, y: (i + 1, y + tf.reduce_sum(
+                tf.map_fn(lambda z: z + tf.random.uniform([]), tf.zeros([2]))
+            )),
+            [x, float_of(x) / 1000],
+        )[1] + tf.random.uniform([])
+    ),
     "shuffled by a seed": lambda: count(99).shuffle(20, seed=3),
     "shuffled in batches": lambda: count(99).batch(2).shuffle(20).unbatch(),
 }  # fmt: skip
@@ -137,6 +156,16 @@ def test_random_numbers_are_the_bundles(case: str) -> None:
         assert len(set(first)) == len(first)  # each element draws its own
     pipeline.close()
     assert nondeterministic(graph_of(RANDOM[case]())) == []
+
+
+def test_iterations_of_a_loop_draw_other_numbers() -> None:
+    def five(_: Any) -> Any:
+        return tf.map_fn(lambda zero: zero + tf.random.uniform([]), tf.zeros([5]))
+
+    pipeline = pipeline_of(count(9).map(five).unbatch())
+    drawn = read(pipeline, size=9)
+    pipeline.close()
+    assert len(set(drawn)) == len(drawn) == 45
 
 
 def test_shuffles_of_one_seed_keep_pairs() -> None:
@@ -330,23 +359,31 @@ def test_a_start_below_0_is_refused() -> None:
     [
         (lambda x: tf.random.gamma([], float_of(x) + 1), "RandomGamma.*draws random numbers"),
         (lambda x: tf.random.shuffle(tf.range(x)), "RandomShuffle.*draws random numbers"),
+        (
+            lambda x: tf.random.fixed_unigram_candidate_sampler(
+                [[x]], 1, 2, False, 5, unigrams=[1.0] * 5
+            )[0],
+            "FixedUnigram.*draws random numbers",
+        ),
+        (
+            lambda x: tf.random.all_candidate_sampler([[x]], 1, 2, False)[0],
+            "AllCandidate.*draws random numbers",
+        ),
         (lambda x: tf.numpy_function(lambda y: y, [x], tf.int64), "PyFunc.*Python"),
         (lambda x: tf.timestamp() + float(1), "Timestamp.*clock"),
         (
             lambda x: tf.while_loop(
-                lambda i: i < x, lambda i: i + tf.random.uniform([], 1, 3, tf.int64), [x - x]
+                lambda i: i < x,
+                lambda i: i + tf.cast(tf.random.gamma([], 2.0), tf.int64) + 1,
+                [x - x],
             ),
-            "RandomUniformInt.*draws random numbers",
+            "RandomGamma.*draws random numbers",
         ),
     ],
 )
 def test_what_may_differ_each_time_is_named(function: Any, reason: str) -> None:
     named = nondeterministic(graph_of(count(9).map(function)))
     assert len(named) == 1 and re.search(reason, named[0]), named
-
-
-def step(_: Any, x: Any) -> Any:
-    return x, order_of(x)
 
 
 def order_of(x: Any) -> Any:
@@ -361,7 +398,6 @@ def ten_times(order: Any, y: Any) -> Any:
 @pytest.mark.parametrize(
     "dataset",
     [
-        lambda: count(9).scan(tf.constant(0, tf.int64), step),
         lambda: count(9).filter(lambda x: order_of(x) % 2 == 0),
         lambda: count(9).group_by_window(
             lambda x: x % 2, lambda _, window: window.shuffle(4), window_size=4

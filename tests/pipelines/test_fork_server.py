@@ -19,7 +19,7 @@ import pytest
 
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines.python import children
-from forebay.service.pipelines.python.fork_server import ForkServer, ended
+from forebay.service.pipelines.python.fork_server import HERE, ForkServer, ended
 from forebay.service.shared import new_slab
 
 from .functions import INT, numbers, pipeline_of, read
@@ -53,6 +53,19 @@ def test_a_request_that_fails_costs_no_other_child(fork_server: ForkServer) -> N
     assert "SIGKILL" in ended(control)
     for each in (connection, control, refused, told):
         each.close()
+
+
+def test_a_set_of_strings_has_one_order_in_all_processes() -> None:
+    """Or a bundle of an ordered read would have another order on each worker."""
+
+    def function(split: int) -> Iterator[str]:
+        yield from {f"word {number}" for number in range(100)}
+
+    found = []
+    for _ in range(2):
+        HERE.close()  # so that the next children are another one's
+        found.append(read(function, [0], '{"tensor":"string","shape":[]}'))
+    assert found[0] == found[1]
 
 
 REFUSING = """

@@ -288,12 +288,12 @@ class OrderedTrainer(Trainer):
                 where["start_step"] = position // step
             else:
                 where["start_position"] = position
-        options = ordered_options(
-            seed=asked.seed, shuffle=asked.shuffle, cycle_length=asked.cycle_length,
-            block_length=asked.block_length, bundle_splits=asked.bundle_splits or None,
-            batch_size=batch_size, drop_remainder=asked.drop_remainder,
-            consumer_index=self.index, num_consumers=of, **where,
-        )  # fmt: skip
+        given = {
+            "seed": asked.seed, "shuffle": asked.shuffle, "cycle_length": asked.cycle_length,
+            "block_length": asked.block_length, "bundle_splits": asked.bundle_splits or None,
+            "batch_size": batch_size, "drop_remainder": asked.drop_remainder, **where,
+        }  # fmt: skip
+        options = ordered_options(given, self.index, of)
         dataset_id = job.dataset_id()
         name = name_of_job(dataset_id, job.name or options.group_name)
         how = ReadOptions(ordered=options)

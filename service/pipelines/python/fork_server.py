@@ -54,6 +54,10 @@ BEAM = "apache-beam"
 
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
+_HASH_SEED = "PYTHONHASHSEED"
+"""It is 0 unless the worker's environment has it. So a set of strings has one order on all workers,
+and a bundle that yields from it the same elements."""
+
 
 class ForkServer:
     """Of this process. Thread-safe."""
@@ -121,7 +125,7 @@ class ForkServer:
                 forebay("service.pipelines.python.fork_server", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
-                environment=_ENVIRONMENT,
+                environment={**_ENVIRONMENT, _HASH_SEED: os.environ.get(_HASH_SEED, "0")},
                 descriptors=[number],
             )
 

@@ -5,7 +5,8 @@ else the operation's place among the nodes. So operations with the same seeds dr
 as each other, as in TensorFlow, but other numbers in each bundle. A function is called with a key
 of its own, derived from its caller's key. A map derives its function's key from the element's
 number as well, which a zip with a range provides. So parallel calls draw the same numbers in any
-order, and element n draws the same numbers whether earlier elements were computed or skipped.
+order, and element n draws the same numbers whether earlier elements were computed or skipped. A
+loop has a key among its variables, so each iteration draws other numbers.
 
 - Shuffles get their two seeds from the key. With `reshuffle_each_iteration=False` and the user's
   seeds they keep these: such a shuffle is meant to be the same each time.
@@ -57,11 +58,14 @@ _CALLS = {
     "Case",
     "StatelessCase",
 }
-_MAPS = {
+_MAPS = {  # (input, …, what the function captures, …)
     *("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"),
+    *("MapAndBatchDataset", "ExperimentalMapAndBatchDataset"),
     *("FlatMapDataset", "InterleaveDataset"),
     *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4)),
+    *("ScanDataset", "ExperimentalScanDataset"),  # a state before what it captures
 }
+_LOOPS = {"While", "StatelessWhile"}  # also what tf.map_fn is
 
 _NO_SEEDS = "shuffles by seeds that the graph does not have"
 
@@ -71,7 +75,9 @@ _UNSURE = {
         *("Random", "Multinomial", "ParameterizedTruncatedNormal", "TruncatedNormal", "Stateful"),
         *("SampleDistortedBoundingBox", "RngSkip", "RngReadAndSkip", "FractionalAvgPool"),
         *("FractionalMaxPool", "ThreadUnsafeUnigram", "UniformCandidate", "LogUniform"),
-        *("LearnedUnigram", "AnonymousRandomSeedGenerator"),
+        *("LearnedUnigram", "FixedUnigram", "AllCandidate", "AnonymousRandomSeedGenerator"),
+        *("NonDeterministicInts", "RecordInput", "SamplingDataset"),
+        *("GlobalShuffleDataset", "ShuffleAndRepeat"),
     ),
     "is a function in Python": ("PyFunc", "EagerPyFunc", "PyFuncStateless"),
     "keeps a state": ("MutableHashTable", "MutableDenseHashTable", "VarHandleOp", "Variable"),
@@ -226,18 +232,22 @@ class _Seeding:
                     node.attr["Tin"].list.type.append(_INT64)
                     for reference in _references(node):
                         reference.name = self._keyed(reference.name)
+                elif node.op in _LOOPS:
+                    self._seed_loop(body, node, salt)
                 elif node.op in _MAPS and _number_elements(body, node):
                     key = body.derived(body.key, body.constant(salt))
                     captured = len(node.attr["Targuments"].list.type)
-                    node.input.insert(1 + captured, key)
+                    state = len(node.attr["Tstate"].list.type) if "Tstate" in node.attr else 0
+                    node.input.insert(1 + state + captured, key)
                     node.attr["Targuments"].list.type.append(_INT64)
                     function = node.attr["f"].func
                     function.name = self._keyed(function.name, captured)
 
-    def _keyed(self, name: str, captured: int | None = None) -> str:
+    def _keyed(self, name: str, captured: int | None = None, loops: str = "") -> str:
         """A function with a key as its last argument. If it takes a dataset's elements, with
-        `captured` tensors behind them, the element's number is an argument in between."""
-        made = f"{name}_keyed" if captured is None else f"{name}_numbered"
+        `captured` tensors behind them, the element's number is an argument in between. `loops` says
+        which function of a loop it is: "cond" or "body"."""
+        made = f"{name}_keyed{loops}" if captured is None else f"{name}_numbered"
         if made in self._made:
             return made
         self._made.add(made)
@@ -259,8 +269,31 @@ class _Seeding:
         body = _Body(function.node_def, key.name, function=True)
         if captured is not None:
             body.key = body.derived(key.name, "forebay_number")
+        if loops:  # the two draw different numbers
+            body.key = body.derived(key.name, body.constant(_number(loops)))
         self._seed(body)
+        if loops == "body":
+            self._next_key(function, key.name)
         return made
+
+    def _seed_loop(self, body: _Body, node: pb.NodeDef, salt: int) -> None:
+        """Make a key the loop's last variable: each iteration derives the next one's."""
+        data = [name for name in node.input if not name.startswith("^")]
+        node.input.insert(len(data), body.derived(body.key, body.constant(salt)))
+        node.attr["T"].list.type.append(_INT64)
+        if "output_shapes" in node.attr and node.attr["output_shapes"].list.shape:
+            node.attr["output_shapes"].list.shape.add()
+        for attr in "cond", "body":
+            reference = node.attr[attr].func
+            reference.name = self._keyed(reference.name, loops=attr)
+
+    def _next_key(self, function: pb.FunctionDef, key: str) -> None:
+        """Give a loop's body one more output."""
+        result = pb.ArgDef(name="forebay_next_key")
+        result.MergeFromString(_OF_INT64)
+        function.signature.output_arg.append(result)
+        added = _Body(function.node_def, key, function=True)
+        function.ret[result.name] = added.derived(key, added.constant(_number("next")))
 
 
 def _random_functions(functions: Mapping[str, pb.FunctionDef]) -> set[str]:
@@ -276,7 +309,7 @@ def _random_functions(functions: Mapping[str, pb.FunctionDef]) -> set[str]:
 
 
 def _is_random(node: pb.NodeDef, random: set[str]) -> bool:
-    if node.op in _CALLS or node.op in _MAPS:
+    if node.op in _CALLS or node.op in _MAPS or node.op in _LOOPS:
         return not random.isdisjoint(_called(node))
     return node.op in _STATELESS or node.op in _SHUFFLES
 
