@@ -69,8 +69,9 @@ def main(task: TrainerTask) -> None:
         )
         reading = READING
         if task.claims:
-            request.job_name, request.sharding = CLAIMS_JOB, "OFF"
-            request.order.CopyFrom(CLAIMED.spec)
+            request = pb.GetOrCreateJobRequest(
+                dataset_id=task.dataset_id, job_name=CLAIMS_JOB, sharding="OFF", order=CLAIMED.spec
+            )
             reading = ReadOptions(claimed=CLAIMED)
         job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)
         # Finish a started epoch, even if it is time to stop.

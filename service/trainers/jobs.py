@@ -13,6 +13,7 @@ from ..client.options import (
     check_initial_epoch,
     check_job_name,
     reading,
+    require_out_of_step,
     sharding_policy,
 )
 from ..client.reader import Reader, name_of_job, structure_of
@@ -117,6 +118,7 @@ def open_job(
             raise InvalidArgument(
                 f"{given}={order[given]!r}: leave it out, as the process's rank says it"
             )
+    require_out_of_step(order, processes)
     how = reading(
         max_outstanding_requests=bound,
         data_transfer_protocol=data_transfer_protocol,

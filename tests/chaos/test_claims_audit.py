@@ -25,7 +25,11 @@ class Run:
         self.why = "no sign of life"
         self.reported = 5
         self.finished = True
-        self.first = [Started("claimer0.1", 0), Joined(1, FIRST, 1), Got(1, 2, 0, [*range(7)])]
+        self.first: list[Record] = [
+            Started("claimer0.1", 0),
+            Joined(1, FIRST, 1),
+            Got(1, 2, 0, [*range(7)]),
+        ]
         self.second = [*range(5, ELEMENTS)]
 
     def events(self) -> list[ev.Event]:

@@ -101,9 +101,11 @@ class Reads:
             how = {"processing_mode": "distributed_epoch", "job_name": "unordered"}
             with service.read(target, self.dataset_id, **how) as once:  # type: ignore[arg-type]
                 self.unordered = len(list(once))
-            how = {"delivery": "at_least_once", "job_name": "claims", "bundle_splits": 4}
             for most in (3, TOTAL):
-                with service.read(target, self.dataset_id, **how) as once:  # type: ignore[arg-type]
+                with service.read(
+                    target, self.dataset_id, delivery="at_least_once", job_name="claims",
+                    bundle_splits=4,
+                ) as once:  # fmt: skip
                     self.claimed = len(list(itertools.islice(once, most)))
             assert dispatcher.stop() == 0
 

@@ -341,8 +341,11 @@ class TestRefused:
             ({"num_consumers": 2, "consumer_index": 0, "job_name": "x"}, "leave num_consumers out"),
             ({"seed": 1.5}, "seed=1.5 must be an integer"),
             ({"bundle_splits": 0}, "bundle_splits=0 must be an integer from 1"),
-            ({"batch_size": 4}, "batch_size: a read at least once takes seed, shuffle and bundle"),
-            ({"cycle_length": 4, "start_step": 1}, "cycle_length, start_step: a read at least"),
+            ({"batch_size": 4}, "batch_size: no argument of a read at least once, which takes"),
+            (
+                {"cycle_length": 4, "start_step": 1},
+                "cycle_length, start_step: no argument of a",
+            ),
             ({"processing_mode": service.ShardingPolicy.FILE}, "processing_mode=FILE: give OFF or"),
             ({"max_outstanding_requests": 5}, "max_outstanding_requests=5: leave it out"),
             ({"target_workers": "LOCAL"}, "target_workers='LOCAL': leave it out"),
