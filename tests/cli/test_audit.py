@@ -21,7 +21,7 @@ from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
-from forebay.service.cli.audit import _Ordered, _replayed
+from forebay.service.cli.audit import _claimed, _Ordered, _replayed
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
@@ -30,7 +30,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage.memory import MemoryStorage
 
 from ..cluster import WorkerProcess
-from ..core.test_job_history import Followed
+from ..core.test_job_history import Followed, FollowedClaims
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from .test_cli import error_of, forebay
@@ -335,6 +335,23 @@ def test_claims_and_what_returned(reads: Reads) -> None:
     assert any(each["cursor"] for each in said["returned"])
     assert said["promise"].endswith("no element came twice")
     assert "delivery at_least_once" in reads.in_words("claims")
+
+
+def test_what_may_have_come_twice() -> None:
+    given = FollowedClaims()
+    dead, other = given.join(), given.join()
+    given.claim(dead, most=1)
+    given.claim(dead, most=0, p0=7)
+    given.leave(dead)
+    given.claim(other, most=1)
+    given.histories.follow_end(given.state)
+    (history,) = given.histories.jobs.values()
+    said = _claimed(given.state, history)
+    (returned,) = said["returned"]
+    assert (returned["cursor"], returned["consumer_id"], returned["why"]) == (7, dead, "r")
+    assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other
+    assert "of 1 bundles, elements behind the cursor may have come twice" in said["promise"]
+    assert [reader["claimed"] for reader in said["readers"]] == [1, 1]
 
 
 def test_steps_are_of_ordered_reads(reads: Reads) -> None:

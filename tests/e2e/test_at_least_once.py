@@ -357,6 +357,20 @@ class TestRefused:
         with pytest.raises(InvalidArgument, match=says):
             service.read(cluster.target, "any", **ONCE | wrong)
 
+    def test_a_dataset_id_that_tensorflows_own_operations_would_read(
+        self, cluster: Cluster
+    ) -> None:
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def first(dataset_id: tf.Tensor) -> tf.Tensor:
+            spec = tf.TensorSpec([], tf.int64)
+            dataset = service.from_dataset_id(
+                "distributed_epoch", cluster.target, dataset_id, spec, **ONCE
+            )
+            return dataset.reduce(tf.constant(0, tf.int64), lambda _, x: x)
+
+        with pytest.raises(InvalidArgument, match="delivery='at_least_once' is not for a dataset_"):
+            first(tf.constant(register(cluster)))
+
     def test_another_way_to_read_the_same_job(self, cluster: Cluster) -> None:
         dataset_id, name = register(cluster), new_name()
         read(cluster.target, dataset_id, 1, job_name=name)
