@@ -12,6 +12,7 @@ import pathlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,9 @@ from .proxy import Proxies
 from .records import Record, read_records
 from .saves import Saved
 from .trainer import CREDIT_BYTES, TrainerTask
+
+CLAIMERS = 2
+"""Trainers that read at least once, beside the others."""
 
 ELEMENT_S = 0.004
 """How long a worker takes to compute an element."""
@@ -71,6 +75,7 @@ class Options(msgspec.Struct, frozen=True):
             "dispatcher": self.dispatchers,
             "worker": self.workers,
             "trainer": self.trainers,
+            "claimer": CLAIMERS,
             "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "files": {"storage": 1}}
@@ -168,16 +173,17 @@ class Cluster:
             options.append("--data-transfer-protocol=tcp")
         return lambda name: forebay("service.cli", "worker", *options, f"--tags={name}")
 
-    def _trainer(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
+    def _trainer(self, role: str, number: int, dataset_id: str) -> Callable[[str], list[str]]:
         options = self._options
         pace_s = SLOW * ELEMENT_S * options.trainers / options.workers
         task = TrainerTask(
             name="",
             service=self.service,
             dataset_id=dataset_id,
-            records=str(self.records_of(number)),
+            records=str(self.records_of(role, number)),
             stop=str(self._stop),
             pace_s=pace_s,
+            claims=role == "claimer",
         )
 
         def command(name: str) -> list[str]:
@@ -186,12 +192,14 @@ class Cluster:
 
         return command
 
-    def records_of(self, number: int) -> pathlib.Path:
-        return self._directory / f"trainer{number}.records"
+    def records_of(self, role: str, number: int) -> pathlib.Path:
+        """The file of a trainer, or of a claimer."""
+        return self._directory / f"{role}{number}.records"
 
-    def records(self) -> list[list[Record]]:
-        """Each trainer's records so far."""
-        return [list(read_records(self.records_of(n))) for n in range(self._options.trainers)]
+    def records(self, role: str = "trainer") -> list[list[Record]]:
+        """Each trainer's records so far; those of a claimer with that role."""
+        count = self._options.members[role]
+        return [list(read_records(self.records_of(role, n))) for n in range(count)]
 
     def _crowd(
         self, dataset_id: str, endless_id: str, python_id: str
@@ -256,17 +264,24 @@ class Cluster:
             if not member.running:
                 member.start()
         self.wait(lambda: not registering.running, START_S, starting=True)
-        dataset_id, *of_crowds = answer.read_text().split()
+        dataset_id, claimed_id, *of_crowds = answer.read_text().split()
         del self.members["dataset"]
-        self._add("trainer", self._options.trainers, lambda n: self._trainer(n, dataset_id))
+        for role, read_id in (("trainer", dataset_id), ("claimer", claimed_id)):
+            command = partial(self._trainer, role, dataset_id=read_id)
+            self._add(role, self._options.members[role], command)
         self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
         self.members["crowd"][0].retired = True  # only a "start" fault starts it
-        for member in self.members["trainer"]:
+        for member in self.readers():
             member.start()
         self.wait(self._everybody_reads, START_S, starting=True)
 
     def _everybody_reads(self) -> bool:
-        return all(b'"got"' in content(self.records_of(n)) for n in range(self._options.trainers))
+        paths = [self.records_of(member.role, member.number) for member in self.readers()]
+        return all(b'"got"' in content(path) for path in paths)
+
+    def readers(self) -> list[Member]:
+        """The trainers, with those that read at least once."""
+        return [*self.members["trainer"], *self.members["claimer"]]
 
     def wait(
         self, condition: Callable[[], bool], timeout_s: float, *, starting: bool = False
@@ -301,10 +316,10 @@ class Cluster:
             member.resume()
 
         def ended() -> bool:
-            for member in self.members["trainer"]:
+            for member in self.readers():
                 finished = member.life.code == 0 and member.life.terminated_s is None
                 member.retired = member.retired or finished
-            readers = [*self.members["trainer"], *self.members["crowd"]]
+            readers = [*self.readers(), *self.members["crowd"]]
             return not any(m.running or not m.retired for m in readers)
 
         return self.wait(ended, SETTLE_S)

@@ -1,6 +1,7 @@
 """The datasets of chaos, and the process that registers them, with TensorFlow.
 
-In the trainers' dataset, element i is one split in each of PASSES passes. Crowds read a dataset
+In the trainers' dataset, element i is one split in each of PASSES passes. Those that read at least
+once have one pass of it. Crowds read a dataset
 with one pass, an infinite one, and a Python dataset whose splits have several elements; they save
 one with one pass. An element holds its id, and a payload that repeats the id, to reveal damage. A
 worker sleeps `seconds` for each: processors are scarce with a whole cluster on one machine.
@@ -39,9 +40,10 @@ def main(service: str, elements: int, seconds: float, answer: pathlib.Path) -> N
 
     # Sleep within flat_map: directly after the source, a sleep holds a lock that cancelling needs.
     of_trainers = tf.data.Dataset.range(elements).flat_map(element).repeat(PASSES)
+    of_claimers = tf.data.Dataset.range(elements).flat_map(element)
     of_crowds = tf.data.Dataset.range(crowd.ELEMENTS).flat_map(element)
     endless = tf.data.Dataset.counter().flat_map(element)
-    datasets = (of_trainers, of_crowds, endless)
+    datasets = (of_trainers, of_claimers, of_crowds, endless)
     ids = [register_dataset(service, dataset) for dataset in datasets]
     to_save = tf.data.Dataset.range(saves.ELEMENTS).flat_map(element)
     request = save_request(to_save, str(answer.parent), "AUTO")

@@ -82,7 +82,7 @@ class Faults:
                 member.terminate()
             case _, "pause":
                 member.pause(fault.lasts_s)
-            case "trainer", "cut":
+            case "trainer" | "claimer", "cut":
                 able = self._signal(member, signal.SIGUSR1)
             case "trainer", "leave":
                 # All of them, because the others would finish an epoch that one leaves.
@@ -103,7 +103,7 @@ class Faults:
 
     def _may_empty_storage(self) -> bool:
         """Wait until everybody knows the journal that will go away; whether they do."""
-        members = [*self._members["worker"], *self._members["trainer"]]
+        members = [*self._members["worker"], *self._cluster.readers()]
         [readers] = self._members["crowd"]
 
         def everybody_knows() -> bool:
@@ -138,7 +138,7 @@ class Faults:
         if member.role == "worker":
             return _ADDRESS.search(member.said) is not None
         started, joined = "", ""
-        for record in read_records(self._cluster.records_of(member.number)):
+        for record in read_records(self._cluster.records_of(member.role, member.number)):
             if isinstance(record, Started):
                 started = record.name
             elif isinstance(record, Joined):
@@ -148,7 +148,7 @@ class Faults:
     def _signal(self, trainer: Member, number: signal.Signals) -> bool:
         # The signal would kill a trainer that has not set its handlers yet.
         ready = f'"{trainer.life.name}"'.encode() in content(
-            self._cluster.records_of(trainer.number)
+            self._cluster.records_of(trainer.role, trainer.number)
         )
         if ready:
             trainer.send(number)

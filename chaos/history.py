@@ -58,6 +58,9 @@ class History:
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
     places: list[str] = field(default_factory=list)  # of static sharding
     no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
+    left: dict[int, str] = field(default_factory=dict)  # why, by consumer
+    claims: dict[int, dict[int, int]] = field(default_factory=dict)
+    """The first element of each claim, by consumer and place."""
 
     def leader_at(self, time_ms: int) -> str:
         """The leader's address at that time; "" before the first leader."""
@@ -79,6 +82,8 @@ class _Fold:
         self._iterations: dict[int, Epoch] = {}
         self._leases: dict[int, tuple[Epoch, LeasedSplits]] = {}
         self._epoch_of: dict[int, Epoch] = {}
+        self._iteration_of: dict[int, int] = {}  # by consumer
+        self._cursors: dict[tuple[int, int], int] = {}  # by iteration and place
 
     def fold(self, records: Iterable[tuple[int, int, ev.Event]]) -> History:
         history, term = self._history, 0
@@ -117,6 +122,21 @@ class _Fold:
                 epoch = self._iterations[event.iteration_paused.iteration_id]
                 for task_id in epoch.tasks:
                     epoch.paused_ms.setdefault(task_id, event.time_ms)
+            case "consumer_joined":
+                joined = event.consumer_joined
+                self._iteration_of[joined.consumer_id] = joined.iteration_id
+            case "consumer_left":
+                history.left[event.consumer_left.consumer_id] = event.consumer_left.reason
+            case "bundles_claimed":
+                who = event.bundles_claimed.consumer_id
+                iteration, claims = self._iteration_of[who], history.claims.setdefault(who, {})
+                for place in event.bundles_claimed.places:
+                    claims[place] = self._cursors.get((iteration, place), 0)
+            case "claims_moved":
+                moved = event.claims_moved
+                iteration = self._iteration_of[moved.consumer_id]
+                for place, cursor in zip(moved.places, moved.cursors, strict=True):
+                    self._cursors[iteration, place] = cursor
             case "worker_registered":
                 registered = event.worker_registered
                 history.workers[registered.worker_id] = WorkerProcess(",".join(registered.tags))

@@ -133,7 +133,7 @@ def _was_hit(lives: Mapping[str, Life], since_s: float, until_s: float) -> bool:
     moments = [
         at_s
         for life in lives.values()
-        if life.role != "trainer"
+        if life.role not in ("trainer", "claimer")
         for at_s in (life.killed_s, life.terminated_s, *(b for pause in life.pauses for b in pause))
     ]
     return any(at_s is not None and since_s <= at_s <= until_s for at_s in moments)

@@ -24,6 +24,7 @@ WEIGHTS: dict[str, dict[str, int]] = {
     },
     "worker": {"kill": 3, "terminate": 2, "pause": 2},
     "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2, "leave": 2},
+    "claimer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 1},
     "redis": {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1},
     "storage": {"empty": 1},
     "crowd": {"start": 2},

@@ -126,9 +126,8 @@ def waits_by_kind(
 def _stops_others(kind: str, done: DoneFault) -> bool:
     """Whether trainers that it does not hit may have to wait while it lasts: it hits neither a
     trainer nor a standby dispatcher."""
-    return (
-        done.until_s > done.at_s and done.fault.role != "trainer" and not kind.endswith(" standby")
-    )
+    of_one = done.fault.role in ("trainer", "claimer") or kind.endswith(" standby")
+    return done.until_s > done.at_s and not of_one
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

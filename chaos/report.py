@@ -12,6 +12,7 @@ import msgspec
 from ..journal import decode, verify
 from ..storage import open_storage
 from .audit import Verdict, check, check_crowd
+from .claims_audit import check_claims
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
 from .crowd import PYTHON_READERS, READERS, job_of
@@ -43,6 +44,7 @@ class ChaosReport(msgspec.Struct):
     missed: int  # faults that hit no process
     ended_by_themselves: list[str]  # processes, with the end of their logs
     verdict: Verdict  # of the trainers, and all broken promises
+    claims: Verdict  # of the trainers that read at least once
     crowds: dict[str, Verdict]  # by process
     modes: dict[str, Verdict]  # of the crowds' readers in other modes, by process
     saves: dict[str, Verdict]  # of the crowds' saves, by process
@@ -84,6 +86,7 @@ def judge(
         lost_with_a_trainer=LOST_WITH_A_TRAINER,
         wall_s=wall_s,
     )
+    claims = check_claims(history, cluster.records("claimer"), elements=options.elements)
     crowds = {
         name: check_crowd(
             history,
@@ -104,7 +107,7 @@ def judge(
         saves = {name: check_saved(name, saved.get(name)) for name in modes}
     except ValueError as error:
         saves = {"all": Verdict([str(error)])}
-    found = [*crowds.values(), *modes.values(), *saves.values()]
+    found = [claims, *crowds.values(), *modes.values(), *saves.values()]
     verdict.broken += [promise for crowd in found for promise in crowd.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
     if elsewhere:
@@ -125,6 +128,7 @@ def judge(
             f"{life.name}: {life.last_words}" for life in lives.values() if life.ended_by_itself
         ],
         verdict=verdict,
+        claims=claims,
         crowds=crowds,
         modes=modes,
         saves=saves,
@@ -187,6 +191,12 @@ def render(report: ChaosReport) -> Any:
     for excuse, count in sorted(verdict.lost.items()):
         found.add_row("lost, as allowed", f"{count}: {excuse}")
     found.add_row("lost otherwise", str(verdict.lost_unexplained))
+    claims = report.claims
+    found.add_row(
+        "at least once",
+        f"{claims.epochs} epochs of {options.elements} elements; delivered {claims.delivered}, "
+        f"{claims.twice} of them again, {claims.lost_unexplained} lost",
+    )
     if report.crowds:
         found.add_row("crowds", _crowds(report.crowds))
         delivered = sum(verdict.delivered for verdict in report.modes.values())

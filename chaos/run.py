@@ -38,7 +38,7 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
         ended_s = time.monotonic()
         tell("settling")
         settled = cluster.settle()
-        for role in ("trainer", "worker", "dispatcher"):
+        for role in ("trainer", "claimer", "worker", "dispatcher"):
             cluster.stop(role)
         report = judge(cluster, faults, options, began_s, ended_s)
         if not settled:

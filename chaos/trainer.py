@@ -4,7 +4,7 @@ It reads like `forebay.service.read`, with less credit, so that its buffers hold
 killed. It continues with its last process's epoch. SIGTERM makes it return unused elements, even
 within a block, and end. SIGUSR1 cuts all its connections, to workers and dispatchers. SIGUSR2 makes
 it leave the epoch like SIGTERM, and continue with the next. In every other epoch it reads slowly,
-so that workers run ahead of it, and faults find full buffers.
+so that workers run ahead of it, and faults find full buffers. With `claims` it reads at least once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ import numpy as np
 from ..service.blocks import Block
 from ..service.client.consumer import Consumer
 from ..service.client.options import ReadOptions
+from ..service.client.positions import ClaimedRead
 from ..service.connections.dispatcher_client import DispatcherClient
 from ..service.proto import forebay_pb2 as pb
 from .records import Got, Joined, Left, ReadToEnd, Record, Recorder, Started, Worked, read_records
 
 JOB = "chaos"
+CLAIMS_JOB = "chaos at least once"
+BUNDLE_SPLITS = 20
 CREDIT_BYTES = 256 << 10
 NOTHING = Block(0, ())
 
 READING = ReadOptions(dynamic=True, hands_back=True)
+CLAIMED = ClaimedRead(shuffle=False, bundle_splits=BUNDLE_SPLITS)
+"""In the order of their places, so that the audit knows each element's bundle."""
 
 _told: set[int] = set()
 """Received signals to leave. Not an event: its lock could deadlock with the signal handler."""
@@ -49,6 +54,7 @@ class TrainerTask(msgspec.Struct, frozen=True):
     records: str  # the path of its file
     stop: str  # once this path exists, the present epoch is the last
     pace_s: float  # per element, in slow epochs
+    claims: bool = False  # it reads at least once
 
 
 def main(task: TrainerTask) -> None:
@@ -58,14 +64,20 @@ def main(task: TrainerTask) -> None:
     recorder.add(Started(task.name, time.monotonic()))
     dispatcher = DispatcherClient(task.service)
     try:
-        job = dispatcher.call_numbered(
-            pb.GetOrCreateJobRequest(dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"),
-            pb.GetOrCreateJobResponse,
+        request = pb.GetOrCreateJobRequest(
+            dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"
         )
+        reading = READING
+        if task.claims:
+            request = pb.GetOrCreateJobRequest(
+                dataset_id=task.dataset_id, job_name=CLAIMS_JOB, sharding="OFF", order=CLAIMED.spec
+            )
+            reading = ReadOptions(claimed=CLAIMED)
+        job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)
         # Finish a started epoch, even if it is time to stop.
         while (epoch.begun or not os.path.exists(task.stop)) and signal.SIGTERM not in _told:
             pace_s = task.pace_s if epoch.number % 2 == 0 else 0.0
-            read_epoch(dispatcher, job.job_id, epoch.number, recorder, pace_s)
+            read_epoch(dispatcher, job.job_id, epoch.number, recorder, pace_s, reading)
             epoch = NextEpoch(epoch.number + 1)
     finally:
         dispatcher.close()

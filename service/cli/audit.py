@@ -64,13 +64,13 @@ def audit(
     with opened(storage) as found:
         state, histories, begins = _replayed(found)
     history = _find(histories, job)
-    if history.job.order is None:
+    if not history.job.is_ordered:
         if step is not None or element is not None:
             raise InvalidArgument(
                 f"job {history.user_name} is not read in order, so the journal does not tell of "
                 "its elements: leave out --step and --element"
             )
-        answer = _unordered(state, history)
+        answer = (_claimed if history.job.is_claimed else _unordered)(state, history)
     else:
         from ...journal.proto import events_pb2 as ev
 
@@ -148,6 +148,75 @@ def _unordered(state: Any, history: Any) -> dict[str, Any]:
         "readers": [_reader(stay) for stay in history.stays],
         "lost_splits": lost,
         "lost": [asdict(each) for each in history.lost],
+        "skipped": [_skip(each) for each in history.skipped],
+        "promise": promise,
+    }
+
+
+def _claimed(state: Any, history: Any) -> dict[str, Any]:
+    """Of a job that is read at least once: who claimed what, what returned, and what may have come
+    again."""
+    from ..core.consumers import GOODBYE
+    from ..order import permuted
+
+    job, order, claims = history.job, history.job.order, history.claims
+    bundles = [
+        permuted(each.place, order.bundles, order.seed, each.epoch) if order.shuffle else each.place
+        for each in claims
+    ]
+    readers = []
+    for stay in history.stays:
+        mine = [
+            {
+                "bundle": bundle,
+                "claimed_ms": claim.claimed_ms,
+                "start": claim.start or None,
+                "done_ms": claim.done_ms,
+            }
+            for bundle, claim in zip(bundles, claims, strict=True)
+            if claim.consumer_id == stay.consumer_id
+        ]
+        readers.append({**_reader(stay), "claimed": len(mine), "bundles": mine})
+    next_of: dict[tuple[int, int], int] = {}
+    returned = []
+    for bundle, claim in reversed([*zip(bundles, claims, strict=True)]):
+        key = claim.epoch, claim.place
+        if claim.returned_ms is not None:
+            returned.append(
+                {
+                    "epoch": claim.epoch,
+                    "bundle": bundle,
+                    "cursor": claim.cursor,
+                    "consumer_id": claim.consumer_id,
+                    "returned_ms": claim.returned_ms,
+                    "why": claim.why,
+                    "claimed_next_by": next_of.get(key),
+                    "may_have_come_twice": claim.why != GOODBYE and key in next_of,
+                }
+            )
+        next_of[key] = claim.consumer_id
+    returned.reverse()
+    again = sum(each["may_have_come_twice"] for each in returned)
+    promise = "at least once held: each epoch ends when all of its bundles are done; " + (
+        f"of {again} bundles, elements behind the cursor may have come twice, as the consumers "
+        "that had them did not leave in order"
+        if again
+        else "no element came twice"
+    )
+    return {
+        "dataset_id": job.dataset_id,
+        "delivery": "at_least_once",
+        "bundle_splits": order.bundle_splits,
+        "epochs": [
+            {
+                "epoch": epoch,
+                "bundles_done": sum(c.done_ms is not None for c in claims if c.epoch == epoch),
+                "of": order.bundles,
+            }
+            for epoch in sorted({claim.epoch for claim in claims})
+        ],
+        "readers": readers,
+        "returned": returned,
         "skipped": [_skip(each) for each in history.skipped],
         "promise": promise,
     }

@@ -89,7 +89,9 @@ def render(summary: dict[str, Any]) -> Any:
     for job in summary["jobs"]:
         cached = ", cached" if job.get("cross_trainer_cache") else ""
         order = job.get("order")
+        claimed = order and order.get("claimed")
         sharding = "ordered" if order else job["sharding"] + cached
+        sharding = "at least once" if claimed else sharding
         of_job = (_name(job), job["dataset_id"], sharding)
         over = [it for it in job["iterations"] if it["finished"]]
         # Earlier versions do not report "summarized".
@@ -103,12 +105,14 @@ def render(summary: dict[str, Any]) -> Any:
             if not it["finished"]:
                 jobs.add_row(
                     *of_job,
-                    "all" if order else str(it["epoch"]),
+                    "all" if order and not claimed else str(it["epoch"]),
                     _readers(it),
                     f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
                     ", ".join(
                         [
-                            _lengths(order)
+                            _claims(it["claims"])
+                            if claimed
+                            else _lengths(order)
                             if order
                             else " | ".join(map(_progress, it["sources"])) or "–",
                             *_nonzero(skipped=it.get("skipped", 0)),
@@ -199,6 +203,11 @@ def _readers(iteration: dict[str, Any]) -> str:
 
 def _lengths(order: dict[str, Any]) -> str:
     return f"lengths of {order['known_lengths']} of {order['bundles']} bundles"
+
+
+def _claims(claims: dict[str, Any]) -> str:
+    bundles, done, left = claims["bundles"], claims["done"], claims["unclaimed"]
+    return f"{done} of {bundles} bundles done, {bundles - done - left} claimed, {left} not"
 
 
 def _progress(source: dict[str, Any]) -> str:

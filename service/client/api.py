@@ -47,6 +47,7 @@ from . import (
 )
 from .functions import PythonDataset
 from .options import (
+    AT_LEAST_ONCE,
     CrossTrainerCache,
     ReadOptions,
     ShardingPolicy,
@@ -343,6 +344,9 @@ def from_dataset_id(
         come with it: seed, shuffle, cycle_length, block_length, bundle_splits, batch_size,
         drop_remainder, start_position and start_step. OFF and DYNAMIC mean the same then, and
         consumer_index and num_consumers deal batches. With batch_size, elements come in batches.
+        Without `ordered`, delivery="at_least_once" reads so that nothing is missing, as `read` does
+        too: it takes seed, shuffle and bundle_splits. Elements count as given once they are in this
+        dataset.
       add_position: of an ordered read. Elements come in pairs (element, position): int64, the
         position behind the element's batch, or behind its step over all consumers. It goes through
         prefetch with the element. Save that of the last element that was used, for start_position.
@@ -553,6 +557,8 @@ def distribute(
     The arguments are those of `register_dataset` and `from_dataset_id`, but `job_name` alone
     identifies the job. Readers that give the same name share it, whatever their datasets, and read
     the dataset that came first. Iterating raises ValueError if that one has another element_spec.
+    `order` has what comes with `ordered`, or delivery="at_least_once" with seed, shuffle and
+    bundle_splits, as in `read`.
     Applying the result raises what `register_dataset` and `from_dataset_id` raise.
     """
     policy = sharding_policy(processing_mode)
@@ -611,10 +617,11 @@ def _shared_name(job_name: str | None, how: ReadOptions) -> str | None:
 
 
 def _require_no_order(how: ReadOptions) -> None:
-    """Raises InvalidArgument for an ordered read."""
-    if how.ordered is not None:
+    """Raises InvalidArgument for a read in bundles."""
+    if how.ordered is not None or how.claimed is not None:
+        asked = f"delivery={AT_LEAST_ONCE!r}" if how.ordered is None else "ordered=True"
         raise InvalidArgument(
-            "ordered=True is not for a dataset_id that is a function's tensor, nor beside "
+            f"{asked} is not for a dataset_id that is a function's tensor, nor beside "
             "parameter servers, where TensorFlow's own operations read: give the id as a string, "
             "or train with another strategy"
         )

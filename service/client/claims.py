@@ -121,8 +121,11 @@ class ClaimsMode(Mode):
             while claim.requests and not claim.requests[0].blocks and not claim.requests[0].runs:
                 claim.requests.popleft()
             if claim.requests and claim.requests[0].blocks:
-                block = claim.requests[0].blocks.popleft()
-                self._given = claim, block.count
+                with self._changed:
+                    if self._closed.is_set():  # its last words were said: others read the rest
+                        return None
+                    block = claim.requests[0].blocks.popleft()
+                    self._given = claim, block.count
                 return block, None
         self._waited = True
         return None
@@ -239,7 +242,7 @@ class ClaimsMode(Mode):
         request, said = ended
         if (claim := self._read.get(request.place)) is None:
             return
-        if said.length < claim.came:
+        if said.complete and said.length < claim.came:
             raise FailedPrecondition(
                 f"bundle {int(self._bundles[claim.place])} of epoch {self._epoch} had at least "
                 f"{claim.came} elements, and has {said.length} now: a read at least once needs a "

@@ -452,8 +452,12 @@ def read(
       ordered: read in one global order, dealt to the consumers in batches; an OrderedIterator.
         `consumer_index` and `num_consumers` say which batches are this consumer's: step s is the
         num_consumers batches of the order from s * num_consumers on.
-      **order: of an ordered read, all optional. The order depends on these alone: `seed` (0),
-        `shuffle` (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
+      **order: of a read in bundles, all optional. `delivery="at_least_once"`, not with `ordered`:
+        nothing is missing, whoever dies, and what a dead trainer was given since its last report,
+        which it makes each second, comes again. It takes `seed`, `shuffle` and `bundle_splits`. The
+        default is "at_most_once".
+        `ordered` takes all others, too. The order depends on these alone: `seed` (0), `shuffle`
+        (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
         `block_length` (1), as of tf.data's `interleave`, and `bundle_splits` (by default the
         dispatcher chooses). `batch_size` makes batches, by default elements come one by one.
         `drop_remainder` leaves out the last, smaller global batch of each epoch. It begins at

@@ -143,8 +143,10 @@ class Slices:
         self.first_place = first_place
 
     def forget(self, place: int) -> None:
-        """The place will not be asked for again."""
+        """Nothing of the place is needed any more: its requests end unheard."""
         self._homes.pop(place, None)
+        self._requests = {key: r for key, r in self._requests.items() if r.place != place}
+        self._waiting = [r for r in self._waiting if r.place != place]
 
     def _ask_elsewhere(self, requests: Iterable[Request]) -> None:
         """Ask for these again: their tasks are gone, or their places have other homes."""

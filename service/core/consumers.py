@@ -33,6 +33,9 @@ REPLACED = (
     "one's, and took its place: give each of them its own"
 )
 
+GOODBYE = "it said goodbye"
+"""The reason of one that left in order."""
+
 EVICTED = "its connection broke, and another consumer took its place in the ordered read"
 
 

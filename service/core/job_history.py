@@ -42,6 +42,21 @@ class LostLease:
 
 
 @dataclass
+class BundleClaim:
+    """A bundle that a consumer claimed, until it was done or returned."""
+
+    epoch: int
+    place: int
+    consumer_id: int
+    claimed_ms: int | None  # None: before the history begins
+    start: int  # elements before this one were not its
+    cursor: int  # of these its trainer was given those before this one, as it said
+    done_ms: int | None = None
+    returned_ms: int | None = None
+    why: str | None = None  # it was returned
+
+
+@dataclass
 class JobHistory:
     """One job. `job` and `dataset` are as they are now, or as they were when they were removed."""
 
@@ -51,6 +66,7 @@ class JobHistory:
     lost: list[LostLease] = field(default_factory=list)
     leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
     skipped: list[ev.SplitSkipped] = field(default_factory=list)
+    claims: list[BundleClaim] = field(default_factory=list)
 
     @property
     def user_name(self) -> str:
@@ -90,10 +106,13 @@ class JobHistories:
         """By dataset and size of bundles: when lengths were learned (ms), and of how many."""
         self._stays: dict[int, ConsumerStay] = {}
         self._lost: dict[int, LostLease] = {}  # by lease
+        self._claims: dict[int, dict[int, BundleClaim]] = {}  # by consumer and place
         for consumer in state.consumers.values():
             known = consumer.member
             member = None if known is None else ev.GroupMember(**asdict(known))
             self._join(state, consumer.iteration_id, consumer.consumer_id, member, None)
+            for place, cursor in consumer.claims.items():
+                self._claim(state, consumer.consumer_id, place, cursor, None)
 
     def observe(self, state: State, event: ev.Event) -> None:
         """The next event, which will be applied to the state."""
@@ -106,6 +125,19 @@ class JobHistories:
             case "consumer_left":
                 stay = self._stays.pop(body.consumer_id)
                 stay.left_ms, stay.why = now, body.reason
+                for claim in self._claims.pop(body.consumer_id, {}).values():
+                    claim.returned_ms, claim.why = now, body.reason
+            case "bundles_claimed":
+                iteration = state.iterations[state.consumers[body.consumer_id].iteration_id]
+                returned = iteration.claims.returned if iteration.claims is not None else {}
+                for place in body.places:
+                    self._claim(state, body.consumer_id, place, returned.get(place, 0), now)
+            case "claims_moved":
+                claims = self._claims[body.consumer_id]
+                for place, cursor in zip(body.places, body.cursors, strict=True):
+                    claims[place].cursor = cursor
+                for place in body.done:
+                    claims.pop(place).done_ms = now
             case "lengths_learned":
                 key = body.dataset_id, body.bundle_splits
                 self.learned.setdefault(key, []).append((now, len(body.bundles)))
@@ -146,6 +178,13 @@ class JobHistories:
         stay = ConsumerStay(who, state.iterations[iteration_id].epoch, member, now)
         self._stays[who] = stay
         self._of(state, iteration_id).stays.append(stay)
+
+    def _claim(self, state: State, who: int, place: int, start: int, now: int | None) -> None:
+        iteration_id = state.consumers[who].iteration_id
+        epoch = state.iterations[iteration_id].epoch
+        claim = BundleClaim(epoch, place, who, now, start, start)
+        self._claims.setdefault(who, {})[place] = claim
+        self._of(state, iteration_id).claims.append(claim)
 
     def _check(self, state: State, leased: ev.SplitsLeased) -> None:
         """Splits are leased that never were, or that were returned."""

@@ -19,6 +19,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.claims import Claimed
+from ..core.consumers import GOODBYE
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
 from ..core.ordered import order_spec
@@ -376,7 +377,7 @@ class ForebayFace:
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:
         await self._dispatcher.execute(
-            c.LeaveIteration(consumer_id=request.consumer_id, reason="it said goodbye")
+            c.LeaveIteration(consumer_id=request.consumer_id, reason=GOODBYE)
         )
         return pb.LeaveIterationResponse()
 
@@ -471,7 +472,7 @@ class ForebayFace:
     async def leave_service(self, request: pb.LeaveServiceRequest) -> pb.LeaveServiceResponse:
         self._dispatcher.user_metrics.told(request.known, request.metrics)
         await self._dispatcher.execute(
-            c.LoseWorker(worker_id=request.worker_id, reason="it said goodbye", left=True)
+            c.LoseWorker(worker_id=request.worker_id, reason=GOODBYE, left=True)
         )
         return pb.LeaveServiceResponse()
 

@@ -20,6 +20,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core import ranges
 from ..core.base import find_dataset, find_save
+from ..core.consumers import GOODBYE
 from ..core.save_streams import is_orphaned
 from ..core.saves import completed_streams
 from ..core.splits import running_tasks
@@ -204,7 +205,7 @@ class TensorFlowFace:
         self, request: pb.ReleaseIterationClientRequest
     ) -> pb.ReleaseIterationClientResponse:
         await self._dispatcher.execute(
-            c.LeaveIteration(consumer_id=request.iteration_client_id, reason="it said goodbye")
+            c.LeaveIteration(consumer_id=request.iteration_client_id, reason=GOODBYE)
         )
         return pb.ReleaseIterationClientResponse()
 

@@ -12,6 +12,7 @@ from ..client.options import (
     ShardingPolicy,
     check_job_name,
     reading,
+    require_out_of_step,
     sharding_policy,
 )
 from ..client.reader import Reader, name_of_job, structure_of
@@ -116,6 +117,7 @@ def open_job(
             raise InvalidArgument(
                 f"{given}={order[given]!r}: leave it out, as the process's rank says it"
             )
+    require_out_of_step(order, processes)
     how = reading(
         job_name=job_name,
         max_outstanding_requests=bound,

@@ -7,7 +7,15 @@ import pytest
 from forebay.chaos.plan import LASTS_S, WEIGHTS, make_plan
 from forebay.service.errors import InvalidArgument
 
-MEMBERS = {"dispatcher": 2, "worker": 3, "trainer": 2, "redis": 1, "storage": 1, "crowd": 1}
+MEMBERS = {
+    "dispatcher": 2,
+    "worker": 3,
+    "trainer": 2,
+    "claimer": 2,
+    "redis": 1,
+    "storage": 1,
+    "crowd": 1,
+}
 
 
 def test_it_follows_from_the_seed() -> None:

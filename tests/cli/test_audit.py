@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -20,7 +21,7 @@ from forebay.journal import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
-from forebay.service.cli.audit import _Ordered, _replayed
+from forebay.service.cli.audit import _claimed, _Ordered, _replayed
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
@@ -29,7 +30,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage.memory import MemoryStorage
 
 from ..cluster import WorkerProcess
-from ..core.test_job_history import Followed
+from ..core.test_job_history import Followed, FollowedClaims
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from .test_cli import error_of, forebay
@@ -100,6 +101,12 @@ class Reads:
             how = {"processing_mode": "distributed_epoch", "job_name": "unordered"}
             with service.read(target, self.dataset_id, **how) as once:  # type: ignore[arg-type]
                 self.unordered = len(list(once))
+            for most in (3, TOTAL):
+                with service.read(
+                    target, self.dataset_id, delivery="at_least_once", job_name="claims",
+                    bundle_splits=4,
+                ) as once:  # fmt: skip
+                    self.claimed = len(list(itertools.islice(once, most)))
             assert dispatcher.stop() == 0
 
     def audit(self, job: object, *options: object) -> Any:
@@ -127,7 +134,7 @@ def given(step: dict[str, Any]) -> Batches:
 
 def test_an_ordered_job(reads: Reads) -> None:
     said = reads.audit("train")
-    assert said["order"] == [{"shuffle": True, "bundles": 7, **ORDER}]
+    assert said["order"] == [{"shuffle": True, "bundles": 7, "claimed": False, **ORDER}]
     assert (said["lengths"], said["epoch_elements"]) == ("of 7 of 7 bundles", TOTAL)
     assert sum(each["bundles"] for each in said["learned"]) == 7
     assert "unknown" in said and said["unknown"] is None
@@ -310,3 +317,43 @@ def test_what_was_lost_with_a_worker(tmp_path: pathlib.Path) -> None:
     assert said["lost_splits"] == count > 0
     assert all(each["worker"] == worker.address and each["why"] for each in lost)
     assert f"{count} were lost, and elements of them may have reached nobody" in said["promise"]
+
+
+def test_claims_and_what_returned(reads: Reads) -> None:
+    said = reads.audit("claims")
+    assert reads.claimed == TOTAL - 3
+    assert said["delivery"] == "at_least_once"
+    assert said["epochs"] == [{"epoch": 1, "bundles_done": 5, "of": 5}]
+    first, second = said["readers"]
+    assert first["claimed"] == len(first["bundles"]) > 0
+    done = [each["bundle"] for by in (first, second) for each in by["bundles"] if each["done_ms"]]
+    assert sorted(done) == [0, 1, 2, 3, 4]
+    assert said["returned"]
+    for each in said["returned"]:
+        assert each["why"] == "it said goodbye" and not each["may_have_come_twice"]
+        assert each["claimed_next_by"] == second["consumer_id"]
+    assert any(each["cursor"] for each in said["returned"])
+    assert said["promise"].endswith("no element came twice")
+    assert "delivery at_least_once" in reads.in_words("claims")
+
+
+def test_what_may_have_come_twice() -> None:
+    given = FollowedClaims()
+    dead, other = given.join(), given.join()
+    given.claim(dead, most=1)
+    given.claim(dead, most=0, p0=7)
+    given.leave(dead)
+    given.claim(other, most=1)
+    given.histories.follow_end(given.state)
+    (history,) = given.histories.jobs.values()
+    said = _claimed(given.state, history)
+    (returned,) = said["returned"]
+    assert (returned["cursor"], returned["consumer_id"], returned["why"]) == (7, dead, "r")
+    assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other
+    assert "of 1 bundles, elements behind the cursor may have come twice" in said["promise"]
+    assert [reader["claimed"] for reader in said["readers"]] == [1, 1]
+
+
+def test_steps_are_of_ordered_reads(reads: Reads) -> None:
+    with pytest.raises(InvalidArgument, match="job claims is not read in order"):
+        reads.audit("claims", "--step", 0)

@@ -434,6 +434,14 @@ class TestStatus:
         shown = "ordered all 2 of 4 1 of 2 lengths of 3 of 9 bundles"
         assert " ".join(row[2:]) == shown
 
+    def test_a_job_that_is_read_at_least_once_has_its_claims(self) -> None:
+        claims = {"bundles": 9, "done": 3, "unclaimed": 4, "consumers": {7: 2}}
+        reads = iteration(2) | {"claims": claims, "sources": []}
+        once = job("j", reads) | {"order": {"known_lengths": 0, "bundles": 9, "claimed": True}}
+        (row,) = [line.split() for line in self.shown(once) if "at least once" in line]
+        text = " ".join(row)
+        assert "at least once 2" in text and "3 of 9 bundles done" in text
+
     def test_epochs_that_are_over_are_one_line(self) -> None:
         over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]
         text = self.shown(job("j", *over, iteration(4), iteration(6)))

@@ -189,7 +189,8 @@ def test_a_slice_of_single_elements_fits_into_a_message() -> None:
 def test_the_longest_slice_fits_into_a_message() -> None:
     far = MAX_INDEX - 3 * MAX_SLICE_RUNS
     runs = tuple(n for i in range(MAX_SLICE_RUNS) for n in (far + 2 * i, 1))
-    order = Slice(MAX_INDEX, MAX_INDEX, runs, *[MAX_INDEX] * 4)
+    far_ones = dict.fromkeys(("until", "known", "keep", "floor"), MAX_INDEX)
+    order = Slice(MAX_INDEX, MAX_INDEX, runs, **far_ones, alone=True)
     assert encode(order, transfer_pb2.Read()).ByteSize() < _MAX_HEADER_BYTES - 1000
 
 

@@ -469,6 +469,41 @@ def ordered(cluster: Cluster) -> None:
     join(2, 3, 1600)
 
 
+def claimed(cluster: Cluster) -> None:
+    """Reads at least once: consumers that leave and are given up, whose claims others take over."""
+    live(cluster)
+    order = ev.OrderSpec(seed=5, shuffle=True, cycle_length=1, block_length=1, claimed=True)
+
+    def join(caller: str, epoch: int = 0) -> ev.ConsumerJoined:
+        joined: ev.ConsumerJoined = cluster.do(
+            c.JoinJob(
+                request=(caller, 1), dataset_id="plain", name="claimed", sharding=ev.OFF,
+                order=order, epoch=epoch,
+            )
+        )  # fmt: skip
+        return joined
+
+    def claim(joined: ev.ConsumerJoined, most: int, *done: int, **cursors: int) -> None:
+        cluster.do(
+            c.ClaimBundles(
+                consumer_id=joined.consumer_id, most=most, done=done,
+                places=tuple(int(name[1:]) for name in cursors), cursors=tuple(cursors.values()),
+            )
+        )  # fmt: skip
+
+    cluster.worker(91)
+    one, other, third = (join(f"claims {number}") for number in range(3))
+    claim(one, 4)
+    claim(other, 2)
+    claim(one, 4, 0, 2, p1=3)
+    cluster.leave(one.consumer_id)
+    cluster.elect(3)
+    claim(other, 3, 4, p5=1)
+    claim(third, 1)
+    cluster.leave(other.consumer_id)
+    join("claims 3", 1)
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
@@ -481,6 +516,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "loaded": loaded,
     "python": python,
     "ordered": ordered,
+    "claimed": claimed,
 }
 
 

@@ -12,6 +12,7 @@ from forebay.service.core.job_history import JobHistories, JobHistory
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import State
 
+from .test_claims import Claiming
 from .test_ordered import ORDER, Ordered
 
 
@@ -143,3 +144,54 @@ def test_the_start_of_a_group_is_in_the_journal() -> None:
     job_id = given.job().job_id
     given.when(c.JoinIteration(job_id=job_id, epoch=0, member=member))
     assert given.history.stays[0].member == member
+
+
+class FollowedClaims(Claiming):
+    """The same, of a job that is read at least once."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.histories = JobHistories(self.state)
+
+    def when(self, command: c.Command) -> Any:
+        events, answer = decide(self.state, command, 1 + self.state.sequence)
+        for event in events:
+            if hasattr(self, "histories"):
+                self.histories.observe(self.state, event)
+            apply(self.state, event)
+        self.then = [event.WhichOneof("event") for event in events]
+        return answer
+
+
+def test_claims_that_are_done_and_that_return() -> None:
+    given = FollowedClaims()
+    one, other = given.join(), given.join()
+    given.claim(one, most=1)
+    given.claim(other, most=1)
+    given.claim(one, most=1, done=[0])
+    given.claim(other, most=0, p1=7)
+    given.leave(other)
+    given.claim(one, most=2)
+    given.histories.follow_end(given.state)
+    (history,) = given.histories.jobs.values()
+    assert [(x.place, x.consumer_id, x.start, x.cursor, x.why) for x in history.claims] == [
+        (0, one, 0, 0, None),
+        (1, other, 0, 7, "r"),
+        (2, one, 0, 0, None),
+        (1, one, 7, 7, None),
+    ]
+    done, returned, *_ = history.claims
+    assert done.done_ms is not None and done.returned_ms is None
+    assert returned.done_ms is None and returned.returned_ms is not None
+
+
+def test_claims_of_a_state_that_the_history_begins_with() -> None:
+    given = Claiming(4)
+    consumer = given.join()
+    given.claim(consumer, most=1)
+    given.claim(consumer, most=0, p0=3)
+    histories = JobHistories(given.state)
+    histories.follow_end(given.state)
+    (history,) = histories.jobs.values()
+    (claim,) = history.claims
+    assert (claim.consumer_id, claim.cursor, claim.claimed_ms) == (consumer, 3, None)

@@ -17,8 +17,8 @@ from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
-from forebay.service.core.read_kinds import DIVIDED, ORDERED, can_run, kind_of
-from forebay.service.core.state import Iteration, Job, State
+from forebay.service.core.read_kinds import DIVIDED, IN_BUNDLES, can_run, kind_of
+from forebay.service.core.state import Claims, Iteration, Job, State
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
 
@@ -293,6 +293,40 @@ class Dispatcher(RuleBasedStateMachine):
         )  # fmt: skip
 
     @rule(
+        name=st.sampled_from(["", "c", "c", "o"]),
+        splits=st.sampled_from([0, 4]),
+        epoch=st.integers(0, 1),
+    )
+    def join_at_least_once(self, name: str, splits: int, epoch: int) -> None:
+        order = ev.OrderSpec(cycle_length=1, block_length=1, bundle_splits=splits, claimed=True)
+        definition = ev.DatasetDefinition(sources=ZIPPED)
+        self.run(c.RegisterDataset(dataset_id="zipped", definition=definition))
+        self.run(
+            c.JoinJob(
+                request=self.numbered("c"), dataset_id="zipped", name=name, sharding=ev.OFF,
+                order=order, epoch=epoch,
+            )
+        )  # fmt: skip
+
+    @rule(
+        consumer=st.integers(0, 50),
+        most=st.integers(-1, 9),
+        cursors=st.dictionaries(st.integers(-1, SIZE), st.integers(-1, 5), max_size=5),
+        done=st.lists(st.integers(-1, SIZE), max_size=12),
+        uneven=st.sampled_from([False, False, False, True]),
+    )
+    def claim_bundles(
+        self, consumer: int, most: int, cursors: dict[int, int], done: list[int], uneven: bool
+    ) -> None:
+        self.run(
+            c.ClaimBundles(
+                consumer_id=self.pick(self.live.consumers, consumer), most=most,
+                places=tuple(cursors), cursors=(*cursors.values(), *[1] * uneven),
+                done=tuple(done),
+            )
+        )  # fmt: skip
+
+    @rule(
         consumer=st.integers(0, 50),
         learned=st.lists(st.tuples(st.integers(-1, SIZE - 5), st.integers(-1, 3)), max_size=3),
     )
@@ -453,8 +487,10 @@ class Dispatcher(RuleBasedStateMachine):
                     stay = [w.address for w in able if not w.draining]
                     known = {place_of(state, address) for address in stay} - {None}
                     assert known <= set(shards) | iteration.shards_read
-            if kind_of(state.jobs[iteration.job_id]) is ORDERED:
-                self.is_one_group(iteration)
+            if kind_of(state.jobs[iteration.job_id]) is IN_BUNDLES:
+                self.is_read_together(iteration)
+            if iteration.claims is not None:
+                self.are_claimed_once(iteration, iteration.claims)
             running = [i for i in iteration.tasks if not state.tasks[i].completed]
             assert iteration.running_tasks == len(running)
             assert not (iteration.finished and running)
@@ -498,17 +534,29 @@ class Dispatcher(RuleBasedStateMachine):
         assert summary["sequence"] == state.sequence
         assert len(summary["jobs"]) == len(state.jobs)
 
-    def is_one_group(self, iteration: Iteration) -> None:
-        """And each worker that can has one task of it."""
+    def are_claimed_once(self, iteration: Iteration, claims: Claims) -> None:
+        """Each place was never claimed, or is done, or returned, or some consumer's."""
+        held = [
+            place for number in iteration.consumers for place in self.live.consumers[number].claims
+        ]
+        done = [place for part in claims.done for place in range(*part)]
+        if (iteration.job_id, iteration.epoch) not in self.over:
+            assert sorted([*held, *claims.returned, *done]) == [*range(claims.next)]
+            assert claims.next <= claims.bundles
+            assert not iteration.finished or len(done) == claims.bundles
+
+    def is_read_together(self, iteration: Iteration) -> None:
+        """Or none, if its consumers claim; and each worker that can has one task of it."""
         state, job = self.live, self.live.jobs[iteration.job_id]
         members = [state.consumers[number].member for number in iteration.consumers]
-        assert len({member.index for member in members if member}) == len(members)
+        if iteration.claims is None:
+            assert len({member.index for member in members if member}) == len(members)
+            assert not iteration.finished
         assert len({member.consumers for member in members if member}) <= 1
-        assert not iteration.finished
         having = [state.tasks[task_id].worker_id for task_id in iteration.tasks]
         able = [i for i, worker in state.workers.items() if can_run(state, job, worker)]
         assert not any(state.workers[i].stock or state.workers[i].draining for i in having)
-        if iteration.consumers:
+        if iteration.consumers and not iteration.finished:
             assert sorted(having) == [i for i in sorted(able) if not state.workers[i].draining]
         else:
             assert not having

@@ -607,3 +607,68 @@ def test_what_follows_of_a_slice() -> None:
     for wrong in (block(1, 1, 1), block(0, 1, 2), block(0, 11, 1)):
         with pytest.raises(ValueError, match=r"come next|more than a slice has"):
             order.after(wrong)
+
+
+# -- a reader that is alone --------------------------------------------------------------------
+
+
+def test_what_one_that_is_alone_was_given_is_dropped_at_once() -> None:
+    output = BundlesOutput()
+    reader = Reader(output, Slice(1, runs=(0, 40), until=40, alone=True))
+    run = make(begun(output), 25)
+    assert read(reader) == [*range(25)]
+    assert output._bytes == 0 and not run.kept
+    make(run, 40).finish()
+    assert read(reader) == [*range(25, 40)]
+    assert read(reader) == EndOfSlice(1, 40, True)
+    assert output._bytes == 0 and not output._bundles[1].runs
+
+
+def test_what_another_slice_of_one_that_is_alone_lacks_is_kept() -> None:
+    output = BundlesOutput()
+    early, late = (Reader(output, Slice(1, runs=(at, 10), until=20, alone=True)) for at in (0, 10))
+    run = make(begun(output), 20)
+    assert read(late) == [*range(10, 20)]
+    assert [kept.start for kept in run.kept] == [0, 10]
+    assert read(early) == [*range(10)]
+    assert run.kept[0].start == 10
+
+
+def test_the_next_one_that_is_alone_goes_on_at_its_cursor() -> None:
+    """Others made these elements for a consumer that died: they are dropped, and made again."""
+    output = BundlesOutput()
+    first = Reader(output, Slice(1, runs=(0, 20), until=40, alone=True))
+    run = make(begun(output), 40)
+    read(first)
+    first.close()
+    assert [kept.start for kept in run.kept] == [20, 30]
+    again = Reader(output, Slice(1, runs=(5, 35), until=40, keep=5, alone=True))
+    assert run.dropped
+    other = begun(output)
+    assert other.start == 5
+    make(other, 40).finish()
+    assert read(again) == [*range(5, 40)]
+
+
+def test_what_one_that_is_alone_has_left_makes_room(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput(4 * SIZE)
+    left = Reader(output, Slice(1, runs=(0, 10), until=40, alone=True))
+    make(begun(output), 40)
+    left.close()
+    assert output._bytes == 4 * SIZE
+    reader = Reader(output, Slice(2, 1, (0, 10), until=10, alone=True))
+    run = begun(output)
+    make(run, 10)
+    waiting = Waiting(pool, run, 100)
+    assert output._bytes <= 4 * SIZE
+    assert sum(len(left.kept) for left in output._bundles[1].runs) < 3
+    assert read(reader) == [*range(10)]
+    output.cancel()
+    with pytest.raises(OutputCancelled):
+        waiting.done.result(TIMEOUT_S)
+
+
+def test_a_slice_says_whether_its_reader_is_alone() -> None:
+    for alone in (False, True):
+        order = Slice(1, runs=(0, 5), alone=alone)
+        assert decode(encode(order, pb.Read())) == order

@@ -54,9 +54,12 @@ def wait_to_begin() -> None:
 
 def main() -> None:
     mode = "distributed_epoch"
-    if KIND == "read":
+    if KIND in ("read", "at least once"):
+        how: Any = {"processing_mode": mode, **JOB}
+        if KIND == "at least once":
+            how = {"delivery": "at_least_once", "bundle_splits": 20, "job_name": "training"}
         with service.PreemptionHandler(save, grace_period_s=float(GRACE_S)):
-            reading = service.read(TARGET, DATASET_ID, processing_mode=mode, **JOB)
+            reading = service.read(TARGET, DATASET_ID, **how)
             wait_to_begin()
             for numbers in reading:
                 step([int(numbers[0])])

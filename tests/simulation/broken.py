@@ -15,10 +15,13 @@ import msgspec
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import strided
+from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedEpoch
+from forebay.service.client.slices import Slices
 from forebay.service.core import (
     commands,
+    consumers,
     machine,
     places,
     ranges,
@@ -406,24 +409,24 @@ def ends_a_save_early() -> AbstractContextManager[None]:
 
 def asks_again_for_what_has_come() -> AbstractContextManager[None]:
     """A consumer that asks another worker for all of a slice, of which a part has come."""
-    ask, elsewhere = OrderedMode._ask, OrderedMode._ask_elsewhere
+    ask, elsewhere = Slices.ask, Slices._ask_elsewhere
 
-    def asks(self: OrderedMode, request: Any) -> None:
+    def asks(self: Slices, request: Any) -> None:
         request.whole = request.runs
         ask(self, request)
 
-    def forgets(self: OrderedMode, requests: Any) -> None:
+    def forgets(self: Slices, requests: Any) -> None:
         requests = list(requests)
         for request in requests:
             request.runs = request.whole
         elsewhere(self, requests)
 
-    return replaced(OrderedMode, _ask=asks, _ask_elsewhere=forgets)
+    return replaced(Slices, ask=asks, _ask_elsewhere=forgets)
 
 
 def asks_nobody_else() -> AbstractContextManager[None]:
     """A consumer that waits for a worker that is gone."""
-    return replaced(OrderedMode, _lose=lambda *_: None)
+    return replaced(Slices, _lose=lambda *_: None)
 
 
 def answers_a_wrong_length() -> AbstractContextManager[None]:
@@ -483,7 +486,7 @@ def ends_when_nothing_is_here() -> AbstractContextManager[None]:
     ended = OrderedMode.has_ended
 
     def ends(self: OrderedMode) -> bool:
-        idle = self._round > 0 and not self._portions and not self._ready
+        idle = self._round > 0 and not self._portions and not self._portions._ready
         return ended(self) or idle
 
     return replaced(OrderedMode, has_ended=ends)
@@ -498,6 +501,40 @@ def gives_steps_in_part() -> AbstractContextManager[None]:
         return limit(self) if self.epoch.drop_remainder else MAX_INDEX
 
     return replaced(OrderedMode, _limit=limits)
+
+
+def forgets_cursors() -> AbstractContextManager[None]:
+    """A dispatcher that gives out the claims of who left from their beginnings."""
+
+    def returns(iteration: Any, consumer: Any) -> None:
+        if iteration.claims is not None:
+            iteration.claims.returned |= dict.fromkeys(consumer.claims, 0)
+            iteration.version += 1
+
+    return replaced(consumers, returned=returns)
+
+
+def forgets_claims() -> AbstractContextManager[None]:
+    """A dispatcher that does not give out again what a consumer had claimed that left."""
+    return replaced(consumers, returned=lambda *_: None)
+
+
+def reports_what_it_has_taken() -> AbstractContextManager[None]:
+    """A consumer that leaves and reports all of its last block, of which it gave a part."""
+    says = ClaimsMode.last_words
+    return replaced(ClaimsMode, last_words=lambda self, who, left: says(self, who, 0))
+
+
+def ends_bundles_early() -> AbstractContextManager[None]:
+    """A consumer that takes what it was given of a bundle for all of it."""
+    go_on = ClaimsMode._go_on
+
+    def goes_on(self: ClaimsMode, claim: Any) -> None:
+        if claim.length is None and claim.cursor > 2:
+            claim.length = claim.cursor
+        go_on(self, claim)
+
+    return replaced(ClaimsMode, _go_on=goes_on)
 
 
 class Variant(NamedTuple):
@@ -586,5 +623,12 @@ BROKEN: dict[str, Variant] = {
         Variant(deals_from_the_first_element, "was due", mode="ordered"),
         Variant(ends_when_nothing_is_here, "came to the end of epoch", mode="ordered"),
         Variant(gives_steps_in_part, "and should be at", seeds=300, mode="ordered"),
+        Variant(forgets_cursors, "was due", ("kill trainer",), mode="claimed"),
+        Variant(forgets_claims, "did not come to the end", ("kill trainer",), mode="claimed"),
+        Variant(
+            reports_what_it_has_taken, "and was given", seeds=200,
+            fits=lambda scenario: scenario.leaves > 0, mode="claimed",
+        ),
+        Variant(ends_bundles_early, "and was given", mode="claimed"),
     )
 }  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from forebay.journal.codec import decode
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import ranges
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
@@ -223,7 +224,9 @@ class Oracle:
         """What its tasks had begun is lost, as far as nobody has taken it."""
         books = self.books
         readers = {c for c, i in books.consumers.items() if i == event.iteration_id}
-        if readers - books.left.keys():
+        claims = self.state.iterations[event.iteration_id].claims
+        is_read = claims is not None and ranges.total(claims.done) == claims.bundles
+        if readers - books.left.keys() and not is_read:
             raise Violation(f"iteration {event.iteration_id} was paused under its readers")
         tasks = {t for t, (i, _) in books.tasks.items() if i == event.iteration_id}
         books.pauses[event.iteration_id] += 1

@@ -20,6 +20,7 @@ from forebay.service.worker import WorkerOptions
 
 from . import dispatchers
 from .cached import CachedTrainer, Caches
+from .claimed import ClaimingTrainer, Claims
 from .coordinated import Consumer, Gang, Rounds
 from .disk import Disk
 from .divided import Shards
@@ -136,6 +137,13 @@ class Run:
                 self.oracle.rules.append(Lengths(group.order))
                 job.structure = STRUCTURE
                 return [OrderedTrainer(this, name, host, job, group) for name, host in names]
+            case "claimed":
+                assert scenario.asked is not None
+                claims = Claims(self.oracle, scenario.pipeline, scenario.asked)
+                self.oracle.rules.append(claims)
+                return [
+                    ClaimingTrainer(this, name, host, job, claims, scenario) for name, host in names
+                ]
             case "static":
                 self.shards = Shards(self.oracle, len(self._places()))
                 self.oracle.rules.append(self.shards)
@@ -270,6 +278,8 @@ class Run:
                 # Of an ordered read, whose goodbye found nobody for longer than it waits for that.
                 if TROUBLE & {fault.kind for fault in scenario.faults}:
                     fine |= {why for why in lost.values() if "took its place in the ordered" in why}
+                    if scenario.mode == "claimed":  # the same of its last words
+                        fine.add("no sign of life")
                 reasons = {why for who, why in lost.items() if who not in unheard} - fine
                 if any(not reason.endswith("was removed") for reason in reasons):
                     raise Violation(f"one of {node} was given up without a cause: {reasons}")

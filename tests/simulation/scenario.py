@@ -36,13 +36,16 @@ FAULTS = (
 ON_DEMAND = ("storage emptied",)
 """Faults that no seed draws by itself."""
 OLD_MODES = ("shared", "rounds", "cached", "static", "save")
-MODES = (*OLD_MODES, "ordered")
+MODES = (*OLD_MODES, "ordered", "claimed")
 """What is read how: a job that its trainers share, or each for themselves; a coordinated read;
-through a cross-trainer cache; statically sharded; shared, while another dataset is saved; or in
-order."""
+through a cross-trainer cache; statically sharded; shared, while another dataset is saved; in
+order; or at least once."""
 
 ORDERED = 0.25
 """The share of seeds that read in order. It has chances of its own, as LATER has."""
+
+CLAIMED = 0.2
+"""The share of the others that read at least once."""
 
 LATER = {"freeze worker"}
 """Kinds with chances of their own, so that the seeds from before them stay as they were."""
@@ -60,7 +63,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Asked:
-    """An ordered read."""
+    """A read in order, or at least once, to which most of this means nothing."""
 
     seed: int
     shuffle: bool
@@ -127,7 +130,7 @@ class Scenario:
     memory_budget: int = 1 << 30  # of a worker
     kept_pipelines: int = 1_000  # of tasks that nobody reads; without leases they would begin anew
     expected_s: float = 2.0  # for a task's first reader to come
-    asked: Asked | None = None  # of an ordered read
+    asked: Asked | None = None  # of a read in bundles
     faults: list[Fault] = field(default_factory=list)
 
     @property
@@ -200,6 +203,9 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
     in_order = random.Random(f"ordered {seed}")
     if in_order.random() < ORDERED:
         drawn = "ordered"
+    by_claims = random.Random(f"claimed {seed}")
+    if drawn != "ordered" and by_claims.random() < CLAIMED:
+        drawn = "claimed"
     _have_read(scenario, mode or drawn, modes)
     share = (0.1, 0.2, 0.35)[seed % 3]
     chances = random.Random(f"later {seed}")
@@ -231,6 +237,8 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
             scenario.removals = [(at_s, tidy.random() < 0.5) for at_s in sorted(moments)]
     if scenario.mode == "ordered":
         _have_read_in_order(scenario, in_order)
+    if scenario.mode == "claimed":
+        _have_claimed(scenario, by_claims)
     kinds = [k for k in FAULTS if (chances if k in LATER else rng).random() < share]
     if kinds := list(only) or kinds:
         span = 1.2 * scenario.work_s + 0.5
@@ -314,3 +322,11 @@ def _have_read_in_order(scenario: Scenario, rng: random.Random) -> None:
         ahead=rng.choice([1, 3, 16]),
         ahead_bytes=rng.choice([100, 1_000, 4 << 20]),
     )
+
+
+def _have_claimed(scenario: Scenario, rng: random.Random) -> None:
+    _have_read_in_order(scenario, rng)
+    scenario.trainers = rng.randint(1, 3)
+    scenario.named = rng.random() < 0.85
+    if scenario.named:
+        scenario.leaves = rng.choice([0, 0, 0.02, 0.2])

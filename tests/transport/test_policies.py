@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def bundles(*numbers: int, ledger: Ledger | None = None) -> BundlesOutput:
     return output
 
 
-def whole(bundle: int, first: int = 0, **options: int) -> Slice:
+def whole(bundle: int, first: int = 0, **options: Any) -> Slice:
     options = {"until": LENGTH, "keep": first, "readers": 2} | options
     return Slice(bundle, runs=(first, LENGTH - first), **options)
 

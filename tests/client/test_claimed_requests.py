@@ -1,0 +1,188 @@
+"""What a consumer that reads at least once asks of workers that the test plays, and reports."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from forebay.service.blocks import Block, Component
+from forebay.service.client.claims import ClaimsMode
+from forebay.service.client.positions import ClaimedRead
+from forebay.service.delivery import EndOfSlice, Slice
+from forebay.service.errors import FailedPrecondition
+from forebay.service.proto import forebay_pb2 as pb
+
+from .test_ordered_requests import Worker
+
+TASKS = (5, 6)
+WAIT_S = 30
+
+
+class Dispatcher:
+    """Has bundles to claim, from these cursors on."""
+
+    def __init__(self, cursors: Sequence[int]) -> None:
+        self.cursors = dict(enumerate(cursors))
+        self.requests: list[pb.ClaimBundlesRequest] = []
+        self.given = 0
+
+    def call(self, request: pb.ClaimBundlesRequest, *_: Any, **__: Any) -> pb.ClaimBundlesResponse:
+        self.requests.append(request)
+        self.given = max(self.given, min(len(self.cursors), request.most))
+        claims = {p: c for p, c in self.cursors.items() if p < self.given}
+        return pb.ClaimBundlesResponse(places=claims.keys(), cursors=claims.values())
+
+
+class Claiming:
+    """A consumer, its dispatcher, and two workers."""
+
+    def __init__(self, lengths: Sequence[int], cursors: Sequence[int] = ()) -> None:
+        self.lengths = lengths
+        self.dispatcher: Any = Dispatcher([*cursors] or [0] * len(lengths))
+        self.workers = {uid: Worker() for uid in (1, 2)}
+        order = ClaimedRead(shuffle=False, bundle_splits=1).spec
+        order.bundles = len(lengths)
+        links: Any = SimpleNamespace(
+            get=lambda uid: self.workers.get(uid), all=lambda: [*self.workers.items()],
+            open=lambda task: self.workers.get(task.worker_uid), start=lambda: None,
+            close_if_idle=lambda uid: None,
+        )  # fmt: skip
+        self.closed, self.woken = threading.Event(), threading.Event()
+        self.mode = ClaimsMode(
+            links, pb.JoinIterationResponse(order=order), cast(Any, self.dispatcher), print,
+            self.woken.set, self.closed,
+        )  # fmt: skip
+        self.got: list[tuple[int, int]] = []
+        self.list_tasks(*TASKS)
+        assert self.woken.wait(WAIT_S)
+
+    def list_tasks(self, *tasks: int) -> None:
+        listed = [pb.TaskInfo(task_id=task, worker_uid=task - 4) for task in tasks]
+        news: Any = SimpleNamespace(tasks=listed, finished=False, version=1)
+        self.mode.update(news)
+
+    def take(self) -> bool:
+        """A block, if one is here, which is used before the next one is taken."""
+        taken = self.mode.take()
+        if taken is not None:
+            values: Any = taken[0].components[0].values
+            self.got += [tuple(pair) for pair in values.tolist()]
+            self.mode.used(taken[0])
+        return taken is not None
+
+    @property
+    def asked(self) -> list[tuple[int, int, Slice]]:
+        """Task, number and slice of what is outstanding."""
+        return [
+            (uid + 4, number, order)
+            for uid, worker in self.workers.items()
+            for number, order in worker.asked.items()
+        ]
+
+    def give(self, task: int, number: int, order: Slice) -> None:
+        """What the slice asks for, and its end."""
+        first, count = order.runs
+        count = min(first + count, self.lengths[order.bundle]) - first
+        client: Any = self.workers[task - 4]
+        del client.asked[number]
+        if count > 0:
+            rows = np.array([(order.bundle, first + i) for i in range(count)])
+            block = Block(count, (Component(rows),), order.bundle, first)
+            self.mode.deliver(client, (task, number), block)
+        complete = first + order.runs[1] > self.lengths[order.bundle]
+        known = self.lengths[order.bundle] if complete else first + count
+        self.mode.end((task, number), EndOfSlice(order.bundle, known, complete))
+
+
+@pytest.fixture
+def claiming() -> Iterator[list[Claiming]]:
+    """Those that are to be closed."""
+    made: list[Claiming] = []
+    yield made
+    for each in made:
+        each.closed.set()
+        each.mode.last_words(1, 0)
+
+
+def test_all_of_a_bundle_is_asked_for_and_given_in_order(claiming: list[Claiming]) -> None:
+    reading = Claiming([100], [30])
+    claiming.append(reading)
+    while len(reading.got) < 70:
+        reading.take()
+        for asked in reading.asked:
+            assert asked[2].alone
+            reading.give(*asked)
+    assert reading.got == [(0, i) for i in range(30, 100)]
+
+
+def test_a_worker_that_dies_when_a_bundle_was_given(claiming: list[Claiming]) -> None:
+    """What was asked for behind the bundle's end is asked of nobody else."""
+    reading = Claiming([32])
+    claiming.append(reading)
+    reading.take()
+    for _ in range(2):
+        (asked,) = reading.asked
+        reading.give(*asked)
+        while reading.take():
+            pass
+    third, fourth = reading.asked
+    reading.give(*third)
+    assert reading.got == [(0, i) for i in range(32)]
+    gone = fourth[0]
+    reading.list_tasks(*(task for task in TASKS if task != gone))
+    assert not [asked for asked in reading.asked if asked[0] != gone]
+
+
+def test_a_worker_that_dies_has_its_slices_asked_of_another(claiming: list[Claiming]) -> None:
+    reading = Claiming([100])
+    claiming.append(reading)
+    reading.take()
+    (first,) = reading.asked
+    reading.give(*first)
+    gone = first[0]
+    del reading.workers[gone - 4]
+    reading.list_tasks(*(task for task in TASKS if task != gone))
+    while len(reading.got) < 100:
+        reading.take()
+        for asked in reading.asked:
+            reading.give(*asked)
+    assert reading.got == [(0, i) for i in range(100)]
+
+
+def test_a_run_that_is_behind_is_no_shorter_bundle(claiming: list[Claiming]) -> None:
+    """Another worker may know of fewer elements than have come; only a bundle's end counts."""
+    reading = Claiming([100], [50])
+    claiming.append(reading)
+    reading.take()
+    (task, number, order) = reading.asked[0]
+    reading.mode.end((task, number), EndOfSlice(order.bundle, 40, False))
+    reading.take()
+
+
+def test_a_bundle_that_ends_before_its_cursor_is_refused(claiming: list[Claiming]) -> None:
+    reading = Claiming([100], [50])
+    claiming.append(reading)
+    reading.take()
+    (task, number, order) = reading.asked[0]
+    with pytest.raises(FailedPrecondition, match="at least 50 elements, and has 40 now"):
+        reading.mode.end((task, number), EndOfSlice(order.bundle, 40, True))
+
+
+def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
+    reading = Claiming([100])
+    reading.take()
+    (first,) = reading.asked
+    reading.give(*first)
+    taken = reading.mode.take()
+    assert taken is not None and taken[0].count == 16
+    reading.closed.set()
+    ((words, _),) = reading.mode.last_words(1, 5)
+    assert isinstance(words, pb.ClaimBundlesRequest)
+    assert ([*words.places], [*words.cursors], [*words.done], words.most) == ([0], [11], [], 0)
+    reading.mode.used(taken[0])
+    assert reading.mode.take() is None, "what is here is for others"

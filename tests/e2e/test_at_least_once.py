@@ -1,0 +1,408 @@
+"""At least once: nothing is missing, whoever dies, and only what the dead one had comes again."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.client import claims
+from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, Unimplemented
+
+from ..cluster import WorkerProcess
+from ..ordered_reads import Cluster
+from ..standbys import wait_until
+from ..stock import DispatcherProcess
+from .test_ordered import of_split
+from .test_ordered_resume import clocked
+from .test_preemption import Trainer, consumers, numbers
+
+SPLITS = 3_000
+ONCE: dict[str, Any] = {"delivery": "at_least_once", "bundle_splits": 50}
+NAMES = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
+        yield running
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers ask for little ahead, so that workers are asked until the end."""
+    monkeypatch.setattr(claims, "WINDOW_BYTES", 4 << 10)
+
+
+def uneven() -> tf.data.Dataset:
+    """Bundles of all lengths; some are empty."""
+    return tf.data.Dataset.range(SPLITS).filter(lambda x: (x * x) % 7 < x // 100 % 7)
+
+
+def register(cluster: Cluster, dataset: tf.data.Dataset | None = None) -> str:
+    return service.register_dataset(cluster.target, uneven() if dataset is None else dataset)
+
+
+EXPECTED = sorted(x for x in range(SPLITS) if (x * x) % 7 < x // 100 % 7)
+
+
+def new_name() -> str:
+    return f"job {next(NAMES)}"
+
+
+def read(target: str, dataset_id: str, most: int | None = None, **how: Any) -> list[int]:
+    """What one consumer gets, which leaves after `most` elements."""
+    with service.read(target, dataset_id, **ONCE | how) as elements:
+        return [int(element) for element in itertools.islice(elements, most)]
+
+
+def read_together(
+    target: str,
+    dataset_id: str,
+    readers: int,
+    at: Mapping[int, Callable[[], object]] | None = None,
+    **how: Any,
+) -> list[list[int]]:
+    """What each gets. Before the first one asks for its element number n, `at[n]` is called."""
+    ready = threading.Barrier(readers)
+
+    def consume(index: int) -> list[int]:
+        got: list[int] = []
+        with service.read(target, dataset_id, **ONCE | how) as elements:
+            while (element := next(elements, None)) is not None:
+                got.append(int(element))
+                if len(got) == 1:  # all have begun before anything happens
+                    ready.wait(60)
+                if index == 0 and at is not None and len(got) in at:
+                    at[len(got)]()
+        return got
+
+    with ThreadPoolExecutor(readers) as pool:
+        return [*pool.map(consume, range(readers))]
+
+
+class TestWithoutTrouble:
+    @pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"bundle_splits": 1}, {"seed": -5}])
+    def test_one_consumer_gets_all_once(self, cluster: Cluster, how: dict[str, Any]) -> None:
+        assert sorted(read(cluster.target, register(cluster), **how)) == EXPECTED
+
+    @pytest.mark.usefixtures("small_windows")
+    @pytest.mark.parametrize("readers", [2, 5])
+    def test_several_consumers_get_each_element_once(self, cluster: Cluster, readers: int) -> None:
+        parts = read_together(cluster.target, register(cluster), readers, job_name=new_name())
+        assert sorted(itertools.chain(*parts)) == EXPECTED
+
+    @pytest.mark.usefixtures("small_windows")
+    def test_who_leaves_in_order_leaves_neither_gap_nor_repeat(self, cluster: Cluster) -> None:
+        dataset_id, name = register(cluster), new_name()
+        got: list[int] = []
+        for most in (1, 0, 3, 50, 17, 400, 2, 100):
+            part = read(cluster.target, dataset_id, most, job_name=name)
+            assert len(part) == most
+            got += part
+        assert sorted(got + read(cluster.target, dataset_id, job_name=name)) == EXPECTED
+
+    @pytest.mark.usefixtures("small_windows")
+    def test_some_leave_while_others_read(self, cluster: Cluster) -> None:
+        dataset_id, name = register(cluster), new_name()
+        with ThreadPoolExecutor(3) as pool:
+            others: list[Any] = []
+
+            def another() -> None:
+                others.append(pool.submit(read, cluster.target, dataset_id, 70, job_name=name))
+
+            at = dict.fromkeys((2, 60, 130), another)
+            parts = read_together(cluster.target, dataset_id, 2, at, job_name=name)
+            parts += [other.result() for other in others]
+        assert sorted(itertools.chain(*parts)) == EXPECTED
+
+    def test_epochs(self, cluster: Cluster) -> None:
+        dataset_id, name = register(cluster), new_name()
+        epochs = [
+            read(cluster.target, dataset_id, job_name=name, initial_epoch=epoch)
+            for epoch in (0, 1, 3)
+        ]
+        assert all(sorted(epoch) == EXPECTED for epoch in epochs)
+        assert epochs[0] != epochs[1], "each has its own permutation"
+        assert read(cluster.target, dataset_id, job_name=name, initial_epoch=1) == []
+
+    def test_an_epoch_of_everybodys_own_without_a_name(self, cluster: Cluster) -> None:
+        parts = read_together(cluster.target, register(cluster), 2)
+        assert [sorted(part) for part in parts] == [EXPECTED] * 2
+
+    def test_into_tf_data(self, cluster: Cluster) -> None:
+        dataset_id = register(cluster)
+        dataset = service.from_dataset_id(
+            "distributed_epoch", cluster.target, dataset_id, job_name=new_name(), **ONCE
+        )
+        for _ in range(2):  # epochs
+            assert sorted(int(x) for x in dataset) == EXPECTED
+        distributed = uneven().apply(service.distribute("parallel_epochs", cluster.target, **ONCE))
+        assert sorted(int(x) for x in distributed) == EXPECTED
+
+    def test_a_function_of_splits(self, cluster: Cluster) -> None:
+        dataset_id = service.register_dataset(cluster.target, of_split, splits=range(60))
+        with service.read(cluster.target, dataset_id, **ONCE | {"bundle_splits": 5}) as elements:
+            assert sorted(elements) == sorted(e for s in range(60) for e in of_split(s))
+
+    @pytest.mark.parametrize("count", [0, 100])
+    def test_datasets_without_elements(self, cluster: Cluster, count: int) -> None:
+        nothing = tf.data.Dataset.range(count).filter(lambda x: x < 0)
+        dataset_id, name = register(cluster, nothing), new_name()
+        how: Any = {"job_name": name, "bundle_splits": 7}
+        assert read(cluster.target, dataset_id, **how) == []
+        assert read(cluster.target, dataset_id, initial_epoch=1, **how) == []
+
+
+def kill_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    return {60: cluster.replace_worker, 200: cluster.replace_worker}
+
+
+def remove_and_add_workers(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    return {60: lambda: cluster.resize(1), 200: lambda: cluster.resize(3)}
+
+
+def stop_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    paused = cluster.stopped_worker()
+    return {
+        60: paused.__enter__,
+        61: lambda: threading.Timer(3, paused.__exit__, (None, None, None)).start(),
+    }
+
+
+def kill_dispatcher(cluster: Cluster) -> dict[int, Callable[[], object]]:
+    return {60: cluster.dispatcher.kill, 61: threading.Timer(1, cluster.dispatcher.restart).start}
+
+
+TROUBLES = [kill_worker, remove_and_add_workers, stop_worker, kill_dispatcher]
+
+
+@pytest.mark.usefixtures("small_windows")
+class TestServersDie:
+    """All trainers live, so they get each element once."""
+
+    @pytest.mark.parametrize("trouble", TROUBLES)
+    @pytest.mark.parametrize("readers", [1, 3])
+    def test_nobody_notices(
+        self, cluster: Cluster, readers: int, trouble: Callable[..., Any]
+    ) -> None:
+        cluster.resize(2)
+        dataset_id = register(cluster)
+        how: Any = {"job_name": new_name(), "at": trouble(cluster)}
+        parts = read_together(cluster.target, dataset_id, readers, **how)
+        assert sorted(itertools.chain(*parts)) == EXPECTED
+        cluster.resize(2)
+
+    def test_a_dispatcher_on_redis(self, redis_storage_url: str) -> None:
+        with Cluster(redis_storage_url, 1) as running:
+            how: Any = {"job_name": new_name(), "at": kill_dispatcher(running)}
+            parts = read_together(running.target, register(running), 2, **how)
+        assert sorted(itertools.chain(*parts)) == EXPECTED
+
+    def test_a_worker_that_stays_stopped(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it was asked for is read from the other one."""
+        monkeypatch.setattr("forebay.service.client.slices.SLOW_S", 0.5)
+        paused = cluster.stopped_worker()
+        how: Any = {"job_name": new_name(), "at": {60: paused.__enter__}}
+        try:
+            parts = read_together(cluster.target, register(cluster), 2, **how)
+        finally:
+            paused.__exit__(None, None, None)
+        assert sorted(itertools.chain(*parts)) == EXPECTED
+
+
+ELEMENTS = 400
+
+
+def kill(trainer: Trainer) -> None:
+    trainer.process.kill()
+    trainer.process.finish()
+
+
+class TestTrainersDie:
+    @pytest.fixture
+    def dispatcher(self, tmp_path: pathlib.Path) -> Iterator[DispatcherProcess]:
+        with (
+            DispatcherProcess(tmp_path / "journal", client_timeout_ms=3_000) as running,
+            WorkerProcess(running.address),
+            WorkerProcess(running.address),
+        ):
+            yield running
+
+    def three(self, dispatcher: DispatcherProcess, folder: pathlib.Path) -> list[Trainer]:
+        """They train, and have reported that they do."""
+        dataset_id = numbers(dispatcher.target)
+        trainers = [
+            Trainer("at least once", dispatcher.target, dataset_id, folder / f"{i}")
+            for i in range(3)
+        ]
+        wait_until(lambda: all(trainer.elements() for trainer in trainers))
+        return trainers
+
+    def require_all(self, trainers: list[Trainer], dead: Trainer | None = None) -> None:
+        used = Counter(number for trainer in trainers for number in trainer.elements())
+        assert used.keys() == {*range(ELEMENTS)}
+        repeated = {number for number, times in used.items() if times > 1}
+        assert repeated <= {*(dead.elements() if dead is not None else [])}
+
+    def test_one_is_killed(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        trainers = self.three(dispatcher, tmp_path)
+        dead, *others = trainers
+        kill(dead)
+        assert [trainer.end() for trainer in others] == [0, 0]
+        self.require_all(trainers, dead)
+
+    def test_one_is_paused_until_it_is_given_up(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        trainers = self.three(dispatcher, tmp_path)
+        paused, *others = trainers
+        paused.process.send_signal(signal.SIGSTOP)
+        assert [trainer.end() for trainer in others] == [0, 0]
+        self.require_all(trainers, paused)
+        paused.process.send_signal(signal.SIGCONT)
+        assert paused.end() == 1, "it is told that it was given up"
+        self.require_all(trainers, paused)
+
+    def test_two_are_preempted(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
+        trainers = self.three(dispatcher, tmp_path)
+        for trainer in trainers[:2]:
+            trainer.process.send_signal(signal.SIGTERM)
+        assert [trainer.end() for trainer in trainers] == [143, 143, 0]
+        self.require_all(trainers)
+
+    def test_all_are_killed_and_another_goes_on(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        trainers = self.three(dispatcher, tmp_path)
+        for trainer in trainers:
+            kill(trainer)
+        wait_until(lambda: not consumers(dispatcher))
+        late = Trainer(
+            "at least once", dispatcher.target, numbers(dispatcher.target), tmp_path / "late"
+        )
+        assert late.end() == 0
+        used = {number for trainer in [*trainers, late] for number in trainer.elements()}
+        assert used == {*range(ELEMENTS)}
+
+
+def refused(cluster: Cluster, dataset: Any, **how: Any) -> ForebayError:
+    with pytest.raises(ForebayError) as error:
+        read(cluster.target, service.register_dataset(cluster.target, dataset), **how)
+    return error.value
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("build", "kind", "says"),
+        [
+            (lambda: tf.data.Dataset.range(20).repeat(), Unimplemented, "RepeatDataset"),
+            (lambda: tf.data.Dataset.random(5), ForebayError, "RandomDataset|no end"),
+            (
+                lambda: tf.data.Dataset.range(20).concatenate(tf.data.Dataset.range(5)),
+                Unimplemented,
+                "RangeDataset.*another source.*Zip them",
+            ),
+        ],
+    )
+    def test_pipelines_without_bundles(
+        self, cluster: Cluster, build: Any, kind: type[ForebayError], says: str
+    ) -> None:
+        error = refused(cluster, build())
+        assert isinstance(error, kind)
+        assert re.search(says, str(error))
+
+    def test_a_pipeline_that_is_not_deterministic(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is told of; and a bundle that ends before its cursor is refused."""
+        dataset_id, name = register(cluster, clocked(1000)), new_name()
+        how: Any = {"job_name": name, "bundle_splits": 1000}
+        got = read(cluster.target, dataset_id, **how)
+        assert got and "Timestamp" in caplog.text and "may not repeat" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("wrong", "says"),
+        [
+            ({"delivery": "exactly_once"}, "delivery='exactly_once' must be 'at_most_once' or"),
+            ({"ordered": True}, "ordered=True and delivery=.*leave delivery out"),
+            ({"num_consumers": 2, "consumer_index": 0, "job_name": "x"}, "leave num_consumers out"),
+            ({"seed": 1.5}, "seed=1.5 must be an integer"),
+            ({"bundle_splits": 0}, "bundle_splits=0 must be an integer from 1"),
+            ({"batch_size": 4}, "batch_size: no argument of a read at least once, which takes"),
+            (
+                {"cycle_length": 4, "start_step": 1},
+                "cycle_length, start_step: no argument of a",
+            ),
+            ({"processing_mode": service.ShardingPolicy.FILE}, "processing_mode=FILE: give OFF or"),
+            ({"max_outstanding_requests": 5}, "max_outstanding_requests=5: leave it out"),
+            ({"target_workers": "LOCAL"}, "target_workers='LOCAL': leave it out"),
+            ({"cross_trainer_cache": service.CrossTrainerCache("a"), "job_name": "x"}, "leave it"),
+            ({"initial_epoch": 1}, "initial_epoch=1 needs a job_name"),
+        ],
+    )
+    def test_arguments(self, cluster: Cluster, wrong: Any, says: str) -> None:
+        with pytest.raises(InvalidArgument, match=says):
+            service.read(cluster.target, "any", **ONCE | wrong)
+
+    def test_a_dataset_id_that_tensorflows_own_operations_would_read(
+        self, cluster: Cluster
+    ) -> None:
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def first(dataset_id: tf.Tensor) -> tf.Tensor:
+            spec = tf.TensorSpec([], tf.int64)
+            dataset = service.from_dataset_id(
+                "distributed_epoch", cluster.target, dataset_id, spec, **ONCE
+            )
+            return dataset.reduce(tf.constant(0, tf.int64), lambda _, x: x)
+
+        with pytest.raises(InvalidArgument, match="delivery='at_least_once' is not for a dataset_"):
+            first(tf.constant(register(cluster)))
+
+    def test_another_way_to_read_the_same_job(self, cluster: Cluster) -> None:
+        dataset_id, name = register(cluster), new_name()
+        read(cluster.target, dataset_id, 1, job_name=name)
+        others: list[Any] = [{"delivery": "at_most_once"}, ONCE | {"seed": 8}]
+        for how, got in zip(others, ("none", "at least once, seed=8"), strict=True):
+            with (
+                pytest.raises(InvalidArgument, match=f"Existing order: <at least once.*<{got}"),
+                service.read(cluster.target, dataset_id, job_name=name, **how) as elements,
+            ):
+                next(elements)
+
+
+def test_a_bundle_that_became_shorter_is_refused(tmp_path: pathlib.Path) -> None:
+    """Its elements are of a file, which was cut between two trainers."""
+    path = tmp_path / "records"
+
+    def write(count: int) -> None:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for number in range(count):
+                writer.write(str(number))
+
+    write(40)
+    with Cluster(tmp_path / "journal", 1) as running:
+        dataset = tf.data.Dataset.from_tensor_slices([str(path)]).flat_map(tf.data.TFRecordDataset)
+        dataset_id = service.register_dataset(running.target, dataset)
+        how: Any = {"delivery": "at_least_once", "job_name": "training"}
+        with service.read(running.target, dataset_id, **how) as elements:
+            assert [int(e) for e in itertools.islice(elements, 30)] == [*range(30)]
+        write(20)
+        running.replace_worker()
+        with (
+            service.read(running.target, dataset_id, **how) as elements,
+            pytest.raises(FailedPrecondition, match="had at least 30 elements, and has 20 now"),
+        ):
+            next(elements)
