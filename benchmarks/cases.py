@@ -50,6 +50,7 @@ class Case:
     step: Callable[[], Callable[[Any], None]] | None = None  # makes the training step
     coordinated: bool = False  # whether its readers make a coordinated read
     ordered: bool = False  # whether it is an ordered read; Forebay's only
+    claimed: bool = False  # whether it is a read at least once; Forebay's only
 
 
 def _random(shape: tuple[int, ...]) -> Any:

@@ -27,6 +27,7 @@ LINE_BYTES = 20, 200
 READ = ", read"  # the suffix of a case's name for `read`
 AT_MOST_ONCE = ", each element at most once"  # the same, of an epoch of many files
 ORDERED = ", in order"  # the same, by an ordered read
+AT_LEAST_ONCE = ", each element at least once"  # the same, by claims
 
 
 def _records(random: np.random.Generator, count: int) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from .cases import Case, Into
 from .contents import (
+    AT_LEAST_ONCE,
     AT_MOST_ONCE,
     FILE_CASES,
     IMAGES,
@@ -97,12 +98,13 @@ PIPELINES = (
         name + suffix: Case(
             dataset=functools.partial(epoch, case),
             into=Into.NUMPY,
-            mode="OFF" if suffix == ORDERED else "DYNAMIC",
+            mode="DYNAMIC" if suffix == AT_MOST_ONCE else "OFF",
             ordered=suffix == ORDERED,
+            claimed=suffix == AT_LEAST_ONCE,
         )
         for name, case in FILE_CASES.items()
         if not (case.batched or case.content.text)
-        for suffix in (AT_MOST_ONCE, ORDERED)
+        for suffix in (AT_MOST_ONCE, ORDERED, AT_LEAST_ONCE)
     }
     | {
         name: Case(
@@ -113,4 +115,5 @@ PIPELINES = (
         for name, method in GATHERED.items()
     }
 )
-"""By row, and for what `read` gives, by row and READ, AT_MOST_ONCE or ORDERED; and GATHERED."""
+"""By row, and for what `read` gives, by row and READ, AT_MOST_ONCE, ORDERED or
+AT_LEAST_ONCE; and GATHERED."""

@@ -1,4 +1,4 @@
-"""Row `ordered`: ordered reads beside reads that give each element at most once.
+"""Row `ordered`: reads in order, and at least once, beside those that give elements at most once.
 
 Two workers read files, and one or four trainers `read` elements one by one. A split, and so a
 bundle, is a file. Then: the time to a first element deep in a long epoch, whose bundles' lengths
@@ -25,14 +25,15 @@ from ..service.errors import ForebayError
 from ..service.proto import forebay_pb2 as pb
 from .calls import Caller
 from .cluster import SIDES, BenchmarkCluster
-from .contents import AT_MOST_ONCE, FILE_CASES, ORDERED
+from .contents import AT_LEAST_ONCE, AT_MOST_ONCE, FILE_CASES, ORDERED
 from .results import Better, Finding, Reading, Result
 from .servers import our_dispatcher, our_worker
 from .setting import Setting
 
 CASES = {"file_images": 0.8, "file_jpegs": 0.8, "file_tokens": 0.8, "file_records": 0.5}
+LEAST = 0.9
 CONSUMERS = (1, 4)
-WAYS = {"ordered": ORDERED, "once": AT_MOST_ONCE}
+WAYS = {"ordered": ORDERED, "least": AT_LEAST_ONCE, "once": AT_MOST_ONCE}
 
 BUNDLES = 10_000
 SPLITS_OF_BUNDLE = 12_500  # four fifths of which the filter keeps
@@ -75,13 +76,17 @@ def _throughput(setting: Setting) -> Iterator[Finding]:
 
 
 def _compared(row: str, consumers: int, readings: dict[str, list[Reading]]) -> Iterator[Finding]:
-    what = f"{FILE_CASES[row].what}, {consumers} consumer(s), 2 workers: in order"
-    for of, unit, better, required in (
-        ("elements_per_s", "elements/s", Better.MORE, CASES[row]),
-        ("cpu_us_per_element", "CPU µs an element", Better.LESS, None),
-        ("client_cpu_us_per_element", "of it client, µs", Better.LESS, None),
+    for (way, name, ratio), (of, unit, better) in itertools.product(
+        (("ordered", "in order", CASES[row]), ("least", "at least once", LEAST)),
+        (
+            ("elements_per_s", "elements/s", Better.MORE),
+            ("cpu_us_per_element", "CPU µs an element", Better.LESS),
+            ("client_cpu_us_per_element", "of it client, µs", Better.LESS),
+        ),
     ):
-        ours, peer = ([getattr(each, of) for each in readings[way]] for way in ("ordered", "once"))
+        what = f"{FILE_CASES[row].what}, {consumers} consumer(s), 2 workers: {name}"
+        required = ratio if better is Better.MORE else None
+        ours, peer = ([getattr(each, of) for each in readings[by]] for by in (way, "once"))
         yield Result(
             row="ordered",
             what=f"{what}; peer: Forebay, each element at most once",
@@ -203,7 +208,8 @@ def _events(address: str, dataset_id: str) -> int:
 def _dead_worker(setting: Setting) -> Iterator[Finding]:
     for step_s, what in ((0.0, "takes all it can get"), (STEP_S, f"has steps of {STEP_S:g} s")):
         sides = {
-            way: functools.partial(_longest_wait, setting, way == "ordered", step_s) for way in WAYS
+            way: functools.partial(_longest_wait, setting, way == "ordered", step_s)
+            for way in ("ordered", "once")
         }
         found = setting.alternate(**sides)
         yield Result(

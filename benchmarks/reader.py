@@ -130,6 +130,9 @@ class Trainer:
             how |= {"consumer_index": reader, "num_consumers": readers}
         if case.ordered:
             return iter(self._service.read(self._target, dataset_id, ordered=True, **how))
+        if case.claimed:
+            how["delivery"] = "at_least_once"
+            return iter(self._service.read(self._target, dataset_id, **how))
         if cached:
             how["cross_trainer_cache"] = self._service.CrossTrainerCache(str(os.getpid()))
         if case.into is Into.JAX:
