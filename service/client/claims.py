@@ -247,7 +247,8 @@ class ClaimsMode(Mode):
                 f"bundle {int(self._bundles[claim.place])} of epoch {self._epoch} had at least "
                 f"{claim.came} elements, and has {said.length} now: a read at least once needs a "
                 "pipeline that gives the same each time (no clocks, no functions in Python that "
-                "draw random numbers); change it, or read it without delivery"
+                "draw random numbers, no random numbers that decide how many elements come): "
+                "change it, or read it without delivery"
             )
         if said.complete:
             claim.length = said.length

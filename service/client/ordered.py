@@ -310,8 +310,9 @@ class OrderedMode(Mode):
         return FailedPrecondition(
             f"{how}. It is bundle {self._bundle(place)} of epoch {self.epoch.number}. An ordered "
             "read needs a pipeline that gives the same each time (no clocks, no functions in "
-            "Python that draw random numbers): change it, or read it without ordered=True. If its "
-            "files have changed, remove the dataset and register it again"
+            "Python that draw random numbers, no random numbers that decide how many elements "
+            "come): change it, or read it without ordered=True. If its files have changed, remove "
+            "the dataset and register it again"
         )
 
     def ask_again(self) -> None:
