@@ -24,7 +24,8 @@ from forebay.service.cli import app as command  # reads the variables above
 FOLDER = pathlib.Path(__file__).resolve().parent
 MENU = {
     "Guide": [
-        *("docs/README", "docs/guarantees", "docs/limitations", "docs/ordered", "docs/executors"),
+        *("docs/README", "docs/guarantees", "docs/limitations", "docs/reading", "docs/ordered"),
+        "docs/executors",
         *("docs/materialize", "docs/operations", "deploy/README", "docs/performance"),
     ],
     "Frameworks": [

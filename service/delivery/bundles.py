@@ -535,10 +535,7 @@ class _SliceSubscription(Subscription):
             return run.failed
         if not credit:
             return None
-        indexes = _indexes(self.runs, kept.stop, max_elements) - kept.start
-        last = int(indexes[-1])
-        whole = last - int(indexes[0]) == len(indexes) - 1
-        block = picked(kept.block, range(int(indexes[0]), last + 1) if whole else indexes)
+        block = picked(kept.block, _within(self.runs, kept, max_elements))
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
         if bundle.alone:
@@ -585,6 +582,17 @@ class _SliceSubscription(Subscription):
         if run is not None:
             run.slices.discard(self)
             self.output._forget(self.bundle)
+
+
+def _within(runs: tuple[int, ...], kept: _Kept, most: int | None) -> range | Array:
+    """Which elements of the block belong to the runs, whose first element is in it; at most `most`.
+    A range if they have no gaps."""
+    first, count = runs[0] - kept.start, runs[1]
+    if most is not None and most <= count:
+        count = most
+    elif len(runs) > 2 and runs[2] < kept.stop:
+        return _indexes(runs, kept.stop, most) - kept.start
+    return range(first, min(first + count, kept.stop - kept.start))
 
 
 def _indexes(runs: tuple[int, ...], stop: int, most: int | None) -> Array:
