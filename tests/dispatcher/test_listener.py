@@ -21,7 +21,7 @@ def cancelled_once(port: ServedPort) -> list[Any]:
             raise asyncio.CancelledError
         await stop(grace)
 
-    port.server.stop = stops  # type: ignore[method-assign]
+    port.server.stop = stops  # type: ignore[method-assign, assignment]
     return graces
 
 
@@ -48,7 +48,7 @@ def test_whoever_is_cancelled_stays_cancelled() -> None:
             graces.append(grace)
             await asyncio.sleep(60)
 
-        port.server.stop = stops  # type: ignore[method-assign]
+        port.server.stop = stops  # type: ignore[method-assign, assignment]
         task = asyncio.create_task(port.close(2.0))
         await asyncio.sleep(0)
         task.cancel()
