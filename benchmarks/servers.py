@@ -8,7 +8,6 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from ..service.errors import ForebayError
@@ -55,12 +54,7 @@ class Responder(ChildProcess):
         self.stdin.write(json.dumps(question) + "\n")
         self.stdin.flush()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

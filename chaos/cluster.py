@@ -1,28 +1,14 @@
-"""The cluster: starts real processes of each role, and injects faults.
+"""The cluster: starts real processes of each role, and keeps them running.
 
 Everybody reaches a dispatcher through its proxy, and a dispatcher announces its proxy's address.
 Dispatchers reach Redis through a proxy, too. Workers with an even number restart on the same port,
 as on a machine of their own, and offer every transfer protocol. The others restart on any port, as
-in a new container, and offer only TCP.
-
-    kill        SIGKILL; the cluster restarts it, as after any other end
-    terminate   SIGTERM: a worker drains, a trainer is preempted
-    pause       SIGSTOP, and SIGCONT a while later
-    cut         its connections are reset; a trainer's include those to workers
-    start       a crowd comes: many readers, for a short while (crowd.py)
-    leave       all trainers leave their epoch at once, and continue with the next
-    stall       its connections stay, but pass nothing for a while
-    mute        requests reach it, but answers are lost; a while later, all connections are reset
-    silence     its network is silently cut for a while: packets to it vanish
-    empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
-                had not been mounted; then the storage is back
+in a new container, and offer only TCP. faults.py disturbs them.
 """
 
 from __future__ import annotations
 
 import pathlib
-import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -36,9 +22,8 @@ from ..service.processes import forebay, free_port, redis_program, tail
 from . import crowd, modes, saves
 from .dataset import ELEMENT_BYTES
 from .members import Life, Member
-from .plan import Fault
 from .proxy import Proxies
-from .records import Joined, Record, Started, read_records
+from .records import Record, read_records
 from .saves import Saved
 from .trainer import CREDIT_BYTES, TrainerTask
 
@@ -55,18 +40,12 @@ LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)
 """Elements of one worker that a consumer can hold unrecorded: its credit, and one block."""
 
 TICK_S = 0.02
-KNOWN_S = 20.0
-"""How long to wait until all members know the journal, before it may go away: a member that joins
-meanwhile would join another journal."""
 START_S = 180.0
 SETTLE_S = 120.0
 """How long the last epoch may take after the faults, and workers to stop."""
 
 LEADS = "leads journal"
 """A line of a leader's log."""
-
-_ADDRESS = re.compile(r"^[\d.]+:\d+$", re.MULTILINE)
-"""A worker's output once it is registered."""
 
 DISPATCHER_OPTIONS = [
     "--snapshot-events=200",  # so that recovery uses snapshots
@@ -103,16 +82,6 @@ class Options(msgspec.Struct, frozen=True):
         return counts | own.get(self.storage, {})
 
 
-class DoneFault(msgspec.Struct, frozen=True):
-    """A fault that was due. `name` is the process that it hit; None: it hit none."""
-
-    fault: Fault
-    at_s: float  # CLOCK_MONOTONIC
-    at_ms: int  # Unix epoch
-    name: str | None
-    until_s: float  # the fault's own end, not its consequences'; `at_s` if it took no time
-
-
 def find_redis_server() -> str:
     """The path of a Redis server. Raises ForebayError if this machine has none."""
     server = redis_program()
@@ -125,21 +94,19 @@ def find_redis_server() -> str:
 
 
 class Cluster:
-    """Starts the members, restarts them, and injects faults. Use from the main thread; close it."""
+    """Starts the members, and restarts them. Use from the main thread; close it."""
 
     def __init__(self, options: Options, directory: pathlib.Path) -> None:
         self._options = options
         self._directory = directory
         self._stop = directory / "stop"
-        self._journal = directory / "journal"
-        self._proxies = Proxies()
+        self.journal = directory / "journal"
+        self.proxies = Proxies()
         self.members: dict[str, list[Member]] = {}
-        self.done: list[DoneFault] = []
-        self.emptied: list[pathlib.Path] = []  # journals that were begun on an empty storage
         self.storage = self._make_storage()
         self._ports = [free_port() for _ in range(options.dispatchers)]
         self.addresses = [
-            f"127.0.0.1:{self._proxies.add(f'dispatcher{n}', port)}"
+            f"127.0.0.1:{self.proxies.add(f'dispatcher{n}', port)}"
             for n, port in enumerate(self._ports)
         ]
         self.service = ",".join(self.addresses)
@@ -153,7 +120,7 @@ class Cluster:
         for member in self._all():
             member.retired = True
             member.kill()
-        self._proxies.close()
+        self.proxies.close()
 
     # -- what runs -----------------------------------------------------------------------------
 
@@ -175,7 +142,7 @@ class Cluster:
 
     def _make_storage(self) -> str:
         if self._options.storage == "files":
-            return f"file://{self._journal.absolute()}"
+            return f"file://{self.journal.absolute()}"
         if self._options.storage != "redis":
             return self._options.storage
         server, data = find_redis_server(), self._directory / "redis"
@@ -186,7 +153,7 @@ class Cluster:
             *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         ]
         self._add("redis", 1, lambda number: lambda name: command)
-        return f"redis://127.0.0.1:{self._proxies.add('redis0', port)}?prefix=chaos"
+        return f"redis://127.0.0.1:{self.proxies.add('redis0', port)}?prefix=chaos"
 
     def _dispatcher(self, number: int) -> Callable[[str], list[str]]:
         options = [
@@ -213,7 +180,7 @@ class Cluster:
             name="",
             service=self.service,
             dataset_id=dataset_id,
-            records=str(self._records(role, number)),
+            records=str(self.records_of(role, number)),
             stop=str(self._stop),
             pace_s=pace_s,
             claims=role == "claimer",
@@ -225,13 +192,14 @@ class Cluster:
 
         return command
 
-    def _records(self, role: str, number: int) -> pathlib.Path:
+    def records_of(self, role: str, number: int) -> pathlib.Path:
+        """The file of a trainer, or of a claimer."""
         return self._directory / f"{role}{number}.records"
 
     def records(self, role: str = "trainer") -> list[list[Record]]:
         """Each trainer's records so far; those of a claimer with that role."""
         count = self._options.members[role]
-        return [list(read_records(self._records(role, n))) for n in range(count)]
+        return [list(read_records(self.records_of(role, n))) for n in range(count)]
 
     def _crowd(
         self, dataset_id: str, endless_id: str, python_id: str
@@ -288,7 +256,7 @@ class Cluster:
         registering.retired = True
         for member in self.members.get("redis", []):
             member.start()
-            self.wait(self._redis_answers, START_S, starting=True)
+            self.wait(lambda: _answers(self._redis_port), START_S, starting=True)
         first = self.members["dispatcher"][0]  # so that a seed's faults hit the same roles
         first.start()
         self.wait(lambda: LEADS in first.said, START_S, starting=True)
@@ -303,19 +271,15 @@ class Cluster:
             self._add(role, self._options.members[role], command)
         self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
         self.members["crowd"][0].retired = True  # only a "start" fault starts it
-        for member in self._readers():
+        for member in self.readers():
             member.start()
         self.wait(self._everybody_reads, START_S, starting=True)
 
-    def _redis_answers(self) -> bool:
-        with socket.socket() as connection:
-            return connection.connect_ex(("127.0.0.1", self._redis_port)) == 0
-
     def _everybody_reads(self) -> bool:
-        paths = [self._records(member.role, member.number) for member in self._readers()]
-        return all(b'"got"' in _content(path) for path in paths)
+        paths = [self.records_of(member.role, member.number) for member in self.readers()]
+        return all(b'"got"' in content(path) for path in paths)
 
-    def _readers(self) -> list[Member]:
+    def readers(self) -> list[Member]:
         """The trainers, with those that read at least once."""
         return [*self.members["trainer"], *self.members["claimer"]]
 
@@ -345,104 +309,6 @@ class Cluster:
             time.sleep(TICK_S)
         return True
 
-    def hit(self, fault: Fault) -> None:
-        """Inject the fault, if its member is in a state for it."""
-        if fault.role == "storage":
-            hits = self._may_empty_storage()
-            at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
-            if hits:
-                self._empty_storage(fault.lasts_s)
-            name = "storage" if hits else None
-            self.done.append(DoneFault(fault, at_s, at_ms, name, time.monotonic()))
-            return
-        member = self.members[fault.role][fault.number]
-        proxy = f"{fault.role}{fault.number}"
-        able = {"kill": member.running, "start": not member.running}.get(
-            fault.action, member.undisturbed
-        )
-        at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
-        match fault.role, fault.action:
-            case _ if not able:
-                pass
-            case "crowd", "start":
-                member.start()
-            case _, "kill":
-                member.kill()
-            case _, "terminate":
-                member.terminate()
-            case _, "pause":
-                member.pause(fault.lasts_s)
-            case "trainer" | "claimer", "cut":
-                able = self._signal(member, signal.SIGUSR1)
-            case "trainer", "leave":
-                # All of them, because the others would finish an epoch that one leaves.
-                reached = [self._signal(m, signal.SIGUSR2) for m in self.members["trainer"]]
-                able = any(reached)
-            case _, "cut":
-                self._proxies.cut(proxy)
-            case _, "stall":
-                self._proxies.stall(proxy, fault.lasts_s)
-            case _, "mute":
-                self._proxies.mute(proxy, fault.lasts_s)
-            case _, "silence":
-                self._proxies.silence(proxy, fault.lasts_s)
-            case _:
-                raise AssertionError(f"no such fault: {fault}")
-        name = member.life.name if able else None
-        self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
-
-    def _may_empty_storage(self) -> bool:
-        """Wait until everybody knows the journal that will go away; whether they do."""
-        members = [*self.members["worker"], *self._readers()]
-        [readers] = self.members["crowd"]
-
-        def everybody_knows() -> bool:
-            return not readers.running and all(map(self._knows_the_journal, members))
-
-        return self.wait(everybody_knows, KNOWN_S)
-
-    def _empty_storage(self, seconds: float) -> None:
-        dispatchers = self.members["dispatcher"]
-        for member in dispatchers:
-            member.held = True
-            member.kill()
-        kept, begun = (self._journal.with_name(f"{name}{len(self.emptied)}")
-                       for name in ("kept", "emptied"))  # fmt: skip
-        self._journal.rename(kept)
-        alone = dispatchers[0]
-        alone.start()
-        self.wait(lambda: LEADS in alone.said or not alone.running, START_S)
-        self.wait(lambda: False, seconds)
-        alone.kill()
-        if self._journal.exists():
-            self._journal.rename(begun)
-            self.emptied.append(begun)
-        kept.rename(self._journal)
-        for member in dispatchers:
-            member.held = False
-
-    def _knows_the_journal(self, member: Member) -> bool:
-        """Whether it has had a dispatcher's answer, and nobody has told it to end."""
-        if not member.undisturbed:
-            return False
-        if member.role == "worker":
-            return _ADDRESS.search(member.said) is not None
-        started, joined = "", ""
-        for record in read_records(self._records(member.role, member.number)):
-            if isinstance(record, Started):
-                started = record.name
-            elif isinstance(record, Joined):
-                joined = started
-        return joined == member.life.name
-
-    def _signal(self, trainer: Member, number: signal.Signals) -> bool:
-        # The signal would kill a trainer that has not set its handlers yet.
-        records = _content(self._records(trainer.role, trainer.number))
-        ready = f'"{trainer.life.name}"'.encode() in records
-        if ready:
-            trainer.send(number)
-        return ready
-
     def settle(self) -> bool:
         """End the faults, and let all readers finish; return whether they did."""
         self._stop.touch()
@@ -450,10 +316,10 @@ class Cluster:
             member.resume()
 
         def ended() -> bool:
-            for member in self._readers():
+            for member in self.readers():
                 finished = member.life.code == 0 and member.life.terminated_s is None
                 member.retired = member.retired or finished
-            readers = [*self._readers(), *self.members["crowd"]]
+            readers = [*self.readers(), *self.members["crowd"]]
             return not any(m.running or not m.retired for m in readers)
 
         return self.wait(ended, SETTLE_S)
@@ -467,5 +333,11 @@ class Cluster:
         self.wait(lambda: not any(member.running for member in members), SETTLE_S)
 
 
-def _content(path: pathlib.Path) -> bytes:
+def _answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def content(path: pathlib.Path) -> bytes:
+    """b"" if there is no such file."""
     return path.read_bytes() if path.exists() else b""

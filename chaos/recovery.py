@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .cluster import DoneFault
+from .faults import DoneFault
 from .records import Got, Record, Started, Worked
 
 WINDOW_S = 3.0

@@ -13,10 +13,11 @@ from ..journal import decode, verify
 from ..storage import open_storage
 from .audit import Verdict, check, check_crowd
 from .claims_audit import check_claims
-from .cluster import LOST_WITH_A_TRAINER, Cluster, DoneFault, Options
+from .cluster import LOST_WITH_A_TRAINER, Cluster, Options
 from .crowd import ELEMENTS as CROWD_ELEMENTS
 from .crowd import PYTHON_READERS, READERS, job_of
 from .dataset import PASSES
+from .faults import DoneFault, Faults
 from .function import SPLIT_ELEMENTS
 from .history import History, read_history
 from .modes import EACH, MODES
@@ -59,9 +60,11 @@ class ChaosReport(msgspec.Struct):
         return not self.verdict.broken
 
 
-def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) -> ChaosReport:
+def judge(
+    cluster: Cluster, faults: Faults, options: Options, began_s: float, ended_s: float
+) -> ChaosReport:
     """Check everything, after all dispatchers have ended. The storage must be readable."""
-    elsewhere = [kind for path in cluster.emptied for kind in decided(path)]
+    elsewhere = [kind for path in faults.emptied for kind in decided(path)]
     storage = open_storage(cluster.storage)
     try:
         verified = verify(storage)
@@ -113,7 +116,7 @@ def judge(cluster: Cluster, options: Options, began_s: float, ended_s: float) ->
         )
     got = deliveries(records)
     no_worker_s = [(a / 1000 - wall_s, b / 1000 - wall_s) for a, b in history.no_worker_ms]
-    kinds = [(_kind(done, cluster, history), done) for done in cluster.done]
+    kinds = [(_kind(done, cluster, history), done) for done in faults.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
     return ChaosReport(
         options=options,

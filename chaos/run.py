@@ -9,6 +9,7 @@ from pathlib import Path
 from ..service.errors import InvalidArgument
 from ..storage import open_storage
 from .cluster import SETTLE_S, Cluster, Options
+from .faults import Faults
 from .plan import Fault, make_plan
 from .report import ChaosReport, judge
 
@@ -27,18 +28,19 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
         options.seed, options.duration_s, options.kill_every_s, options.members, options.only
     )
     cluster = Cluster(options, directory)
+    faults = Faults(cluster)
     try:
         tell("starting")
         cluster.start()
         began_s = time.monotonic()
-        _inject(cluster, plan, began_s, tell)
+        _inject(cluster, faults, plan, began_s, tell)
         _wait_until(cluster, began_s + options.duration_s)
         ended_s = time.monotonic()
         tell("settling")
         settled = cluster.settle()
         for role in ("trainer", "claimer", "worker", "dispatcher"):
             cluster.stop(role)
-        report = judge(cluster, options, began_s, ended_s)
+        report = judge(cluster, faults, options, began_s, ended_s)
         if not settled:
             report.verdict.broken.append(
                 f"the last epoch had not ended {SETTLE_S:.0f} s after the last fault"
@@ -48,11 +50,13 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
         cluster.close()
 
 
-def _inject(cluster: Cluster, plan: list[Fault], began_s: float, tell: Tell) -> None:
+def _inject(
+    cluster: Cluster, faults: Faults, plan: list[Fault], began_s: float, tell: Tell
+) -> None:
     for fault in plan:
         _wait_until(cluster, began_s + fault.at_s)
-        cluster.hit(fault)
-        missed = "" if cluster.done[-1].name else " (it is away)"
+        faults.hit(fault)
+        missed = "" if faults.done[-1].name else " (it is away)"
         tell(f"{fault.at_s:6.1f} s  {fault.kind} {fault.number}{missed}")
 
 

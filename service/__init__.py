@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .materialized.run import materialize
     from .materialized.shuffled import materialize_pcollection
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+    from .task_context import Role, TaskContext
     from .trainers.across import distribute_across
-    from .trainers.context import Role, TaskContext
     from .trainers.preemption import PreemptionHandler
 
 __all__ = [
@@ -74,7 +74,7 @@ _HOMES = {
     ".materialized.shuffled": ("materialize_pcollection",),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
     ".trainers.across": ("distribute_across",),
-    ".trainers.context": ("Role", "TaskContext"),
+    ".task_context": ("Role", "TaskContext"),
     ".trainers.preemption": ("PreemptionHandler",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,15 +1,21 @@
 """What every test has in common."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from . import hypothesis_profiles as hypothesis_profiles  # registers them
+
+if TYPE_CHECKING:
+    from .stock import DispatcherProcess
 
 # Read by TensorFlow when it is first imported, here and in the processes that tests start.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -33,12 +39,14 @@ LONG = (
     *("e2e/test_given_up.py", "e2e/test_in_functions.py", "e2e/test_left_early.py"),
     *("e2e/test_mixed.py", "e2e/test_opaque_elements.py", "e2e/test_pairings.py"),
     *("e2e/test_parameter_servers.py", "e2e/test_python_datasets.py"),
+    "e2e/test_python_members.py",
     *("e2e/test_repeat_and_zip.py", "e2e/test_static_sharding.py"),
     *("e2e/test_tf_documentation.py", "e2e/test_transports.py"),
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
     *("materialized/test_runners.py", "pipelines/test_beam.py"),
+    *("pipelines/test_beam_life_cycle.py", "pipelines/test_beam_tfrecords.py"),
     # They wait for long, until peers or storages that are silent are given up.
     *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
@@ -76,6 +84,24 @@ def redis_storage_url(redis_url: str) -> Iterator[str]:
     prefix = f"test-{uuid.uuid4().hex}"
     yield f"{redis_url}{'&' if '?' in redis_url else '?'}prefix={prefix}"
     delete_prefix(redis_url, prefix)
+
+
+@pytest.fixture(scope="module")
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
+    """A process of its own, which a module's tests share; its journal is a file."""
+    from .stock import DispatcherProcess
+
+    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
+    """Two of them, of that dispatcher."""
+    from .cluster import WorkerProcess
+
+    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
+        yield
 
 
 @pytest.fixture(params=["files", "redis"])

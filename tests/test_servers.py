@@ -49,7 +49,7 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
         config = service.WorkerConfig(dispatcher.address, worker_tags=("a", "b"))
         with service.WorkerServer(config) as worker:
             assert worker.address.startswith("localhost:")
-            assert (worker._num_tasks(), workers(dispatcher)) == (0, 1)
+            assert (num_tasks(worker), workers(dispatcher)) == (0, 1)
             dataset = tf.data.Dataset.range(100).apply(
                 service.distribute(DYNAMIC, dispatcher.target)
             )
@@ -58,7 +58,7 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
             with service.read(dispatcher.target, endless) as elements:
                 next(elements)
                 assert endless in datasets_read(dispatcher)
-                assert worker._num_tasks() > 0
+                assert num_tasks(worker) > 0
             assert endless not in datasets_read(dispatcher)  # at once, and not by and by
             read = service.from_dataset_id(OFF, dispatcher.target, endless)
             for unfinished in (read, read.map(lambda n: n + 1).batch(2).prefetch(1)):
@@ -67,7 +67,7 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
                 assert endless in datasets_read(dispatcher)
                 del dropped
                 wait_until(lambda: endless not in datasets_read(dispatcher))
-            wait_until(lambda: worker._num_tasks() == 0)
+            wait_until(lambda: num_tasks(worker) == 0)
             named = iter(
                 service.from_dataset_id(OFF, dispatcher.target, endless, job_name="goes on")
             )
@@ -95,6 +95,11 @@ def status(dispatcher: service.DispatchServer) -> dict[str, Any]:
     client.close()
     found: dict[str, Any] = json.loads(answer.status)
     return found
+
+
+def num_tasks(worker: service.WorkerServer) -> int:
+    """Under the name that TensorFlow's tests call."""
+    return worker._num_tasks()
 
 
 def jobs(dispatcher: service.DispatchServer) -> list[dict[str, Any]]:
@@ -172,7 +177,7 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     dispatcher = service.DispatchServer(start=False)
     assert dispatcher.target == ""
     dispatcher.start()
-    port = int(dispatcher._address.rpartition(":")[2])
+    port = int(dispatcher.address.rpartition(":")[2])
     dispatcher._stop()
     told = service_config_pb2.DispatcherConfig(
         port=port, work_dir=str(tmp_path), fault_tolerant_mode=True, job_gc_timeout_ms=20,
@@ -188,7 +193,7 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     dispatcher.start()
     dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(9))
     message = service_config_pb2.WorkerConfig(
-        dispatcher_address=dispatcher._address, worker_address="localhost:%port%",
+        dispatcher_address=dispatcher.address, worker_address="localhost:%port%",
         worker_tags=["a"], heartbeat_interval_ms=100, dispatcher_timeout_ms=5_000,
         data_transfer_address="localhost:%dts_port%", shutdown_quiet_period_ms=1,
     )  # fmt: skip
@@ -201,8 +206,8 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
         dispatcher.target, left, processing_mode=DYNAMIC, job_name="left early"
     ) as elements:
         next(elements)
-        assert worker._num_tasks() == 1
-    wait_until(lambda: worker._num_tasks() == 0)  # gc_dynamic_sharding_jobs: it is collected
+        assert num_tasks(worker) == 1
+    wait_until(lambda: num_tasks(worker) == 0)  # gc_dynamic_sharding_jobs: it is collected
     dispatcher.stop()
     config = service.DispatcherConfig(port, None, dispatcher._config.work_dir, True)
     dispatcher = service.DispatchServer(config)  # at the same place
@@ -214,11 +219,11 @@ def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:
     )
     iterator = iter(endless)
     assert int(next(iterator)) == 0
-    assert worker._num_tasks() == 1
+    assert num_tasks(worker) == 1
     del iterator
     got = service.from_dataset_id(DYNAMIC, dispatcher.target, dataset_id)
     assert sorted(int(x) for x in got) == list(range(9))
-    other = service.WorkerServer(stock.WorkerConfig(dispatcher._address))
+    other = service.WorkerServer(stock.WorkerConfig(dispatcher.address))
     assert dispatcher._num_workers() == 2
     for server in (other, worker, dispatcher):
         server.stop()

@@ -51,8 +51,6 @@ from .options import (
     CrossTrainerCache,
     ReadOptions,
     ShardingPolicy,
-    check_initial_epoch,
-    check_job_name,
     reading,
     sharding_policy,
 )
@@ -374,7 +372,6 @@ def from_dataset_id(
     processing_mode cannot split among workers. Each is an error of `tf.errors` too.
     """
     policy = sharding_policy(processing_mode)
-    check_job_name(job_name)
     how = reading(
         job_name=job_name,
         consumer_index=consumer_index,
@@ -388,7 +385,6 @@ def from_dataset_id(
         ordered=ordered,
         order=order,
     )
-    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     how = _with_position(how, add_position)
     sharing_warnings.warn_if_unshared(_shared_name(job_name, how))
 
@@ -566,7 +562,6 @@ def distribute(
     Applying the result raises what `register_dataset` and `from_dataset_id` raise.
     """
     policy = sharding_policy(processing_mode)
-    check_job_name(job_name)
     how = reading(
         job_name=job_name,
         consumer_index=consumer_index,
@@ -580,7 +575,6 @@ def distribute(
         ordered=ordered,
         order=order,
     )
-    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     how = _with_position(how, add_position)
     sharing_warnings.warn_if_unshared(_shared_name(job_name, how))
 

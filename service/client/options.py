@@ -127,7 +127,7 @@ def check_job_name(job_name: str | None) -> None:
         raise InvalidArgument("`job_name` must not be empty")
 
 
-def check_initial_epoch(initial_epoch: int, job_name: str | None, *, cached: bool) -> None:
+def _check_initial_epoch(initial_epoch: int, job_name: str | None, *, cached: bool) -> None:
     """Raises ValueError for an invalid number of epochs, and for one that isn't 0 without a job
     name or with a cache, which has only one epoch."""
     if isinstance(initial_epoch, bool) or not isinstance(initial_epoch, int) or initial_epoch < 0:
@@ -195,6 +195,7 @@ def reading(
 
     Raises ValueError for invalid arguments, Unimplemented for those of a later version.
     """
+    check_job_name(job_name)
     check_index(consumer_index, num_consumers)
     order = dict(order)
     delivery = order.pop("delivery", AT_MOST_ONCE)
@@ -244,6 +245,7 @@ def reading(
             "tf.data.AUTOTUNE for no bound but that of bytes"
         )
     cache = _cache(cross_trainer_cache)
+    _check_initial_epoch(initial_epoch, job_name, cached=cache is not None)
     if cache is not None and num_consumers is not None:
         raise InvalidArgument(
             "Cross-trainer caching does not support coordinated reads. Got number of coordinated "

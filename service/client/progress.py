@@ -14,7 +14,6 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from ..blocks import Block
@@ -160,10 +159,5 @@ class EpochIterator(_RepeatsErrors):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

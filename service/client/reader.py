@@ -29,8 +29,6 @@ from .options import (
     ReadOptions,
     ShardingPolicy,
     TargetWorkers,
-    check_initial_epoch,
-    check_job_name,
     reading,
     sharding_policy,
 )
@@ -470,7 +468,6 @@ def read(
     Raises Unimplemented, with the reason, for a dataset that processing_mode cannot split among
     workers.
     """
-    check_job_name(job_name)
     policy = sharding_policy(processing_mode)
     how = reading(
         job_name=job_name,
@@ -485,7 +482,6 @@ def read(
         ordered=ordered,
         order=order,
     )
-    check_initial_epoch(initial_epoch, job_name, cached=cross_trainer_cache is not None)
     name = name_of_job(dataset_id, job_name, how)
     reader = Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
     return ElementIterator(reader) if how.ordered is None else OrderedIterator(reader)

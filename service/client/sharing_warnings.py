@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from ..errors import InvalidArgument
-from ..trainers.context import TaskContext
+from ..task_context import TaskContext
 from . import lockstep
 
 log = logging.getLogger(__name__)

@@ -59,7 +59,7 @@ from .tf_saving import refuse_saving
 
 SLICED_BYTES = 4 << 10  # from this size on, an element is a slice of its block, not a copy
 
-MAKERS = 100  # how many `_makers` are kept
+MAKERS = 100  # how many `makers` are kept
 
 NOTHING = Block(0, ())
 """`open_blocks` may yield this while no block comes, so that TensorFlow can drop the iteration."""
@@ -77,9 +77,9 @@ class BlockIterator(Protocol):
 
 def number_of(open_blocks: Callable[[], BlockIterator], *, kept: bool) -> int:
     """The number of this block source in graphs: for ever if `kept`, else until it is evicted."""
-    number = _sources.add(BlockSource(open_blocks))
+    number = sources.add(BlockSource(open_blocks))
     if not kept:
-        _sources.drop_with(number, None)
+        sources.drop_with(number, None)
     return number
 
 
@@ -107,31 +107,31 @@ def dataset_of_blocks(
     if not tf.executing_eagerly():  # traced into the user's graph, which owns the functions
         number: Any = open_blocks
         if callable(open_blocks):
-            number = _sources.add(BlockSource(open_blocks))
-            _sources.drop_with(number, _outermost_function())
-        built = _Maker(element_spec, compressed, cardinality, options).built(number)
+            number = sources.add(BlockSource(open_blocks))
+            sources.drop_with(number, _outermost_function())
+        built = Maker(element_spec, compressed, cardinality, options).built(number)
         return kind(built, element_spec, cardinality)
     with _making:
-        maker = _makers.pop(key, None)
+        maker = makers.pop(key, None)
         if maker is None:
             with _callbacks_kept() as callbacks:
-                maker = _Maker(element_spec, compressed, cardinality, options)
+                maker = Maker(element_spec, compressed, cardinality, options)
             maker.callbacks = callbacks
-        _makers[key] = maker
-        if len(_makers) > MAKERS:
-            del _makers[next(iter(_makers))]
-        number = _sources.add(BlockSource(open_blocks, maker))
+        makers[key] = maker
+        if len(makers) > MAKERS:
+            del makers[next(iter(makers))]
+        number = sources.add(BlockSource(open_blocks, maker))
         dataset = kind(maker.make(number), element_spec, cardinality)
-    _sources.drop_with(number, dataset)
+    sources.drop_with(number, dataset)
     return dataset
 
 
 refuse_saving()
 
-_sources = BlockSources()
+sources = BlockSources()
 """The block sources of this process's datasets."""
 
-_makers: dict[Any, _Maker] = {}
+makers: dict[Any, Maker] = {}
 """An LRU, least recently used first. A key is all that its maker depends on."""
 
 _making = threading.Lock()
@@ -145,7 +145,7 @@ def _outermost_function() -> Any:
     return graph
 
 
-class _Maker:
+class Maker:
     """Makes datasets of blocks that differ only in their block source.
 
     Their functions are traced once, because TensorFlow takes some 3 ms for each.
@@ -333,7 +333,7 @@ def _opening(
     nothing = [_no_rows(part) for part in signature]
 
     def arrays(iteration: Any) -> list[Any]:
-        blocks, _ = _under_way[int(iteration)]
+        blocks, _ = under_way[int(iteration)]
         block = next(blocks)
         if block is NOTHING:
             return nothing
@@ -361,7 +361,7 @@ def _opening(
     return traced(items, number)
 
 
-_under_way: dict[int, tuple[StaysFailed, BlockSource]] = {}
+under_way: dict[int, tuple[StaysFailed, BlockSource]] = {}
 """The blocks of each open iteration, by its number, with the source, which must live as long."""
 
 _iterations = itertools.count()
@@ -370,14 +370,14 @@ _iterations = itertools.count()
 def _begin(number: Any) -> Any:
     malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
     with _as_tensorflows_errors():
-        source = _sources.use(int(number))
+        source = sources.use(int(number))
     iteration = next(_iterations)
-    _under_way[iteration] = StaysFailed(_blocks_of(source)), source
+    under_way[iteration] = StaysFailed(_blocks_of(source)), source
     return np.int64(iteration)
 
 
 def _end(iteration: Any) -> Any:
-    blocks, _ = _under_way.pop(int(iteration))
+    blocks, _ = under_way.pop(int(iteration))
     blocks.close()
     return np.int64(0)
 

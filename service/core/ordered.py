@@ -22,8 +22,13 @@ MAX_BUNDLES = 1 << 20
 MAX_INTERLEAVED = 1 << 16
 MAX_CONSUMERS = 1 << 16
 
-RANGE_BUNDLES = 256
-"""The most bundles that an epoch of a range has by default: a split of a range is one element."""
+RANGE_BUNDLES, FEW_BUNDLES = 256, 64
+"""The most bundles that an epoch of a range has by default, and the fewest unless it is small: a
+split of a range is one element."""
+
+RANGE_BUNDLE = 64
+"""How many splits of a range a bundle has at least by default, unless there were too few bundles:
+each costs a worker some milliseconds."""
 
 FILE_BUNDLES = 1024
 """The same of other sources: one of their splits may be a whole file."""
@@ -85,7 +90,8 @@ def _bundle_splits(dataset: Dataset, splits: int) -> int:
     """The default size of bundles."""
     is_range = all(source.HasField("arithmetic") for source in dataset.outline.sources)
     if is_range:
-        return max(1, -(-splits // RANGE_BUNDLES))
+        least = min(RANGE_BUNDLE, -(-splits // FEW_BUNDLES))
+        return max(1, least, -(-splits // RANGE_BUNDLES))
     return max(1, -(-splits // FILE_BUNDLES))
 
 

@@ -18,9 +18,10 @@ and the consumer may leave without waiting.
 
 **Wake-ups.** `next` with credit gives a block as long as the subscription has one. The producer's
 methods (`put`, `finish`, `fail`, `cancel`, or a policy's own) call `on_change` when they may have
-made something ready; they don't hold the output's lock then. `open` and the methods of
-subscriptions don't notify, since carriers call them under their own lock. After `open` or `close`
-a carrier therefore polls its idle subscriptions again.
+made something ready, with the subscriptions that may have it, or None for any; they don't hold the
+output's lock then. `open` and the methods of subscriptions don't notify, since carriers call them
+under their own lock. After `open` or `close` a carrier therefore polls its idle subscriptions
+again, but for those that `sleep`.
 
 **Waiting.** Only `put` (while the buffer is full), `wait_drained` and `Subscription.wait` block.
 `next`, `received`, `close` and `cancel` never do.
@@ -123,8 +124,16 @@ class Subscription(ABC):
     hands_back = False
     """Whether blocks that are not yet received may be handed back."""
 
+    carrier: object = None
+    """What its carrier keeps here, by which it finds what `on_change` names."""
+
     def __init__(self, output: TaskOutput) -> None:
         self.output = output
+
+    @property
+    def sleeps(self) -> bool:
+        """After `next` had nothing, with credit: whether only an `on_change` can change that."""
+        return False
 
     @abstractmethod
     def next(
@@ -184,6 +193,9 @@ class Subscription(ABC):
         return found[0]
 
 
+OnChange = Callable[["TaskOutput", Iterable[Subscription] | None], None]
+
+
 class TaskOutput(ABC):
     """One task's blocks, from its producer to its subscriptions: the module states the contract.
 
@@ -209,7 +221,7 @@ class TaskOutput(ABC):
         self._max_bytes = max_bytes
         self._listener = listener
         self._end: End | None = None
-        self._on_change: Callable[[TaskOutput], None] | None = None
+        self._on_change: OnChange | None = None
 
     # -- the producer ---------------------------------------------------------------------------
 
@@ -314,8 +326,8 @@ class TaskOutput(ABC):
             self._when_opened.append((after, callback))
         self.notify_opened()
 
-    def on_change(self, callback: Callable[[TaskOutput], None] | None) -> None:
-        """Call this, from any thread, when a subscription may have something new."""
+    def on_change(self, callback: OnChange | None) -> None:
+        """Call this, from any thread, when subscriptions may have something new."""
         self._on_change = callback
 
     # -- the worker -----------------------------------------------------------------------------
@@ -403,9 +415,9 @@ class TaskOutput(ABC):
             self.changed.notify_all()
         self._notify()
 
-    def _notify(self) -> None:
+    def _notify(self, changed: Iterable[Subscription] | None = None) -> None:
         if self._on_change is not None:
-            self._on_change(self)
+            self._on_change(self, changed)
 
     def _acknowledged(self, blocks: Iterable[Block]) -> None:
         if self._listener is not None and (count := sum(block.count for block in blocks)):

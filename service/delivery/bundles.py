@@ -118,7 +118,8 @@ class BundleRun:
             self._check()
             if block.count:
                 self._add(block)
-        self._output._notify()
+            changed = list(self._bundle.subscriptions)
+        self._output._notify(changed)
 
     def _add(self, block: Block) -> None:
         output, bundle = self._output, self._bundle
@@ -152,7 +153,7 @@ class BundleRun:
                 if not self.waits:
                     self.waits = True
                     output._set_busy(self, False)
-                    output._notify_unlocked()  # a query may be answered
+                    output._notify_unlocked(self._bundle)  # a query may be answered
                     continue  # a slice may have joined meanwhile
                 self.room.wait(ROOM_S if may_grow or output._pending else None)
         finally:
@@ -182,7 +183,8 @@ class BundleRun:
                 self._differ(str(self.stop))
             output._forget(bundle)
             output.changed.notify_all()
-        output._notify()
+            changed = list(bundle.subscriptions)
+        output._notify(changed)
 
     def fail(self, code: str, message: str) -> None:
         """The pipeline raised: readers get TaskFailed behind the blocks. Raises OutputCancelled."""
@@ -193,7 +195,8 @@ class BundleRun:
             output._set_busy(self, False)
             output._forget(self._bundle)
             output.changed.notify_all()
-        output._notify()
+            changed = list(self._bundle.subscriptions)
+        output._notify(changed)
 
     def _differ(self, now: str) -> None:
         bundle = self._bundle
@@ -239,6 +242,7 @@ class _BundleState:
         self.keeps: dict[int, int] = {}  # by reader: it needs no element before this one
         self.alone = False  # nobody else reads it
         self.runs: list[BundleRun] = []
+        self.subscriptions: set[_SliceSubscription] = set()
 
 
 class BundlesOutput(TaskOutput):
@@ -314,6 +318,7 @@ class BundlesOutput(TaskOutput):
                 self._bound_known()
                 bundle = self._bundles[order.bundle] = _BundleState(order.bundle, order.place)
             subscription = _SliceSubscription(self, order, bundle)
+            bundle.subscriptions.add(subscription)
             self._join(subscription)
             self._hear(order, bundle)
             self._forget(bundle)
@@ -451,12 +456,13 @@ class BundlesOutput(TaskOutput):
             del self._bundles[number]
         self._most_known = max(MAX_KNOWN, 2 * len(self._bundles))
 
-    def _notify_unlocked(self) -> None:
-        """Tell carriers that a query may be answered. The caller has the lock, and has to look
-        again at everything: `_notify` is called without it."""
+    def _notify_unlocked(self, bundle: _BundleState) -> None:
+        """Tell carriers that a query of the bundle may be answered. The caller has the lock, and
+        has to look again at everything: `_notify` is called without it."""
+        changed = list(bundle.subscriptions)
         self.lock.release()
         try:
-            self._notify()
+            self._notify(changed)
         finally:
             self.lock.acquire()
 
@@ -562,6 +568,10 @@ class _SliceSubscription(Subscription):
             return None
         return max(0.001, self._opened_s + ANSWER_S - time.monotonic())
 
+    @property
+    def sleeps(self) -> bool:
+        return self.retry_s() is None
+
     def received(self, blocks: Sequence[Block]) -> None:
         self.output._acknowledged(blocks)
 
@@ -570,6 +580,7 @@ class _SliceSubscription(Subscription):
             self._leave()
 
     def _leave(self) -> None:
+        self.bundle.subscriptions.discard(self)
         run, self.run = self.run, None
         if run is not None:
             run.slices.discard(self)

@@ -35,7 +35,7 @@ class MemoryBudget:
         self.max_bytes = max_bytes
         self.held = 0
         self._on_need = on_need
-        self._active = 0  # shares that hold something, or wait for room
+        self.active = 0  # shares that hold something, or wait for room
         self._lock = threading.Lock()
 
     def share(self) -> OutputMemory:
@@ -91,7 +91,7 @@ class OutputMemory:
     def _fits(self, size: int) -> bool:
         budget = self._budget
         half, after = budget.max_bytes // 2, budget.held + size
-        is_within_share = self.held + size <= half // budget._active
+        is_within_share = self.held + size <= half // budget.active
         return after <= half or (is_within_share and after <= budget.max_bytes)
 
     def _set(self, held: int, waits: bool) -> None:
@@ -101,4 +101,4 @@ class OutputMemory:
         before = self.held > 0 or self._waits
         budget.held += held - self.held
         self.held, self._waits = held, waits
-        budget._active += (held > 0 or waits) - before
+        budget.active += (held > 0 or waits) - before

@@ -55,7 +55,7 @@ class Decider:
         # Long polls: what each waits for.
         self.waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._snapshot_due = self._next_snapshot()  # the sequence that triggers it
-        self._snapshot_task: asyncio.Task[None] | None = None
+        self.snapshot_task: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
 
     async def execute(self, command: c.Command) -> Any:
@@ -152,13 +152,13 @@ class Decider:
         state = self.state
         if state.sequence < self._snapshot_due:
             return
-        if self._snapshot_task is None or self._snapshot_task.done():
+        if self.snapshot_task is None or self.snapshot_task.done():
             self._snapshot_due = self._next_snapshot()
-            self._snapshot_task = asyncio.create_task(
+            self.snapshot_task = asyncio.create_task(
                 self._snapshot(state.sequence, encode_state(state), state.time_ms),
                 name="forebay-snapshot",
             )
-            self._snapshot_task.add_done_callback(self.task_ended)
+            self.snapshot_task.add_done_callback(self.task_ended)
 
     def _next_snapshot(self) -> int:
         """The next snapshot's sequence. The distance grows with the state, so that the amortised

@@ -103,7 +103,7 @@ class Dispatcher(Decider):
         """Flush and give up the journal. Call it only when no request is in progress."""
         self.stop()
         keeping, others = self._tasks[:1], self._tasks[1:]
-        for task in (*others, self._snapshot_task, *keeping):
+        for task in (*others, self.snapshot_task, *keeping):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

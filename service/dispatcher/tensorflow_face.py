@@ -75,7 +75,7 @@ class TensorFlowFace:
         self._sources: dict[str, Sequence[ev.SplitSource]] = {}  # of the datasets in the state
         mode = dispatcher.options.deployment_mode or "UNSPECIFIED"
         self._deployment_mode = f"DEPLOYMENT_MODE_{mode}"
-        self._pusher = TaskPusher(dispatcher, self._task_def, self._turn)
+        self.pusher = TaskPusher(dispatcher, self._task_def, self._turn)
         dispatcher.subscribe(self._see)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -108,7 +108,7 @@ class TensorFlowFace:
 
     async def close(self) -> None:
         """Stop pushing tasks to workers."""
-        await self._pusher.close()
+        await self.pusher.close()
 
     # -- datasets ------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class TensorFlowFace:
         self._dispatcher.failure_detector.expects(joined.consumer_id)
         iteration = self._dispatcher.state.iterations.get(joined.iteration_id)
         if iteration is not None:  # so the workers have their tasks before the client asks
-            await self._pusher.wait_until_pushed(iteration.tasks)
+            await self.pusher.wait_until_pushed(iteration.tasks)
         return pb.GetOrCreateIterationResponse(iteration_client_id=joined.consumer_id)
 
     async def release_iteration_client(
@@ -217,7 +217,7 @@ class TensorFlowFace:
         self._dispatcher.failure_detector.saw(consumer.consumer_id)
         barrier = state.iterations[consumer.iteration_id].barrier
         if barrier is not None:  # a client asks to remove a task that its worker lacks
-            await self._pusher.wait_until_pushed(barrier.tasks)
+            await self.pusher.wait_until_pushed(barrier.tasks)
             consumer = self._dispatcher.find_consumer(request.iteration_client_id)
         if request.HasField("current_round"):
             blocked = request.blocked_round if request.HasField("blocked_round") else None

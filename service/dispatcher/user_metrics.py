@@ -7,6 +7,7 @@ worker's last heartbeat and the task's cancellation.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 from ..core.state import State
@@ -34,7 +35,8 @@ class UserMetrics:
             of_iteration = self._told.setdefault(task.iteration_id, {})
             before = of_iteration.get((task.task_id, task.run))
             if before is None or before.splits <= task.totals.splits:  # else it arrived late
-                of_iteration[task.task_id, task.run] = task.totals
+                # A copy: a message keeps alive the whole request that it is part of.
+                of_iteration[task.task_id, task.run] = copy.copy(task.totals)
 
     def total(self, iteration_id: int) -> metrics_pb2.Metrics | None:
         """The iteration's total; None without reports."""

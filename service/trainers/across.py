@@ -33,7 +33,7 @@ from ..connections.dispatcher_client import COMPLAIN_AFTER_S, DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from ..pipelines.tf_data.element_specs import decode_metadata, plain
 from ..proto import forebay_pb2 as pb
-from .context import Role, TaskContext, context_of
+from ..task_context import Role, TaskContext, context_of
 from .jobs import IN_STEP_ELEMENTS, Service, bound_of, require_next
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from ..client.options import ShardingPolicy
 from ..client.positions import OrderedRead
 from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
-from .context import TaskContext
+from ..task_context import TaskContext
 from .jax_lockstep import Exchange
 from .jobs import Service, bound_of, evaluates, open_job
 from .preemption import preempt

@@ -10,7 +10,6 @@ from typing import Any
 from ..client.options import (
     ReadOptions,
     ShardingPolicy,
-    check_initial_epoch,
     check_job_name,
     reading,
     require_out_of_step,
@@ -19,7 +18,7 @@ from ..client.options import (
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
-from .context import Role, TaskContext
+from ..task_context import Role, TaskContext
 
 Service = str | tuple[str, str]
 
@@ -120,6 +119,7 @@ def open_job(
             )
     require_out_of_step(order, processes)
     how = reading(
+        job_name=job_name,
         max_outstanding_requests=bound,
         data_transfer_protocol=data_transfer_protocol,
         target_workers=target_workers,
@@ -130,7 +130,6 @@ def open_job(
         ordered=ordered,
         order=order,
     )
-    check_initial_epoch(initial_epoch, job_name, cached=False)
     if ordered:
         unnamed = None  # a process alone has a job for each iteration, and a group a name
     elif processes > 1 and job_name is None and not (everything and policy == ShardingPolicy.OFF):

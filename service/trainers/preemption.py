@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 from ..client import lockstep
@@ -103,11 +103,11 @@ class PreemptionHandler:
         self._lock = threading.RLock()  # of the next two; the signal handler may re-enter it
         self._give_up_s: float | None = None  # of the monotonic clock, once preempted
         self._over = threading.Event()  # the program continues
-        self._handed_back = threading.Event()
+        self.handed_back = threading.Event()
         self._finished = False
         self._before: Any = None
         self._wakeup_before = -1
-        self._together: Together | None = None
+        self.together: Together | None = None
 
     @property
     def preempted(self) -> bool:
@@ -141,17 +141,12 @@ class PreemptionHandler:
             ) from None
         _active.append(self)
         if others is not None:
-            self._together = Together(others, self._wake)
+            self.together = Together(others, self._wake)
         stopping.catch(self)
         threading.Thread(target=self._watch, name="forebay-preemption", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         fails = not (error is None or isinstance(error, SystemExit))
         try:
             if self.preempted and not fails:
@@ -166,8 +161,8 @@ class PreemptionHandler:
                     stopping.end(self)
                 with suppress(OSError):  # it is full, or closed: it was woken
                     self._waker.send(b"\0")
-            if (fails or goes_on) and self._together is not None:
-                self._together.close()
+            if (fails or goes_on) and self.together is not None:
+                self.together.close()
         if self.preempted and error is None and self._exit_code is not None:
             self._exit()
 
@@ -176,8 +171,8 @@ class PreemptionHandler:
 
         If the process does not exit, returns whether SIGTERM has come. Ignores all arguments.
         """
-        if self._together is not None:
-            if not self._together.check():
+        if self.together is not None:
+            if not self.together.check():
                 return False
         elif not self.preempted:
             return False
@@ -220,22 +215,22 @@ class PreemptionHandler:
         self._finished = True
         for reading in open_consumers():
             lockstep.stop(reading)
-        self._handed_back.wait(min(HAND_BACK_S, self.remaining_s))
+        self.handed_back.wait(min(HAND_BACK_S, self.remaining_s))
         for reading in open_consumers():
             close_between_steps(reading)
         try:
             if self._save_fn is not None:
                 self._save_fn(self.remaining_s)
         except BaseException:
-            if self._together is not None:
-                self._together.close()  # the others must not wait for this process
+            if self.together is not None:
+                self.together.close()  # the others must not wait for this process
             raise
-        if self._together is not None:
-            self._together.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
+        if self.together is not None:
+            self.together.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
 
     def _exit(self) -> NoReturn:
         assert self._exit_code is not None
-        if self._together is not None:
+        if self.together is not None:
             exit_with(self._exit_code)
         sys.exit(self._exit_code)
 
@@ -253,8 +248,8 @@ class PreemptionHandler:
         log.warning("preempted: %g s are left to save and to end", self.remaining_s)
         begun_s = time.monotonic()
         give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
-        if self._together is not None:
-            self._together.agree(give_up_s - begun_s)
+        if self.together is not None:
+            self.together.agree(give_up_s - begun_s)
         until_closed_s = max(0.0, self.remaining_s - CLOSING_S)  # other processes may be in a step
         threads = [
             _in_thread(partial(lockstep.leave, reading, until_closed_s))
@@ -266,7 +261,7 @@ class PreemptionHandler:
             thread.join(max(0.0, give_up_s - time.monotonic()))
         while (readers := stopping.readers_elsewhere()) and time.monotonic() < give_up_s:
             time.sleep(LOOK_AGAIN_S)
-        self._handed_back.set()
+        self.handed_back.set()
         if readers or any(thread.is_alive() for thread in threads):
             log.warning("not everything was handed back within %.1f s", give_up_s - begun_s)
         else:

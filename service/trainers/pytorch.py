@@ -13,7 +13,6 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +25,7 @@ from ..client.options import ShardingPolicy
 from ..client.positions import OrderedRead
 from ..client.progress import EpochIterator
 from ..errors import FailedPrecondition, InvalidArgument
-from .context import TaskContext
+from ..task_context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
 from .loaders import LoaderWords
 
@@ -284,12 +283,7 @@ class _InOrder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -61,9 +61,13 @@ Outgoing = Sent | Ended | Refusal | Farewell
 class SendBuffer:
     """One subscription of a consumer, and its blocks that are on their way."""
 
-    def __init__(self, key: Key, subscription: Subscription, received: int) -> None:
+    def __init__(
+        self, key: Key, subscription: Subscription, received: int, session: Session
+    ) -> None:
         self.key = key
         self.subscription = subscription
+        subscription.carrier = self
+        self._session = session
         self.connection: Connection | None = None  # that it is read on, until its end is sent there
         self.number = received  # of the last block given to this consumer
         self.retained: deque[Sent] = deque()  # given and not acknowledged: up to `number`
@@ -124,6 +128,8 @@ class SendBuffer:
         `cut` describes the part of the first of them that has arrived. That block goes before all
         others, so that the consumer never has parts of two blocks.
         """
+        if self.connection is not None:
+            self.connection.asleep.discard(self)
         self.resend = deque(self.retained)
         self._pending = None
         self.connection = connection
@@ -142,7 +148,7 @@ class SendBuffer:
 
     def _done_with(self, sent: list[Sent]) -> None:
         if sent:
-            self.retained_bytes -= sum(each.cost for each in sent)
+            self._retain(-sum(each.cost for each in sent))
             self.subscription.received([each.block for each in sent])
 
     def next(self, credit: bool, room: bool, max_elements: int | None) -> Sent | Ended | None:
@@ -169,8 +175,13 @@ class SendBuffer:
         compression = self.subscription.output.compression
         sent = Sent(task_id, self.number, *item, compression, subscription_number)
         self.retained.append(sent)
-        self.retained_bytes += sent.cost
+        self._retain(sent.cost)
         return sent
+
+    def _retain(self, size: int) -> None:
+        """So many bytes more are retained."""
+        self.retained_bytes += size
+        self._session.retained_bytes += size
 
     def retry_s(self) -> float | None:
         """After how many seconds `next` may give a block although nothing changes, if ever."""
@@ -182,7 +193,8 @@ class SendBuffer:
         self.held.clear()
         self.retained.clear()  # at once: reference cycles would keep the blocks until a collection
         self.resend.clear()
-        self.retained_bytes = 0
+        self._retain(-self.retained_bytes)
+        self.subscription.carrier = None
 
 
 class Session:
@@ -193,10 +205,7 @@ class Session:
         self.buffers: dict[Key, SendBuffer] = {}
         self.connection: Connection | None = None
         self.left_at = 0.0
-
-    @property
-    def retained_bytes(self) -> int:
-        return sum(buffer.retained_bytes for buffer in self.buffers.values())
+        self.retained_bytes = 0  # of its buffers
 
     def lacking(self) -> Counter[int]:
         """How many elements of each task the consumer was given and has not acknowledged."""
@@ -222,7 +231,8 @@ class Connection:
         self.cut = cut
         self.ready = threading.Condition(lock)  # the outbox has something, or it is closed
         self.outbox: deque[Outgoing] = deque()
-        self.buffers: deque[SendBuffer] = deque()  # that have not ended, served in turn
+        self.buffers: deque[SendBuffer] = deque()  # that may have something, served in turn
+        self.asleep: set[SendBuffer] = set()  # that have nothing until their outputs change
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
         # Subscriptions that the consumer has asked for; None once its first credit ends the list.
@@ -235,6 +245,19 @@ class Connection:
         times = [buffer.retry_s() for buffer in self.buffers]
         return min((seconds for seconds in times if seconds is not None), default=None)
 
+    def wake(self, buffer: SendBuffer) -> None:
+        """The buffer may have something."""
+        if buffer in self.asleep:
+            self.asleep.remove(buffer)
+            self.buffers.append(buffer)
+
+    def remove(self, buffer: SendBuffer) -> None:
+        """Serve it no more."""
+        if buffer in self.asleep:
+            self.asleep.remove(buffer)
+        else:
+            self.buffers = deque(other for other in self.buffers if other is not buffer)
+
     def fill(self) -> None:
         """Fill the outbox from its buffers, as far as there is credit."""
         if self.ending or self.closed:
@@ -244,7 +267,11 @@ class Connection:
         misses = 0
         while batch < BATCH_BYTES and misses < len(self.buffers):
             buffer = self.buffers.popleft()
-            out = buffer.next(self.credit > 0 and self.elements != 0, room > 0, self.elements)
+            credit = self.credit > 0 and self.elements != 0
+            out = buffer.next(credit, room > 0, self.elements)
+            if out is None and credit and room > 0 and buffer.subscription.sleeps:
+                self.asleep.add(buffer)
+                continue
             if out is None:
                 self.buffers.append(buffer)
                 misses += 1

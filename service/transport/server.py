@@ -90,7 +90,7 @@ class BlockServer:
         self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
-        self._sessions = Sessions(linger_s, max_away_bytes)
+        self.sessions = Sessions(linger_s, max_away_bytes)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
         self._stopping = threading.Event()
@@ -120,7 +120,7 @@ class BlockServer:
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
         """Let consumers read the task. Raises ValueError if it is being served already."""
-        self._sessions.add_task(task_id, output)
+        self.sessions.add_task(task_id, output)
 
     def remove_task(self, task_id: int) -> None:
         """Further consumers of the task get TaskUnknown; an unknown task is no error.
@@ -128,38 +128,38 @@ class BlockServer:
         If the task's output has ended, its current readers still get their blocks; otherwise the
         output is cancelled.
         """
-        self._sessions.remove_task(task_id)
+        self.sessions.remove_task(task_id)
 
     def is_read(self, task_id: int) -> bool:
         """Whether a consumer reads the task."""
-        return self._sessions.is_read(task_id)
+        return self.sessions.is_read(task_id)
 
     def read_tasks(self) -> set[int]:
         """The tasks that a consumer reads."""
-        return self._sessions.read_tasks()
+        return self.sessions.read_tasks()
 
     def forget_all(self) -> None:
         """Cancel all tasks and cut off all consumers, before their ids are assigned anew."""
-        self._sessions.forget_all()
+        self.sessions.forget_all()
 
     def start(self) -> None:
         """Serve consumers from a new thread, and those in this process."""
         self._thread.start()
-        local.offer(self._worker_uid, self._sessions)
+        local.offer(self._worker_uid, self.sessions)
 
     def wait_until_received(self, timeout_s: float) -> Mapping[int, int]:
         """Wait until consumers have acknowledged all blocks that they were given, or `timeout_s`
         is over. Returns how many elements they still lack, by task.
         """
-        return self._sessions.wait_until_received(timeout_s)
+        return self.sessions.wait_until_received(timeout_s)
 
     def away(self) -> list[int]:
         """The consumers whose connection has broken, and that may reconnect."""
-        return self._sessions.away()
+        return self.sessions.away()
 
     def forget_gone(self, consumer_ids: Iterable[int]) -> int:
         """Forget these consumers, if they are away; return how many elements they lack."""
-        return self._sessions.forget_gone(consumer_ids)
+        return self.sessions.forget_gone(consumer_ids)
 
     def stop(self) -> None:
         """Tell the consumers, close all connections, and join all threads. Idempotent."""
@@ -172,7 +172,7 @@ class BlockServer:
         with self._lock:
             handlers = list(self._handlers)
         local.withdraw(self._worker_uid)
-        self._sessions.refuse_all("the worker stops")
+        self.sessions.refuse_all("the worker stops")
         deadline = time.monotonic() + _FAREWELL_S
         for handler in handlers:
             handler.close(deadline)
@@ -186,7 +186,7 @@ class BlockServer:
                     if key.fileobj is not self._wakened:
                         assert isinstance(key.fileobj, socket.socket)
                         self._accept_from(key.fileobj)
-                self._sessions.expire(time.monotonic())
+                self.sessions.expire(time.monotonic())
 
     def _accept_from(self, listener: socket.socket) -> None:
         try:
@@ -220,7 +220,7 @@ class BlockServer:
                 sock,
                 peer,
                 self._worker_uid,
-                self._sessions,
+                self.sessions,
                 self._remove,
                 far=far,
                 is_direct=address is None,
@@ -258,7 +258,7 @@ class _Handler:
         self._socket = sock
         self._peer = peer
         self._worker_uid = worker_uid
-        self._sessions = sessions
+        self.sessions = sessions
         self._on_end = on_end
         self._reader = frames.FrameReader(
             sock, peer, max_header_bytes=_MAX_HEADER_BYTES, max_payload_bytes=0
@@ -311,15 +311,15 @@ class _Handler:
                 if self._listen(connection):
                     sender.join(_FAREWELL_S)
             except ProtocolError as error:
-                self._sessions.refuse(connection, str(error))
+                self.sessions.refuse(connection, str(error))
                 sender.join(_FAREWELL_S)
                 raise
             finally:
                 # A process that has ended cannot reconnect for its blocks.
                 if self._process is not None and has_ended(self._process):
-                    self._sessions.forget(connection)
+                    self.sessions.forget(connection)
                 else:
-                    self._sessions.detach(connection, time.monotonic())
+                    self.sessions.detach(connection, time.monotonic())
                 self._cut()
                 if self._attended is not None:
                     sender.join()
@@ -356,7 +356,7 @@ class _Handler:
                 self._lender = Lender()
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
-            return self._sessions.attach(hello.consumer_id, self._cut)
+            return self.sessions.attach(hello.consumer_id, self._cut)
         self._write(encode_refusal(reason))
         raise ProtocolError(f"it was refused: {reason}")
 
@@ -371,7 +371,7 @@ class _Handler:
                     read = message.read
                     order = orders.decode(read)
                     cut = read.cut if read.HasField("cut") else None
-                    self._sessions.read(
+                    self.sessions.read(
                         connection, read.task_id, read.received, order, read.subscription, cut
                     )
                 case "credit":
@@ -379,14 +379,14 @@ class _Handler:
                     if self._lender is not None:
                         self._lender.take_back(credit.slabs, credit.abandoned_slabs)
                     elements = credit.elements if credit.HasField("elements") else None
-                    self._sessions.give_credit(connection, credit.bytes, credit.positions, elements)
+                    self.sessions.give_credit(connection, credit.bytes, credit.positions, elements)
                 case "stop":
                     stop = message.stop
-                    self._sessions.stop_reading(connection, stop.task_id, stop.subscription)
+                    self.sessions.stop_reading(connection, stop.task_id, stop.subscription)
                 case "ping":
                     self._answer_ping()
                 case "goodbye":
-                    self._sessions.goodbye(connection, message.goodbye.positions)
+                    self.sessions.goodbye(connection, message.goodbye.positions)
                     return True
                 case other:
                     raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
@@ -417,7 +417,7 @@ class _Handler:
 
     def _send(self, connection: Connection) -> None:
         try:
-            while (batch := self._sessions.next_batch(connection)) is not None:
+            while (batch := self.sessions.next_batch(connection)) is not None:
                 self._send_batch(batch)
         except OSError as error:  # the receiver reports the connection's end
             _log.debug("sending to %s failed: %s", self._peer, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -87,7 +88,9 @@ class RunningTasks:
     def _start(self, task: pb.Task) -> None:
         # A task that fails to start must not stop the other instructions.
         try:
-            runner = self._make(task)
+            # A copy: a protobuf message keeps alive the whole response that it is part of, which
+            # lists all of the worker's tasks.
+            runner = self._make(copy.copy(task))
             self._blocks.add_task(task.task_id, runner.output)
         except Exception:
             log.exception("task %d cannot be made, and is tried again", task.task_id)

@@ -10,6 +10,7 @@ harm: the dispatcher refuses its commits.
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import os
@@ -77,8 +78,9 @@ class StreamWriters:
             for key, stream in listed.items():
                 if key not in self._writers and not (self._cancelled or self._draining):
                     before = [writer for writer in self._ending if writer.key[:2] == key[:2]]
+                    # A copy: a message keeps alive the whole response that it is part of.
                     writer = StreamWriter(
-                        stream, self._uid, self._dispatcher, self._options, before
+                        copy.copy(stream), self._uid, self._dispatcher, self._options, before
                     )
                     self._writers[key] = writer
                     writer.start()

@@ -98,9 +98,9 @@ class Worker:
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks, self._observer)
         self._face = ElementFace(self.tasks.runner_of)
-        self._consumers = TaskConsumers(self._blocks, self._face, self._dispatcher, self._observer)
-        self._idle = IdleTasks(
-            self.tasks.unfinished, self._consumers.read_tasks, self._consumers.forget_left,
+        self.consumers = TaskConsumers(self._blocks, self._face, self._dispatcher, self._observer)
+        self.idle = IdleTasks(
+            self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
         self._starting = threading.Semaphore(STARTING)
@@ -158,7 +158,7 @@ class Worker:
             raise
         self._registration.wait_ms = options.heartbeat_interval_ms
         self._heartbeats.start()
-        self._idle.start()
+        self.idle.start()
 
     def stop(self, *, drain: bool = False) -> bool:
         """End every task and leave the service. Idempotent.
@@ -169,7 +169,7 @@ class Worker:
         """
         if self._stopping.is_set():
             return True
-        self._idle.stop()
+        self.idle.stop()
         delivered = self._drain() if drain else True
         self._stopping.set()
         metrics = self._metrics()
@@ -214,7 +214,7 @@ class Worker:
     def unread(self) -> list[int]:
         """The unfinished tasks without consumers. `stop` doesn't wait for these to be read."""
         unfinished = [runner.task.task_id for runner in self.tasks.unfinished()]
-        return [task_id for task_id in unfinished if not self._consumers.is_read(task_id)]
+        return [task_id for task_id in unfinished if not self.consumers.is_read(task_id)]
 
     @property
     def num_tasks(self) -> int:
@@ -228,14 +228,14 @@ class Worker:
 
     def _make(self, task: pb.Task) -> AnyTask:
         if task.HasField("order"):
-            bundles = BundlesOutput(budget=self._idle.budget)
+            bundles = BundlesOutput(budget=self.idle.budget)
             return BundleTask(
                 task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
                 self.tasks.report, self._datasets,
             )  # fmt: skip
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
-        output = _output(task, self._options, counter, self._idle.budget)
+        output = _output(task, self._options, counter, self.idle.budget)
         return TaskRunner(
             task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
             self.tasks.report, counter, self._datasets,
@@ -248,17 +248,17 @@ class Worker:
         self.tasks.drain(give_up_s)
         runners = self.tasks.unfinished()
         for runner in runners:
-            self._consumers.wait(partial(self._has_ended_or_is_unread, runner), give_up_s)
+            self.consumers.wait(partial(self._has_ended_or_is_unread, runner), give_up_s)
         # Completed tasks, too, may have blocks in flight.
         received = self._blocks.wait_until_received
-        self._consumers.wait(lambda within_s: not received(within_s), give_up_s)
+        self.consumers.wait(lambda within_s: not received(within_s), give_up_s)
         self._streams.join(give_up_s)
         lacking = received(0)
         delivered = True
         for runner in dict.fromkeys([*runners, *self.tasks.runners()]):
             task_id = runner.task.task_id
             if (what := runner.undelivered(lacking.get(task_id, 0))) is not None:
-                is_read = self._consumers.is_read(task_id)
+                is_read = self.consumers.is_read(task_id)
                 delivered &= not is_read
                 self._observer.dropped(
                     runner.task, what,
@@ -280,7 +280,7 @@ class Worker:
             log.info("could not tell the dispatcher yet that this worker drains: %s", error)
 
     def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
-        return not self._consumers.is_read(runner.task.task_id) or runner.join(within_s)
+        return not self.consumers.is_read(runner.task.task_id) or runner.join(within_s)
 
     # -- the dispatcher ------------------------------------------------------------------------
 

@@ -198,9 +198,11 @@ class _Opening:
         self._segment: int | None = None
 
     def take_place(self, sighting: Sighting) -> None:
-        """Take the lock, or do step 1 if the holder's lease has expired. Raises Locked."""
+        """Take the lock, or do step 1 if the holder's lease has expired. Raises Locked.
+
+        A standby calls this many times a second. So nothing is synced while another holds the lock.
+        """
         with opening_alone(self._layout):
-            self._make_storage()
             self._old = self._log = self._layout.log()
             lock_is_gone = self._lock_is_gone()
             try:
@@ -209,14 +211,15 @@ class _Opening:
                 self._lock = lock_log(self._log, self._owner)
             except BlockingIOError:
                 self._displace(sighting, lock_is_gone)
+            self._make_storage()
             self._term = HeldFile(self._layout.term)
 
     def _make_storage(self) -> None:
         """Create the missing directories and FORMAT."""
-        layout = self._layout
+        layout, where = self._layout, self._log
+        make_directory(layout.path)
         if not layout.read_format():
             write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
-        where = layout.log()
         for directory in (where.snapshots, layout.blobs, where.segments):
             make_directory(directory)
 

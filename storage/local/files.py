@@ -220,7 +220,8 @@ class FileStorage(Storage):
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> FileWriter:
         self._layout.read_format()  # before anything is touched
         with self._usable():
-            make_directory(self.path)
+            if not self.path.is_dir():
+                make_directory(self.path)
             return open_writer(
                 self._layout,
                 self._sighting,

@@ -32,4 +32,4 @@ def test_whose_storage_is_emptied(storage: str, own: set[str]) -> None:
         seed=1, duration_s=1.0, kill_every_s=1.0, storage=storage,
         dispatchers=1, workers=1, trainers=1, elements=1,
     )  # fmt: skip
-    assert options.members.keys() - {"dispatcher", "worker", "trainer", "crowd"} == own
+    assert options.members.keys() - {"dispatcher", "worker", "trainer", "claimer", "crowd"} == own

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.chaos.cluster import DoneFault
+from forebay.chaos.faults import DoneFault
 from forebay.chaos.plan import Fault
 from forebay.chaos.records import Got, Joined, ReadToEnd, Record, Started, Worked
 from forebay.chaos.recovery import (

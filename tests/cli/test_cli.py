@@ -530,7 +530,7 @@ class TestRedis:
         dispatcher = DispatcherProcess(redis_storage_url)
         storage = open_storage(redis_storage_url)
         assert isinstance(storage, RedisStorage)
-        storage._client.run("DEL", *storage._keys)
+        storage.client.run("DEL", *storage.keys)
         storage.close()
         assert dispatcher.wait() == 1
         assert "acknowledged records are missing" in capfd.readouterr().err

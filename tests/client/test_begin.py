@@ -13,7 +13,7 @@ import tensorflow as tf
 from forebay.service.blocks import Block, Component
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader
-from forebay.service.client.tf_elements import NOTHING, _under_way, dataset_of_blocks
+from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks, under_way
 from forebay.service.pipelines.tf_data.transformations import mapped, traced
 
 ONE_DEVICE = "experimental_ints_on_device"
@@ -71,7 +71,7 @@ def test_iterations_over_datasets_of_different_specs_do_not_mix_and_leave_nothin
     numbers = dataset_of_blocks(blocks([1, 2], [3, 4]), tf.TensorSpec([], tf.int64))
     floats = dataset_of_blocks(blocks([0.5, 1.5]), tf.TensorSpec([], tf.float64))
     wrong = dataset_of_blocks(blocks([0.5, 1.5], [1, 2]), tf.TensorSpec([], tf.int64))
-    before = set(_under_way)
+    before = set(under_way)
     pairs = zip(numbers, floats, strict=False)
     assert [(int(n), float(f)) for n, f in pairs] == [(1, 0.5), (2, 1.5)]
     failing = iter(wrong)
@@ -83,7 +83,7 @@ def test_iterations_over_datasets_of_different_specs_do_not_mix_and_leave_nothin
     del pairs
     gc.collect()
     assert len(closed) == 4
-    assert set(_under_way) == before
+    assert set(under_way) == before
 
 
 def test_a_graph_keeps_what_its_dataset_calls() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ class Claiming:
         )  # fmt: skip
         self.closed, self.woken = threading.Event(), threading.Event()
         self.mode = ClaimsMode(
-            links, pb.JoinIterationResponse(order=order), self.dispatcher, print,
+            links, pb.JoinIterationResponse(order=order), cast(Any, self.dispatcher), print,
             self.woken.set, self.closed,
         )  # fmt: skip
         self.got: list[tuple[int, int]] = []
@@ -183,6 +183,6 @@ def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
     reading.closed.set()
     ((words, _),) = reading.mode.last_words(1, 5)
     assert isinstance(words, pb.ClaimBundlesRequest)
-    assert (words.places, words.cursors, words.done, words.most) == ([0], [11], [], 0)
+    assert ([*words.places], [*words.cursors], [*words.done], words.most) == ([0], [11], [], 0)
     reading.mode.used(taken[0])
     assert reading.mode.take() is None, "what is here is for others"

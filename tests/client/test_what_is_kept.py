@@ -23,8 +23,8 @@ SPEC = tf.TensorSpec([], tf.int64)
 def little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_sources, "DROPPED", 3)
     monkeypatch.setattr(tf_elements, "MAKERS", 2)
-    monkeypatch.setattr(tf_elements, "_makers", {})
-    monkeypatch.setattr(tf_elements, "_sources", block_sources.BlockSources())
+    monkeypatch.setattr(tf_elements, "makers", {})
+    monkeypatch.setattr(tf_elements, "sources", block_sources.BlockSources())
 
 
 def blocks(numbers: Any) -> Generator[Block, None, None]:
@@ -57,7 +57,7 @@ def test_what_was_dropped_is_kept_for_a_while() -> None:
     for _ in range(10):
         others(2)
         assert read(cloned) == [100, 101, 102], "the ones used last are kept"
-    assert len(tf_elements._sources) <= 3 + 1
+    assert len(tf_elements.sources) <= 3 + 1
     others()
     with pytest.raises(tf.errors.UnknownError, match="the program dropped this dataset, and 3 oth"):
         read(cloned)
@@ -81,7 +81,7 @@ def test_an_iteration_goes_on() -> None:
     gc.collect()
     assert read(iterator) == [101, 102]
     del iterator
-    assert not tf_elements._under_way
+    assert not tf_elements.under_way
 
 
 def test_a_function_can_be_run_for_as_long_as_it_is_there() -> None:
@@ -92,22 +92,22 @@ def test_a_function_can_be_run_for_as_long_as_it_is_there() -> None:
     for _ in range(3):
         assert int(total()) == 303
         others()
-    with_it = len(tf_elements._sources)
+    with_it = len(tf_elements.sources)
     del total
     gc.collect()
     others()
-    assert len(tf_elements._sources) == with_it - 1
+    assert len(tf_elements.sources) == with_it - 1
 
 
 def makers() -> list[Any]:
-    return [each for each in gc.get_objects() if isinstance(each, tf_elements._Maker)]
+    return [each for each in gc.get_objects() if isinstance(each, tf_elements.Maker)]
 
 
 def test_kinds_of_datasets_are_bounded() -> None:
     before = makers()  # of other tests
     kinds = [tf.TensorSpec([None] * rank, tf.int64) for rank in range(1, 7)]
     held = [dataset(0, spec) for spec in kinds]
-    assert len(tf_elements._makers) == 2
+    assert len(tf_elements.makers) == 2
     del held
     others()
     made = [each for each in makers() if not any(each is one for one in before)]
@@ -130,4 +130,4 @@ def test_ids_that_functions_have_read_are_bounded() -> None:
         found = tf.data.Dataset.from_tensor_slices(ids).flat_map(of)
         for _ in range(2):
             assert read(found) == [i for number in range(1, 11) for i in range(number)]
-        assert len(tf_elements._sources) <= 3 + 1
+        assert len(tf_elements.sources) <= 3 + 1

@@ -170,7 +170,7 @@ class DeliveryContract(ABC):
         ledger = Ledger()
         output = self.make(ROOM, ledger)
         told: list[TaskOutput] = []
-        output.on_change(told.append)
+        output.on_change(lambda output, _: told.append(output))
         readers = self.readers(output, count)
         live = dict(enumerate(readers))
         got = [reader.got for reader in readers]
@@ -227,7 +227,7 @@ class DeliveryContract(ABC):
         ledger = Ledger()
         output = self.make(ROOM, ledger)
         told: list[TaskOutput] = []
-        output.on_change(told.append)
+        output.on_change(lambda output, _: told.append(output))
         readers = self.readers(output, 2)
         self.put(output, self.block(0, 4))
         told.clear()
@@ -289,7 +289,7 @@ class DeliveryContract(ABC):
         changes = threading.Condition()
         changed = 0
 
-        def on_change(_: Any) -> None:
+        def on_change(*_: Any) -> None:
             nonlocal changed
             with changes:
                 changed += 1

@@ -204,7 +204,7 @@ def test_blocks_follow_one_another() -> None:
         run.put(Block(1, (Component(np.array([None], object)),), 1, 5))
     with pytest.raises(TypeError, match="put to a run"):
         output.put(block(5, 5, 1))
-    assert run.stop == 5 and not output._bytes
+    assert run.stop == 5 and not output.held_bytes
 
 
 # -- backpressure ------------------------------------------------------------------------------
@@ -241,12 +241,12 @@ def test_what_nobody_lacks_is_made_only_if_there_is_memory(pool: ThreadPoolExecu
         Reader(output, Slice(bundle, runs=(0, 10), until=10))
     runs = [make(begun(output), 10) for _ in range(3)]
     waiting = [Waiting(pool, run, 1000) for run in runs]
-    assert output._bytes == output.held_bytes <= 5 * SIZE
+    assert output.held_bytes <= 5 * SIZE
     output.cancel()
     for each in waiting:
         with pytest.raises(OutputCancelled):
             each.done.result(TIMEOUT_S)
-    assert output._bytes == budget.held == budget._active == 0
+    assert budget.held == budget.active == 0
 
 
 def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
@@ -261,7 +261,7 @@ def test_a_slice_that_comes_while_carriers_are_told_is_not_overlooked(
     make(run, 20)
     late: list[Reader] = []
 
-    def told(_: Any) -> None:
+    def told(*_: Any) -> None:
         if run.waits and not late:
             late.append(Reader(output, Slice(1, runs=(35, 1), until=40)))
 
@@ -295,7 +295,7 @@ def test_a_reader_that_has_passed_and_gone_lets_blocks_go() -> None:
     make(begun(output), 40).finish()
     assert read(reader) == [*range(40)]
     assert isinstance(read(reader), EndOfSlice)
-    assert output._bytes == 2 * SIZE
+    assert output.held_bytes == 2 * SIZE
 
 
 def test_below_the_floor_of_all_nothing_is_remembered(pool: ThreadPoolExecutor) -> None:
@@ -311,7 +311,7 @@ def test_below_the_floor_of_all_nothing_is_remembered(pool: ThreadPoolExecutor) 
     with pytest.raises(OutputCancelled):
         waiting.done.result(TIMEOUT_S)
     Reader(output, Slice(3, 3, floor=3, readers=2)).close()
-    assert 2 not in output._bundles and not output._bytes
+    assert 2 not in output._bundles and not output.held_bytes
 
 
 def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
@@ -323,7 +323,7 @@ def test_a_slice_of_a_bundle_below_the_floor_is_served_nevertheless() -> None:
     make(begun(output), 10).finish()
     assert read(reader) == [*range(5, 10)]
     read(reader)
-    assert 1 not in output._bundles and not output._bytes
+    assert 1 not in output._bundles and not output.held_bytes
 
 
 def test_another_group_counts_anew() -> None:
@@ -342,10 +342,10 @@ def test_under_pressure_the_readers_behind_have_their_elements_made_again() -> N
     fast = Reader(output, Slice(2, 2, (0, 40), until=40, reader=1, readers=2))
     Reader(output, Slice(1, 1, keep=40, reader=1, readers=2)).close()
     make(begun(output), 40).finish()
-    assert output._bytes == 4 * SIZE, "bundle 1 was passed by one"
+    assert output.held_bytes == 4 * SIZE, "bundle 1 was passed by one"
     slow = Reader(output, Slice(1, 1, (5, 10), until=40, keep=5, readers=2))
     make(begun(output), 40).finish()
-    assert output._bytes > 7 * SIZE, "neither was passed, or a slice needs it"
+    assert output.held_bytes > 7 * SIZE, "neither was passed, or a slice needs it"
     assert read(slow) == [*range(5, 15)]
 
 
@@ -386,7 +386,7 @@ def test_looking_for_what_can_be_dropped_is_rare(monkeypatch: pytest.MonkeyPatch
     output = BundlesOutput(100 * SIZE)
     Reader(output, Slice(1, runs=(0, 10_000), until=10_000))
     make(begun(output), 10_000)
-    assert output._bytes == 1000 * SIZE and looks < 200
+    assert output.held_bytes == 1000 * SIZE and looks < 200
 
 
 # -- queries and counts ------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     run = make(begun(output), 10)
     assert query.next() is None
     told = threading.Event()
-    output.on_change(lambda _: told.set())
+    output.on_change(lambda *_: told.set())
     waiting = Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
     assert query.next() == EndOfSlice(1, 10, False), "its run waits for readers"
@@ -446,7 +446,7 @@ def test_a_bundle_that_is_counted_keeps_nothing_and_waits_for_nobody() -> None:
     query, other = Reader(output, COUNT), Reader(output, COUNT)
     make(begun(output), 1000).finish()
     assert query.next() == other.next() == EndOfSlice(1, 1000, True)
-    assert not output._bytes and not output._bundles[1].runs and idle(output)
+    assert not output.held_bytes and not output._bundles[1].runs and idle(output)
 
 
 def test_what_is_counted_is_kept_in_a_run_of_its_own() -> None:
@@ -479,7 +479,7 @@ def test_a_run_that_began_behind_the_end_has_its_bundle_counted(order: Slice) ->
     make(begun(output), 40).finish()
     assert reader.next() == EndOfSlice(1, 40, True)
     assert Reader(output, order).next() == EndOfSlice(1, 40, True)
-    assert idle(output) and not output._bytes
+    assert idle(output) and not output.held_bytes
 
 
 # -- errors and ends ---------------------------------------------------------------------------
@@ -501,7 +501,7 @@ def test_a_bundle_of_another_length_fails_its_readers(length: int) -> None:
     assert isinstance(failed, TaskFailed) and failed.code == "FAILED_PRECONDITION"
     assert "had 40 elements when it was run first" in failed.message
     assert Reader(output, Slice(1)).next() == Reader(output, COUNT).next() == failed
-    assert idle(output) and not output._bytes and not output._busy
+    assert idle(output) and not output.held_bytes and not output._busy
 
 
 def test_a_bundle_that_has_fewer_elements_than_were_seen_fails() -> None:
@@ -547,7 +547,7 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
         with output.lock:
             return True
 
-    output.on_change(lambda _: free.append(pool.submit(has_lock).result(TIMEOUT_S)))
+    output.on_change(lambda *_: free.append(pool.submit(has_lock).result(TIMEOUT_S)))
     if failed:
         output.fail("DATA_LOSS", "torn")
     else:
@@ -565,7 +565,7 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
         output.next_run(1, 0)
     end = TORN if failed else TaskUnknown()
     assert reader.next() == output.open(Slice(1)) == end
-    assert not output._bytes and not output.held_bytes and output.wait_drained(0)
+    assert not output.held_bytes and not output.held_bytes and output.wait_drained(0)
 
 
 # -- orders ------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_a_worker_that_goes_waits_for_nobody() -> None:
     output.finish()
     slow.next()
     told: list[object] = []
-    output.on_change(told.append)
+    output.on_change(lambda output, _: told.append(output))
     waiting = threading.Thread(target=output.wait_drained, args=[TIMEOUT_S])
     waiting.start()
     output.forgo_handing_back()

@@ -66,7 +66,7 @@ def test_outputs_hold_no_more_than_the_budget(
         assert budget.held == sum(map(sum, held))
     for share in shares:
         share.close()
-    assert not budget.held and not budget._active
+    assert not budget.held and not budget.active
 
 
 def test_what_nobody_takes_does_not_starve_another_task() -> None:

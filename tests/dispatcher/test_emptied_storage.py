@@ -49,16 +49,16 @@ def set_aside(url: str) -> Callable[[], None]:
     """Empty the storage; what is returned brings back what was there."""
     storage = open_storage(url)
     if isinstance(storage, RedisStorage):
-        kept = [(key, f"{key}:kept") for key in storage._keys]
+        kept = [(key, f"{key}:kept") for key in storage.keys]
         for key, aside in kept:
-            if storage._client.run("EXISTS", key):
-                storage._client.run("RENAME", key, aside)
+            if storage.client.run("EXISTS", key):
+                storage.client.run("RENAME", key, aside)
 
         def bring_back() -> None:
             for key, aside in kept:
-                storage._client.run("DEL", key)
-                if storage._client.run("EXISTS", aside):
-                    storage._client.run("RENAME", aside, key)
+                storage.client.run("DEL", key)
+                if storage.client.run("EXISTS", aside):
+                    storage.client.run("RENAME", aside, key)
 
         return bring_back
     path, away = pathlib.Path(url), pathlib.Path(f"{url}.kept")
@@ -128,12 +128,6 @@ def test_whoever_names_what_another_journal_has_given_is_refused(
         stray.call(request_, response, patience_s=0.01)
     stray.close()
     assert beat(client(dispatcher)).worker_id, "the dispatcher goes on"
-
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
 
 
 def test_a_dispatcher_that_lost_its_memory_is_followed(

@@ -62,7 +62,7 @@ class TestFollower:
         self.writer.append([dataset("vanishes"), dataset("too")])
         self.follower.catch_up()
         assert "vanishes" in self.follower.state.datasets
-        del self.storage._records[-2:]
+        del self.storage.records[-2:]
         self.writer.close()
         successor = self.storage.open_writer("its successor")
         successor.append([elected(successor.term), *map(dataset, "xyz"[:more])])
@@ -72,7 +72,7 @@ class TestFollower:
     def test_what_was_seen_vanishes_and_nothing_follows(self) -> None:
         self.writer.append([dataset("vanishes")])
         self.follower.catch_up()
-        del self.storage._records[-1:]
+        del self.storage.records[-1:]
         self.expect_current()
 
     def test_it_is_overtaken_by_a_trim(self) -> None:
@@ -170,7 +170,7 @@ def test_who_led_does_not_lead_on_less(kept: int) -> None:
     lead_once(candidate)
     lead_once(candidate)
     assert storage.extent().last == 2
-    del storage._records[kept:]
+    del storage.records[kept:]
     # With nothing left, the first event of a new journal is not yet written when it is found out.
     with pytest.raises(Corrupt, match=f"knows of event 2 of .*, and the log ends at {kept}"):
         lead_once(candidate)
@@ -189,7 +189,7 @@ def test_who_followed_does_not_lead_on_less() -> None:
         await until(lambda: candidate._follower.state.sequence == 1)
         writer.append([dataset("a")])  # so the event before was acknowledged
         await until(lambda: candidate._follower.state.sequence == 2)
-        storage._records.clear()
+        storage.records.clear()
         writer.close()
         with pytest.raises(Corrupt, match="knows of event 1 of journal j, and the log ends at 0"):
             await following
@@ -203,7 +203,7 @@ def test_a_dispatcher_follows_its_journal_over_a_repair_only(repaired: bool) -> 
     candidate = Candidate(storage, DispatcherOptions(), "here:1")
     lead_once(candidate)
     lead_once(candidate)
-    storage._records.clear()
+    storage.records.clear()
     writer = storage.open_writer("a repair, or somebody with another journal")
     writer.append([elected(writer.term, after_repair=repaired)])
     writer.close()

@@ -26,12 +26,6 @@ from ..stock import GRAPH, DispatcherProcess
 from .leading import run_dispatcher, until
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(dispatcher: DispatcherProcess) -> Iterator[DispatcherClient]:
     opened = DispatcherClient(dispatcher.target)
@@ -106,6 +100,12 @@ def test_a_dispatcher_that_gives_no_more_is_no_endless_loop(
     monkeypatch.setattr(client, "call", lambda *_, **__: next(answers))
     with pytest.raises(ProtocolError, match="gives 3 of 9 bytes of the graph of dataset d, and no"):
         client.get_dataset("d", with_graph=True)
+
+
+def test_a_graph_of_200_mb_is_registered(client: DispatcherClient) -> None:
+    function = bytes(200_000_000)
+    register(client, function, "large")
+    assert client.get_dataset("large", with_graph=True).graph == function
 
 
 def test_what_is_too_large_is_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,8 +185,8 @@ def test_snapshots_are_rarer_while_large_saves_are_written(tmp_path: Path) -> No
                 worker_address=f"w:{1 + number % 2}",
             )  # fmt: skip
             await dispatcher.execute(split)
-            if dispatcher._snapshot_task is not None:
-                await dispatcher._snapshot_task
+            if dispatcher.snapshot_task is not None:
+                await dispatcher.snapshot_task
                 written.add(max(storage.snapshots()))
 
     written: set[int] = set()

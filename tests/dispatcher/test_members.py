@@ -144,8 +144,8 @@ def test_a_stock_worker_may_be_lost_while_it_is_told_of_coordinated_reads(
             patch.setattr(dispatcher, "settled", lose_its_worker)
             for name in "ab":
                 await read_in_rounds(dispatcher, name)
-            await face._pusher.wait_until_pushed(dispatcher.state.tasks)
-        assert not any(pusher.done() for pusher in face._pusher._pushers)
+            await face.pusher.wait_until_pushed(dispatcher.state.tasks)
+        assert not any(pusher.done() for pusher in face.pusher._pushers)
         await read_in_rounds(dispatcher, "c")
         monkeypatch.setattr(dispatcher.graphs, "_read_blob", lose_its_worker)
         assert not (await face.worker_heartbeat(beat)).tasks_to_delete

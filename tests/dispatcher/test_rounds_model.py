@@ -44,7 +44,7 @@ class Consumer(RoundsMode):
 
     def __init__(self, consumer_id: int, index: int, of: int) -> None:
         self._step = threading.Lock()
-        self._tasks, self._round, self._limit = {}, 0, None
+        self.tasks, self._round, self._limit = {}, 0, None
         self._reading = ReadOptions(consumer_index=index, num_consumers=of)
         self.consumer_id = consumer_id
         self.version = 0
@@ -254,7 +254,7 @@ def test_what_all_have_received_of_a_lost_worker_they_are_given() -> None:
                 await cluster.beat(consumer, lost=False)
             for consumer in cluster.consumers:
                 consumer.hear()
-        tasks = [consumer._tasks[task_id] for consumer in cluster.consumers]
+        tasks = [consumer.tasks[task_id] for consumer in cluster.consumers]
         received = min(task.received - task.starting_round for task in tasks)
         assert received > len(one.took) + 4
         for consumer in cluster.consumers:

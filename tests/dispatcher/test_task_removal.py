@@ -68,7 +68,7 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
             leave = c.LeaveIteration(consumer_id=consumer_id, reason="no sign of life")
             await dispatcher.execute(leave)
 
-        monkeypatch.setattr(face._pusher, "wait_until_pushed", given_up_meanwhile)
+        monkeypatch.setattr(face.pusher, "wait_until_pushed", given_up_meanwhile)
         request = tf.ClientHeartbeatRequest(iteration_client_id=consumer_id, current_round=1)
         unknown = rf"Unknown iteration client id.* {consumer_id} not found: no sign of life"
         for _ in range(2):  # in tf.data service's words

@@ -6,7 +6,7 @@ import collections
 import pathlib
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,12 +21,6 @@ from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess, call, call_raw, stock_workers
 
 WORKERS = 2
-
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
 
 
 def read(dataset: tf.data.Dataset) -> list[Any]:

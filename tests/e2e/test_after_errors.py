@@ -78,8 +78,10 @@ def story(elements: Iterator[Any]) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, "distributed_epoch") for name in FAILING), ("map", "parallel_epochs")],
+)
 def test_an_error_is_repeated_as_by_tensorflows_service(
     theirs: str, ours: str, name: str, mode: str
 ) -> None:

@@ -21,7 +21,6 @@ from forebay.service.client.reader import fetch_dataset
 from forebay.service.errors import InvalidArgument, PipelineError
 
 from .. import forks
-from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
@@ -36,18 +35,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> str:
             for n in range(RECORDS * at, RECORDS * (at + 1)):
                 records.write(b"%d" % n)
     return f"{folder}/*.tfrecord"
-
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
-    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
-        yield
 
 
 SEEN = Metrics.counter("parse", "records [/seen]")

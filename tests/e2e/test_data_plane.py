@@ -174,12 +174,6 @@ def cut_connections(dice: random.Random) -> int:
 
 
 @pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def workers(dispatcher: DispatcherProcess) -> Iterator[list[WorkerProcess]]:
     running = [WorkerProcess(dispatcher.address) for _ in range(WORKERS)]
     try:

@@ -217,7 +217,7 @@ def test_who_comes_again_while_the_pipeline_finishes(
         wait_until(lambda: runner.output.opens == 2)
         gate.may_go_on.set()
         thread.join()
-        wait_until(lambda: worker._idle.budget.held > 10 << 20)
+        wait_until(lambda: worker.idle.budget.held > 10 << 20)
         got += [int(element[0]) for element in elements]
     assert not workers.observer.unfinished
     assert got == [*range(2 if mode == OFF else 0), *range(60)]
@@ -298,7 +298,7 @@ def test_jobs_that_were_left_share_a_bound(dispatcher: DispatcherProcess, worker
         ) as elements:
             assert len([*itertools.islice(elements, 20)]) == 20
     workers.wait_until_parked()
-    wait_until(lambda: worker._idle.budget.held <= 6 << 20)
+    wait_until(lambda: worker.idle.budget.held <= 6 << 20)
     assert workers.observer.shed_elements or workers.observer.unfinished
     wait_until(lambda: not task_threads())
     with service.read(
@@ -337,15 +337,15 @@ def test_what_killed_readers_leave_is_bounded() -> None:
                 assert reader.line() == "read"
                 reader.kill()
                 reader.finish()
-            wait_until(lambda: not worker._consumers.read_tasks())
+            wait_until(lambda: not worker.consumers.read_tasks())
             workers.wait_until_parked()
             wait_until(lambda: not task_threads())
             kept = [runner.output.waiting_elements * 40_000 for runner in workers.runners()]
-            assert worker._idle.budget.held == sum(kept)
+            assert worker.idle.budget.held == sum(kept)
             with read(dispatcher.target, dataset_id) as elements:
                 rest = [int(element[0]) for element in elements]
             assert len(set(rest)) == len(rest)
-            wait_until(lambda: not worker._idle.budget.held)
+            wait_until(lambda: not worker.idle.budget.held)
         finally:
             worker.stop()
 

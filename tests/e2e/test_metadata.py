@@ -24,12 +24,6 @@ count = tf.data.Dataset.range
 
 
 @pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
     with WorkerProcess(dispatcher.address):
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
 import re
 import signal
 from collections.abc import Iterator
@@ -39,12 +38,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def small(cluster: Cluster) -> str:
     """Seven bundles, one of which is empty."""
-    return register(cluster)
+    return service.register_dataset(cluster.target, seven_bundles())
 
 
-def register(cluster: Cluster, count: int = 35) -> str:
-    dataset = tf.data.Dataset.range(count).filter(lambda x: x % 4 != 1 and x // 5 != 2)
-    return service.register_dataset(cluster.target, dataset)
+def seven_bundles() -> tf.data.Dataset:
+    return tf.data.Dataset.range(35).filter(lambda x: x % 4 != 1 and x // 5 != 2)
+
+
+def unread_before(cluster: Cluster, number: int) -> str:
+    """The same elements as another dataset for each number: no length is known of it."""
+    other = seven_bundles().filter(lambda x: x != 100 + number)
+    return service.register_dataset(cluster.target, other)
 
 
 @pytest.fixture(scope="module")
@@ -102,30 +106,29 @@ class TestPositions:
         assert got == epochs[0][:end] + epochs[1][:end]
 
     def test_past_several_epochs_where_lengths_are_unknown(
-        self, cluster: Cluster, epochs: list[list[int]], tmp_path: pathlib.Path
+        self, cluster: Cluster, epochs: list[list[int]]
     ) -> None:
         length = len(epochs[0])
         for number, position in enumerate((0, 1, length - 1, length, 2 * length + 5)):
-            with Cluster(tmp_path / str(number), 1) as fresh:
-                epoch, offset = divmod(position, length)
-                found = read(fresh.target, register(fresh), start_position=position, **ORDER)
-                assert found.numbers == epochs[epoch][offset:]
-                assert found.state["position"] == (epoch + 1) * length
+            epoch, offset = divmod(position, length)
+            unread = unread_before(cluster, number)
+            found = read(cluster.target, unread, start_position=position, **ORDER)
+            assert found.numbers == epochs[epoch][offset:]
+            assert found.state["position"] == (epoch + 1) * length
 
     def test_steps_where_lengths_are_unknown(
-        self, cluster: Cluster, epochs: list[list[int]], tmp_path: pathlib.Path
+        self, cluster: Cluster, epochs: list[list[int]]
     ) -> None:
         length, step = len(epochs[0]), 2 * 4
-        for drop_remainder in (False, True):
+        for number, drop_remainder in ((10, False), (11, True)):
             end = length - length % step if drop_remainder else length
             steps = -(-end // step)
-            with Cluster(tmp_path / str(drop_remainder), 1) as fresh:
-                found = read(
-                    fresh.target, register(fresh), 2, start_step=steps + 1, batch_size=4,
-                    drop_remainder=drop_remainder, **ORDER,
-                )  # fmt: skip
-                assert found.numbers == epochs[1][step:end]
-                assert found.state["position"] == 2 * length
+            found = read(
+                cluster.target, unread_before(cluster, number), 2, start_step=steps + 1,
+                batch_size=4, drop_remainder=drop_remainder, **ORDER,
+            )  # fmt: skip
+            assert found.numbers == epochs[1][step:end]
+            assert found.state["position"] == 2 * length
 
     def test_one_of_a_group_goes_back(
         self, cluster: Cluster, small: str, epochs: list[list[int]]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import importlib
 import itertools
 import os
 import pathlib
-import queue
 import random
 import resource
 import signal
@@ -20,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import apache_beam as beam
-import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -33,20 +30,12 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import InvalidArgument, PipelineError, Unimplemented
-from forebay.storage import FileStorage
+from forebay.service.errors import PipelineError
 
 from ..cluster import WorkerProcess
-from ..pipelines.functions import by_python
-from ..stock import DispatcherProcess, call
+from ..stock import DispatcherProcess
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
-
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +342,7 @@ def test_every_way_of_reading(kind: str, dispatcher: DispatcherProcess) -> None:
 
     def endless(split: int) -> Iterator[Any]:
         for number in itertools.count():
+            time.sleep(0.001)  # or one process fills the cache before the other begins
             yield np.array([number, os.getpid(), random.getrandbits(60)])
 
     endless_id = register(kind, dispatcher, endless, range(1))
@@ -455,282 +445,6 @@ def test_skipped_splits_are_counted_over_all_workers_and_journaled(
             assert skip["worker_address"].startswith("127.0.0.1:")
 
 
-def test_a_dataset_that_a_function_builds_may_call_python_and_is_divided(
-    tmp_path: pathlib.Path,
-) -> None:
-    """Among workers, one of which drains, and one is killed; what its Python does to its process
-    costs its trainer alone. They import TensorFlow once more each, so all is in one test."""
-    journal, gate, waiting = (tmp_path / name for name in ("journal", "gate", "waiting"))
-    waiting.mkdir()
-    dispatcher = DispatcherProcess(journal)
-
-    def build() -> Any:
-        dataset = by_python(lambda x: 2 * x, tf.data.Dataset.range(300))
-        dataset = dataset.map(lambda x: tf.py_function(lambda x: x + 1, [x], tf.int64))
-        return dataset.map(lambda x: {"x": tf.ensure_shape(x, []), "text": tf.strings.as_string(x)})
-
-    def generate() -> Any:
-        return tf.data.Dataset.from_generator(
-            lambda: iter(range(300)), output_signature=tf.TensorSpec([], tf.int64)
-        )
-
-    def gated() -> Any:
-        def waits(x: int) -> int:
-            while x >= 60 and not gate.exists():
-                (waiting / str(os.getpid())).touch()
-                time.sleep(0.01)
-            time.sleep(0.002)  # so that no lease is of everything
-            return x
-
-        return by_python(waits, tf.data.Dataset.range(400))
-
-    def zipped() -> Any:
-        numbers = tf.data.Dataset.range(9)
-        return tf.data.Dataset.zip((numbers, numbers.filter(lambda x: x > 2)))
-
-    def slow() -> Any:
-        def waits(x: int) -> int:
-            time.sleep(0.002)
-            return x
-
-        return by_python(waits, tf.data.Dataset.range(300)).repeat(2)
-
-    def failing(how: Callable[[], object]) -> Callable[[], Any]:
-        def fails(x: int) -> int:
-            if x == 2:
-                how()
-            return x
-
-        return lambda: by_python(fails, tf.data.Dataset.range(3))
-
-    def fails() -> None:
-        raise KeyError("why")
-
-    def read(built: Callable[[], Any], mode: Any = DYNAMIC, name: str | None = None) -> Any:
-        dataset_id = service.register_dataset(dispatcher.target, built)
-        return service.read(dispatcher.target, dataset_id, processing_mode=mode, job_name=name)
-
-    def has_handed_back() -> bool:
-        events = (ev.Event.FromString(record.data) for record in FileStorage(journal).read())
-        return any(event.HasField("lease_returned") for event in events)
-
-    def wait_for_both() -> None:
-        while len([*waiting.iterdir()]) < 2:  # a process of each worker
-            time.sleep(0.01)
-
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
-        stack.enter_context(dispatcher)
-        one, two = (stack.enter_context(WorkerProcess(dispatcher.address)) for _ in range(2))
-        for mode, times in ((DYNAMIC, 1), (OFF, 2)):
-            found = list(read(build, mode))
-            numbers = collections.Counter(int(e["x"]) for e in found)
-            assert numbers == dict.fromkeys(range(1, 600, 2), times)
-            assert all(e["text"] == str(int(e["x"])).encode() for e in found)
-        with pytest.raises(Unimplemented, match=r"cannot be split among .* zips a dataset that"):
-            read(zipped)
-
-        others = read(slow)
-        reached = [int(next(others))]
-        for how, wanted in (
-            (fails, r"worker 127(.|\n)*KeyError: 'why'"),
-            (lambda: os._exit(3), r"worker 127.*: element \d: the process .* exit code 3"),
-            (lambda: os.kill(os.getpid(), signal.SIGSEGV), "worker 127.*killed by SIGSEGV"),
-        ):
-            with pytest.raises(PipelineError, match=wanted):
-                list(read(failing(how)))
-        reached += map(int, others)
-        assert collections.Counter(reached) == dict.fromkeys(range(300), 2)
-
-        sharing = [pool.submit(lambda: list(map(int, read(gated, name="shared")))) for _ in "ab"]
-        wait_for_both()
-        drain(one, has_handed_back, gate)
-        assert sorted(itertools.chain(*(each.result() for each in sharing))) == [*range(400)]
-
-        stack.enter_context(WorkerProcess(dispatcher.address))
-        gate.unlink()
-        for process in waiting.iterdir():
-            process.unlink()
-        reading = pool.submit(lambda: list(map(int, read(gated))))
-        wait_for_both()
-        two.kill()
-        gate.touch()
-        found = reading.result()
-        assert len(found) == len(set(found))
-        assert sum(x >= 60 for x in found) >= 100, "the other one goes on"
-        assert sorted(map(int, read(generate))) == [*range(300)]
-    with pytest.raises(InvalidArgument, match=r"returned 7, which is no tf\.data.Dataset"):
-        service.register_dataset(dispatcher.target, lambda: 7)
-
-
-def drain(worker: WorkerProcess, has_handed_back: Callable[[], bool], gate: pathlib.Path) -> None:
-    """It is told to stop while its function waits at the gate, which opens once it has."""
-    with ThreadPoolExecutor(1) as pool:
-        stopped = pool.submit(worker.stop)
-        while not has_handed_back():
-            assert not stopped.done()
-            time.sleep(0.05)
-        gate.touch()
-        assert stopped.result() == 0
-
-
-def test_trainers_share_a_job_while_a_worker_drains(kind: str, tmp_path: pathlib.Path) -> None:
-    """Together they have every element once, also of splits that it handed back; unsharded, all of
-    the other worker's, and what this one had begun."""
-    journal, gate = tmp_path / "journal", tmp_path / "gate"
-
-    def gated(split: int) -> Iterator[dict[str, Any]]:
-        while split >= 5 and not gate.exists():
-            time.sleep(0.01)
-        yield from twenty(split)
-
-    def read(mode: service.ShardingPolicy, first: queue.Queue[int]) -> list[int]:
-        found = []
-        with service.read(
-            dispatcher.target, dataset_id, processing_mode=mode, job_name=mode.name
-        ) as elements:
-            for element in elements:
-                found.append(int(element["number"]))
-                first.put(0)
-        return found
-
-    def has_handed_back() -> bool:
-        events = (ev.Event.FromString(record.data) for record in FileStorage(journal).read())
-        return any(event.HasField("lease_returned") for event in events)
-
-    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(5) as pool:
-        one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
-        dataset_id = register(kind, dispatcher, gated, range(500))
-        reading: dict[Any, list[Any]] = {}
-        for mode in (DYNAMIC, OFF):
-            first: queue.Queue[int] = queue.Queue()
-            reading[mode] = [pool.submit(read, mode, first) for _ in range(2)]
-            first.get(timeout=60)
-        with WorkerProcess(dispatcher.address, processes=1):
-            drain(one, has_handed_back, gate)
-            found = {
-                mode: collections.Counter(itertools.chain(*(each.result() for each in trainers)))
-                for mode, trainers in reading.items()
-            }
-    assert found[DYNAMIC] == dict.fromkeys(range(10_000), 1)
-    twice = found[OFF].total() - 10_000
-    assert found[OFF] == {number: 1 + (number < twice) for number in range(10_000)}
-    assert twice >= 1
-
-
-@pytest.mark.parametrize("killed", ["nobody", "the dispatcher", "the worker"])
-def test_what_a_draining_worker_keeps_is_its_own_until_it_is_begun(
-    killed: str, tmp_path: pathlib.Path
-) -> None:
-    """Of a large lease, most of which another worker gets; the rest is lost with it, or not."""
-    journal, closed, waiting, gate = (
-        tmp_path / name for name in ("journal", "closed", "waiting", "gate")
-    )
-
-    def gated(split: int) -> Iterator[int]:
-        while closed.exists() and split >= int(closed.read_text() or 0) and not gate.exists():
-            waiting.touch()
-            time.sleep(0.01)
-        time.sleep(0.001)
-        yield split
-
-    def events() -> list[ev.Event]:
-        return [ev.Event.FromString(record.data) for record in FileStorage(journal).read()]
-
-    def kept() -> ev.SplitsLeased | None:
-        """What was leased anew of a lease that was returned in part."""
-        seen: dict[tuple[int, int], int] = {}  # who leased a range that begins here
-        for event in events():
-            if event.HasField("splits_leased"):
-                leased = event.splits_leased
-                if seen.get((leased.task_id, leased.first), 0) > leased.count:
-                    return leased
-                seen[leased.task_id, leased.first] = leased.count
-        return None
-
-    def read() -> list[int]:
-        return [*map(int, service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC))]
-
-    with DispatcherProcess(journal) as dispatcher, ThreadPoolExecutor(1) as pool:
-        one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
-        dataset_id = service.register_dataset(dispatcher.target, gated, splits=range(400))
-        reading = pool.submit(read)
-        while not waiting.exists():
-            leased = [e.splits_leased for e in events() if e.HasField("splits_leased")]
-            if not closed.exists() and leased and leased[-1].count >= 32:
-                closed.write_text(str(leased[-1].first + 2))
-            time.sleep(0.01)
-        with WorkerProcess(dispatcher.address, processes=1):
-            one._process.terminate()
-            if killed == "the dispatcher":
-                dispatcher.kill()
-                dispatcher.restart()
-            while (lease := kept()) is None:
-                assert one._process.poll() is None
-                time.sleep(0.05)
-            if killed == "the worker":
-                one.kill()
-            gate.touch()
-            if killed != "the worker":
-                assert one.wait() == 0
-            found = reading.result()
-    mine = set(range(lease.first, lease.first + lease.count))
-    assert len(found) == len(set(found))
-    missing = {*range(400)} - set(found)
-    lost = {event.lease_lost.lease_id for event in events() if event.HasField("lease_lost")}
-    if killed == "the worker":
-        assert lease.lease_id in lost
-        assert missing and missing <= mine
-    else:
-        assert not missing
-        assert not lost
-
-
-def test_killed_workers_and_dispatchers_cost_no_element_twice(
-    kind: str, tmp_path: pathlib.Path
-) -> None:
-    """Unsharded, nothing of the other worker's; and the functions' processes end with theirs."""
-    folder = tmp_path / "processes"
-    folder.mkdir()
-    here = os.getpid()  # where it is called as well, to see what it yields
-
-    def processes() -> set[int]:
-        return {int(path.name) for path in folder.iterdir()} - {here}
-
-    def slow(split: int) -> Iterator[int]:
-        (folder / str(os.getpid())).touch()
-        while os.getpid() != here and len(processes()) < 4:  # one for each of two reads and workers
-            time.sleep(0.01)
-        for number in range(10 * split, 10 * (split + 1)):
-            time.sleep(0.003)
-            yield number
-
-    def read_unsharded() -> list[int]:
-        return [*map(int, service.read(dispatcher.target, dataset_id, job_name="unsharded"))]
-
-    with DispatcherProcess(tmp_path / "journal") as dispatcher, ThreadPoolExecutor(2) as pool:
-        one = WorkerProcess(dispatcher.address, processes=1).wait_until_registered()
-        with WorkerProcess(dispatcher.address, processes=1):
-            dataset_id = register(kind, dispatcher, slow, range(60))
-            unsharded = [pool.submit(read_unsharded) for _ in range(2)]
-            found = []
-            for element in service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC):
-                found.append(int(element))
-                if len(found) == 100:
-                    one.kill()
-                if len(found) == 200:
-                    dispatcher.kill()
-                    dispatcher.restart()
-            assert len(found) == len(set(found))
-            assert set(found) <= {*range(600)}
-            again = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
-            assert sorted(map(int, again)) == [*range(600)]
-            both = collections.Counter(itertools.chain(*(each.result() for each in unsharded)))
-            assert both.keys() == {*range(600)} and {*both.values()} <= {1, 2}
-    assert len(processes()) >= 4
-    while any(map(lives, processes())):
-        time.sleep(0.01)
-
-
 def lives(process: int) -> bool:
     """Nobody may have asked yet how it ended."""
     try:
@@ -738,102 +452,3 @@ def lives(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def fork_servers() -> set[int]:
-    """The processes of this one that others are forked from."""
-    found = set()
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-            is_one = b"pipelines.python.fork_server" in (path / "cmdline").read_bytes()
-            if is_one and int(parent) == os.getpid():
-                found.add(int(path.name))
-    return found
-
-
-def test_servers_in_the_trainers_own_process(tmp_path: pathlib.Path) -> None:
-    """In each mode, with as many processes as there are cores, and one of two workers that drains;
-    one that has stopped leaves no process, though the process that it was in goes on."""
-    others, cores, gate = fork_servers(), len(os.sched_getaffinity(0)), tmp_path / "gate"
-    kinds, modes = ("python", "beam"), (OFF, DYNAMIC)
-
-    def together(split: int, folder: pathlib.Path) -> Iterator[int]:
-        (folder / str(os.getpid())).touch()
-        while len(os.listdir(folder)) < 2 * cores:
-            time.sleep(0.01)
-        yield split
-
-    def gated(split: int) -> Iterator[int]:
-        while split >= 5 and not gate.exists():
-            time.sleep(0.01)
-        yield split
-
-    def read(kind: str, mode: service.ShardingPolicy) -> list[int]:
-        found = []
-        with service.read(dispatcher.target, ids[kind], processing_mode=mode) as elements:
-            for element in elements:
-                found.append(int(element))
-                if len(found) == 1:
-                    begun.put(0)
-        return found
-
-    with (
-        service.DispatchServer() as dispatcher,
-        service.WorkerServer(service.WorkerConfig(dispatcher.address)) as one,
-        service.WorkerServer(service.WorkerConfig(dispatcher.address, processes=0)),
-        ThreadPoolExecutor(5) as pool,
-    ):
-        spec, folders = tf.TensorSpec([], tf.int64), {kind: tmp_path / kind for kind in kinds}
-        for kind, folder in folders.items():
-            folder.mkdir()
-            function = functools.partial(together, folder=folder)
-            dataset_id = register(kind, dispatcher, function, range(20), element_spec=spec)
-            found = collections.Counter(map(int, service.read(dispatcher.target, dataset_id)))
-            assert found == dict.fromkeys(range(20), 2)
-            assert len(os.listdir(folder)) == 2 * cores
-        begun: queue.Queue[int] = queue.Queue()
-        ids = {kind: register(kind, dispatcher, gated, range(100)) for kind in kinds}
-        reading = {(kind, mode): pool.submit(read, kind, mode) for kind in kinds for mode in modes}
-        for _ in reading:
-            begun.get(timeout=60)
-        assert fork_servers() - others
-        stopped = pool.submit(one.stop, drain=True)
-        while not are_draining(dispatcher.target):
-            time.sleep(0.01)
-        gate.touch()
-        stopped.result()
-        for (kind, mode), read_by in reading.items():
-            found = collections.Counter(read_by.result())
-            assert found.keys() == {*range(100)}, kind
-            assert {*found.values()} <= ({1} if mode == DYNAMIC else {1, 2}), kind
-    assert fork_servers() <= others
-    processes = {int(path.name) for folder in folders.values() for path in folder.iterdir()}
-    while any(map(lives, processes)):
-        time.sleep(0.01)
-
-
-def are_draining(target: str) -> bool:
-    client = DispatcherClient(target)
-    try:
-        return any(worker["draining"] for worker in fetch_status(client, 60)["workers"])
-    finally:
-        client.close()
-
-
-def test_who_cannot_run_it_has_no_task(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """TensorFlow's workers, and one that listens to all the world and was not told to."""
-    world = {"host": "0.0.0.0", "address": "127.0.0.1:%port%"}
-    with DispatcherProcess(tmp_path / "journal") as dispatcher:
-        call(dispatcher, "WorkerHeartbeat", {"worker_address": "stock:1", "worker_uid": 7})
-        dataset_id = service.register_dataset(dispatcher.target, numbers)
-        with pytest.raises(grpc.RpcError, match="is a Python dataset, which has no graph"):
-            call(dispatcher, "GetDatasetDef", {"dataset_id": dataset_id})
-        with WorkerProcess(dispatcher.address, **world), ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(list, service.read(dispatcher.target, dataset_id))
-            while "none of the workers that there are, 2, may run it" not in caplog.text:
-                time.sleep(0.01)
-            with WorkerProcess(dispatcher.address):
-                assert len(reading.result(timeout=60)) == 1000

@@ -27,18 +27,6 @@ from ..stock import DispatcherProcess
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
-    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
-        yield
-
-
 def numbers(dataset: Any) -> list[int]:
     return [int(x) for x in dataset]
 

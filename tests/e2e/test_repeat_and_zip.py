@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,12 +22,6 @@ OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 Dataset = Any
 count = tf.data.Dataset.range
 zipped = tf.data.Dataset.zip
-
-
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
 
 
 def test_an_endless_pipeline_goes_on_with_another_worker(tmp_path: pathlib.Path) -> None:

@@ -31,12 +31,6 @@ OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 SIZE = 3000
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """By which protocols anybody in this process has connected."""

@@ -61,7 +61,7 @@ class Told:
                     os.killpg(0, signal.SIGTERM)
                 else:
                     os.kill(os.getpid(), signal.SIGTERM)
-                assert self.preemption._handed_back.wait(60)
+                assert self.preemption.handed_back.wait(60)
                 self._leave()
             while STAYS and len(files(self.case)) < 2:
                 time.sleep(0.05)  # the others have as much as they can

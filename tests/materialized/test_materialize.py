@@ -37,12 +37,6 @@ DYNAMIC = service.ShardingPolicy.DYNAMIC
 
 
 @pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def worker(dispatcher: DispatcherProcess) -> Iterator[None]:
     with WorkerProcess(dispatcher.address):
         yield

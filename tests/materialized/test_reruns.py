@@ -23,12 +23,6 @@ from ..stock import DispatcherProcess
 RANGE = tf.data.Dataset.range
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
 def elements_in(directory: pathlib.Path) -> list[int]:
     return sorted(int(element) for element in opened(directory).dataset)
 

@@ -25,12 +25,6 @@ from .waiting import until
 SPEC = {"number": tf.TensorSpec([], tf.int64), "drawn": tf.TensorSpec([2], tf.float64)}
 
 
-@pytest.fixture(scope="module")
-def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    with DispatcherProcess(tmp_path_factory.mktemp("journal")) as running:
-        yield running
-
-
 class Gated:
     """A dataset of six splits, and what another run of it has written, undisturbed.
 

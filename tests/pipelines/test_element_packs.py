@@ -200,7 +200,7 @@ def test_few_operations_run_for_an_element(spec: Any, most: int) -> None:
         lambda x: tf.ensure_shape(tf.identity(x), spec.shape)
     )
     run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
-    drive = run._trace._drive
+    drive = run.trace.traced
     assert drive is not None
     graph = drive._function.graph.as_graph_def()
     (enqueue,) = (
@@ -220,7 +220,7 @@ def test_the_strings_of_an_element_are_one_in_the_queue(shape: list[int] | None)
     dataset = Dataset.from_tensors(texts).repeat(2)
     spec = tf.TensorSpec(shape, tf.string)
     run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
-    queue = run._trace._queues[0]
+    queue = run.trace._queues[0]
     queued = zip(queue.dtypes, queue.shapes, strict=True)
     alone = shape is None  # as a stack of one
     assert [s for dtype, s in queued if dtype == tf.string] == [(1,) if alone else ()]

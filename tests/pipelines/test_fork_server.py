@@ -41,9 +41,9 @@ def asked(fork_server: ForkServer) -> tuple[socket.socket, socket.socket]:
 
 def test_a_request_that_fails_costs_no_other_child(fork_server: ForkServer) -> None:
     connection, control = asked(fork_server)
-    assert fork_server._requests is not None
+    assert fork_server.requests is not None
     refused, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    socket.send_fds(fork_server._requests, [b"fork"], [theirs.fileno()])  # the other one is missing
+    socket.send_fds(fork_server.requests, [b"fork"], [theirs.fileno()])  # the other one is missing
     theirs.close()
     assert refused.recv(1) == b""
     other, told = asked(fork_server)
@@ -109,19 +109,19 @@ def test_a_fork_server_that_has_gone_is_started_again(fork_server: ForkServer) -
         connection.close()
         assert ended(control).startswith("exit code")
         control.close()
-        assert fork_server._requests is not None
-        fork_server._requests.close()
-        fork_server._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        assert fork_server.requests is not None
+        fork_server.requests.close()
+        fork_server.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for message in unread:
-            fork_server._requests.send(message)
+            fork_server.requests.send(message)
         theirs.close()  # as when it has just died
 
 
 def test_a_fork_server_ends_though_a_fork_of_the_worker_lives() -> None:
     fork_server = ForkServer()
     connection, control = asked(fork_server)
-    assert fork_server._requests is not None
-    theirs = os.dup(fork_server._requests.fileno())
+    assert fork_server.requests is not None
+    theirs = os.dup(fork_server.requests.fileno())
     fork_server.close()
     assert ended(control) == "with its init, or with the worker's fork server"
     for end in (theirs, connection.detach(), control.detach()):

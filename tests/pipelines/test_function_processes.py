@@ -520,8 +520,8 @@ def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended()
             take(1)
             take("two")
             with pytest.raises(FunctionFailed) as failed:
-                made._blocks.flush_block()
-            made._blocks.broken = failed.value  # as the thread leaves it
+                made.blocks.flush_block()
+            made.blocks.broken = failed.value  # as the thread leaves it
             return pb.Metrics()
 
     with child_here(lambda split: [], 1) as (made, said):
@@ -545,7 +545,7 @@ def test_what_was_waited_for_is_no_time_that_a_block_was_made(
 
     class Lock:
         def __enter__(self) -> None:
-            if what != "credit" and not made._blocks.rows:
+            if what != "credit" and not made.blocks.rows:
                 waits()
 
         def __exit__(self, *_: object) -> None: ...
@@ -556,8 +556,8 @@ def test_what_was_waited_for_is_no_time_that_a_block_was_made(
         monkeypatch.setattr(child_blocks, "time", clock)
         monkeypatch.setattr(child_blocks, "BLOCK_BYTES", 80)
         wait = waits if what == "credit" else lambda: None
-        monkeypatch.setattr(made._sender, "_wait_for_credit", wait)
-        monkeypatch.setattr(made._blocks, "lock", Lock())
+        monkeypatch.setattr(made.sender, "_wait_for_credit", wait)
+        monkeypatch.setattr(made.blocks, "lock", Lock())
         made.run(0, 1, 0, None, True)
         assert [count for _, count, *_ in said()] == [1, 10, 10, 10, 10, 10, 9]
 
@@ -577,15 +577,15 @@ def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_cre
         made.run(0, 1, 0, None, True)
         assert [count for _, count, *_ in said()] == [1, 1]
         monkeypatch.setattr(made, "_ended_s", 2 * time.monotonic())  # that has just come
-        monkeypatch.setattr(made._sender._lender, "reserve", refused)
-        credit = made._sender._credit
+        monkeypatch.setattr(made.sender._lender, "reserve", refused)
+        credit = made.sender._credit
         while errors:
             with pytest.raises(FunctionFailed) as failed:
                 made.run(0, 3, 1, None, False)
             assert failed.value.args[0] == "RESOURCE_EXHAUSTED"
             assert failed.value.args[2:] == (0, 1)
         assert not said()
-        assert made._sender._credit == credit
+        assert made.sender._credit == credit
 
 
 @contextlib.contextmanager

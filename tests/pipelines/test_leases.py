@@ -110,7 +110,7 @@ def test_a_worker_that_was_told_to_drain_when_all_it_was_given_is_begun_keeps_no
         cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1000)], Observer(), 2
     )
     feed.next_range(0, 0, endless=False)
-    feed._task.draining.set()  # and what is to be handed back is not yet
+    feed.pause()  # and what is to be handed back is not yet
     assert feed.next_range(0, 0, endless=False) is None
     feed.drain(time.monotonic() + 60)
     assert dispatcher.returned == [(160, 150), (320, 160)]
@@ -139,7 +139,7 @@ def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
     assert dispatcher.returned == [(160, 150)]
     assert dispatcher.numbers == [1]
     answered.set()
-    feed._task.draining.set()
+    feed.pause()
     assert feed.next_range(0, 0, endless=False) is None
     assert dispatcher.returned == [(160, 150), (320, 160)]
     feed.close()

@@ -268,7 +268,7 @@ def test_datasets_of_one_spec_are_traced_once_whoever_made_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread that traced may have ended: TensorFlow keeps its Python functions no longer."""
-    monkeypatch.setattr(tf_elements, "_makers", {})
+    monkeypatch.setattr(tf_elements, "makers", {})
     spec = tf.TensorSpec([], tf.int64)
 
     def dataset(first: int) -> Any:
@@ -285,6 +285,6 @@ def test_datasets_of_one_spec_are_traced_once_whoever_made_the_first(
     gc.collect()
     assert [(int(a), int(b)) for a, b in both] == [(10, 0), (11, 1)]
     assert [int(i) for i in iterator] == [21, 22]
-    assert len(tf_elements._makers) == 1
+    assert len(tf_elements.makers) == 1
     dataset_of_blocks(partial(generate, []), tf.TensorSpec([], tf.int32))
-    assert len(tf_elements._makers) == 2
+    assert len(tf_elements.makers) == 2

@@ -492,7 +492,7 @@ def test_a_run_that_has_ended_holds_nothing_of_its_elements(
     blocks = executor.blocks()
     next(blocks)
     queue = executor._queue
-    trace = executor._trace
+    trace = executor.trace
     blocks.close()
     with pytest.raises(tf.errors.NotFoundError):
         queue.size()

@@ -176,11 +176,11 @@ def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces
     assert list(next(blocks).components[0].elements()) == [1]
     goes_on = steps()
     run = runs_of(tens)()
-    assert run._trace._drive is unread._trace._drive
+    assert run.trace.traced is unread.trace.traced
     assert values(run) == [*range(0, 100, 10)]
     for other, expected in ((floats, [0.0, 1.0, 2.0]), (named, [0, 1, 2]), (packed, [0, 1, 2])):
         run = runs_of(other)()  # of another dtype, in a dict, in packs
-        assert run._trace._drive is not unread._trace._drive
+        assert run.trace.traced is not unread.trace.traced
         assert values(run) == expected
     wait_for_steps(but=goes_on)
     traces.forget_idle()  # but what drives the one that goes on
@@ -191,7 +191,7 @@ def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces
 
 def test_what_drives_goes_with_the_last_dataset_that_it_drove(traces: Traces) -> None:
     run = runs_of(untuned(count(5).map(lambda i: tf.stack([i, i, i]))))()
-    drive = weakref.ref(run._trace._drive)
+    drive = weakref.ref(run.trace.traced)
     assert len(values(run)) == 15
     del run
     wait_for_steps()

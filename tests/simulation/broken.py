@@ -185,7 +185,7 @@ def cuts_consumers_off_at_drain() -> AbstractContextManager[None]:
     drain = Worker._drain
 
     def cut(self: Worker) -> bool:
-        with replaced(self._consumers, is_read=lambda *_: False):
+        with replaced(self.consumers, is_read=lambda *_: False):
             return drain(self)
 
     return replaced(Worker, _drain=cut)
@@ -579,7 +579,7 @@ BROKEN: dict[str, Variant] = {
         Variant(forgets_the_tasks_of_lost_workers, "came to", ("freeze worker",)),
         Variant(keeps_every_epoch, "epochs that nobody reads go on", seeds=80),
         Variant(
-            forgets_what_is_finished, "gives out again", ("pause dispatcher",), seeds=200,
+            forgets_what_is_finished, "gives out again", ("kill trainer", "storage slow"), 200,
             fits=lambda scenario: scenario.leaves > 0 and scenario.finished_retention_ms < 2_000,
         ),
         Variant(disk_lies, "", ("power failure",)),

@@ -201,7 +201,12 @@ class Consumer(Trainer):
         super().__init__(this, name, host, job)
         self.index = len(gang.members)
         self._gang = gang
+        self._knows_journal = False  # it has joined
         gang.members.append(self)
+
+    @property
+    def began(self) -> bool:
+        return self._knows_journal
 
     def start(self) -> None:
         if not self._gang.ending:
@@ -209,6 +214,7 @@ class Consumer(Trainer):
 
     def main(self) -> None:
         job, gang = self.job, self._gang
+        self._knows_journal = False
         how = ReadOptions(consumer_index=self.index, num_consumers=len(gang.members))
         reader = Reader(
             job.service, job.dataset_id(), job.policy, job.name, how, credit_bytes=job.credit_bytes
@@ -226,7 +232,9 @@ class Consumer(Trainer):
         gang, rng = self._gang, self.kernel.rng
         with closing(reader.iterate()) as blocks:
             while gang.rounds.taken[self.index] < gang.steps:
-                for element in elements_of(next(blocks)):
+                block = next(blocks)
+                self._knows_journal = True
+                for element in elements_of(block):
                     if self.job.policy is ShardingPolicy.DYNAMIC:  # who has leased its split
                         self.job.deliver(self.name, element)
                     gang.rounds.deliver(self.index, element)

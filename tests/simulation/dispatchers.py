@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from forebay.service.dispatcher import candidate
 from forebay.service.dispatcher import server as product
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
@@ -29,6 +30,8 @@ from .remote import Server as RemoteServer
 from .threads import process
 
 SEGMENT_BYTES = 4000
+POLLS_A_LEASE = 8
+"""Fewer than the product's: the steps of a standby that waits prove nothing new."""
 
 
 class WatchedFiles(FileStorage):
@@ -114,9 +117,14 @@ class DispatcherNode(Node):
                 server.silent()
 
 
-def on(storages: Storages) -> AbstractContextManager[None]:
+@contextmanager
+def on(storages: Storages) -> Iterator[None]:
     """Have dispatchers use this storage."""
-    return replaced(product, open_storage=storages.open, ForebayFace=WatchedFace)
+    with (
+        replaced(product, open_storage=storages.open, ForebayFace=WatchedFace),
+        replaced(candidate, POLLS_A_LEASE=POLLS_A_LEASE),
+    ):
+        yield
 
 
 def examine(storages: Storages) -> None:

@@ -25,5 +25,5 @@ class TestRedisStorage(StorageContract):
 
     def steal(self, storage: Storage) -> Writer:
         assert isinstance(storage, RedisStorage)
-        storage._client.run("HSET", storage._keys.meta, "owner", "")
+        storage.client.run("HSET", storage.keys.meta, "owner", "")
         return storage.open_writer("a thief")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from forebay.service import Role, TaskContext
 from forebay.service.errors import FailedPrecondition, InvalidArgument
-from forebay.service.trainers.context import context_of
+from forebay.service.task_context import context_of
 
 CHIEF, WORKER = Role.CHIEF, Role.WORKER
 PS, EVALUATOR = Role.PARAMETER_SERVER, Role.EVALUATOR

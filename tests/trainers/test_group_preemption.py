@@ -184,9 +184,9 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Board:
 
 
 def others_say(board: Board, handler: service.PreemptionHandler, what: str, text: str) -> None:
-    assert handler._together is not None
+    assert handler.together is not None
     for who in (1, 2):
-        Seat(board, who).say(f"{handler._together.key}/{what}/{who}", text)
+        Seat(board, who).say(f"{handler.together.key}/{what}/{who}", text)
 
 
 def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
@@ -201,7 +201,7 @@ def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
         others_say(board, handler, "given", json.dumps([0, {own: 2}]))
         others_say(board, handler, "saved", group_preemption.OVER)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert handler._handed_back.wait(30)
+        assert handler.handed_back.wait(30)
         assert not given.told_to_leave.wait(0.3)
         assert ends.admitted(own, 10) == 2
         assert given.told_to_leave.wait(30)
@@ -225,11 +225,11 @@ def test_who_fails_is_not_waited_for(
         others_say(board, handler, "given", json.dumps([0, {}]))
         others_say(board, handler, "saved", group_preemption.OVER)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert handler._handed_back.wait(30)
+        assert handler.handed_back.wait(30)
         loop()
     try:
-        assert handler._together is not None
-        assert board.said.get(f"{handler._together.key}/saved/0") == group_preemption.OVER
+        assert handler.together is not None
+        assert board.said.get(f"{handler.together.key}/saved/0") == group_preemption.OVER
     finally:
         handler._exit_code = None  # the tests go on
         handler.__exit__(None, None, None)

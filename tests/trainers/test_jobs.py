@@ -15,7 +15,7 @@ from forebay import service
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.sharing_warnings import warn_if_unshared
 from forebay.service.errors import FailedPrecondition, InvalidArgument
-from forebay.service.trainers.context import TaskContext
+from forebay.service.task_context import TaskContext
 from forebay.service.trainers.jobs import (
     IN_STEP_ELEMENTS,
     TrainingJob,

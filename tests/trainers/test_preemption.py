@@ -60,7 +60,7 @@ def test_who_was_woken_before_cannot_be(wakeups: socket.socket, how: str) -> Non
                 while True:
                     wakeups.send(bytes(4096))
         preempt()
-        assert handler._handed_back.wait(30)
+        assert handler.handed_back.wait(30)
     assert saved and saved[0] > 25
 
 

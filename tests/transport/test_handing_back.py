@@ -39,7 +39,7 @@ def connect(request: pytest.FixtureRequest, output: AnyOutput) -> Iterator[Any]:
     consumers: list[Consumer] = []
 
     def connect(consumer_id: int, **options: Any) -> Consumer:
-        local = server._sessions if request.param == "local" else None
+        local = server.sessions if request.param == "local" else None
         consumer = Consumer(ways, consumer_id, local=local, start=False, **options)
         consumer.client.read(TASK, HANDS_BACK)
         consumer.client.start()
@@ -106,7 +106,7 @@ def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None
     sessions.read(connection, TASK, 0, HANDS_BACK)
     sessions.give_credit(connection, 1 << 20, [])
     assert sessions.next_batch(connection)
-    sessions._idle[connection] = None  # as its sender does that waits
+    sessions.idle[connection] = None  # as its sender does that waits
     sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1, elements=1)])
     assert output.waiting_elements == 1
     assert (
@@ -147,13 +147,13 @@ def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:
     output.finish()
     for received in (0, 1):
         connection = sessions.attach(1, lambda: None)
-        sessions._idle[connection] = None  # as its sender does that waits
+        sessions.idle[connection] = None  # as its sender does that waits
         sessions.read(connection, TASK, received, HANDS_BACK)
         sessions.give_credit(connection, 1 << 20, [])
         assert sessions.next_batch(connection)
         sessions.detach(connection, 0)
     connection = sessions.attach(1, lambda: None)
-    sessions._idle[connection] = None
+    sessions.idle[connection] = None
     sessions.read(connection, TASK, 1, HANDS_BACK)
     sessions.give_credit(connection, 1 << 20, [])
     sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1)])

@@ -151,7 +151,7 @@ def task(pipelines: Fake) -> Iterator[Task]:
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("forebay-task-1")]
     assert task.reports == [Ended(1)]
-    assert not task.output._bytes and not task.output.held_bytes
+    assert not task.output.held_bytes
 
 
 def test_bundles_are_run_as_they_are_asked_for(task: Task, pipelines: Fake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
     failing.clear()
     worker.tasks.handle(both)
     assert [worker.tasks.states.state(i) for i in (1, 2)] == [RUNNING, RUNNING]
+    worker.stop()
+
+
+def test_a_task_does_not_keep_the_list_that_it_came_with(tmp_path: pathlib.Path) -> None:
+    """A part of a protobuf message keeps all of it: of 1,000 tasks each would keep a list."""
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    response = pb.WorkerHeartbeatResponse(worker_id=1)
+    response.tasks.add(task_id=1, dataset_id="as it came")
+    response.streams.add(save_id=1, path=str(tmp_path))
+    worker._reconcile(response)
+    response.tasks[0].dataset_id = response.streams[0].path = "changed"
+    runner = worker.tasks.runner_of(1)
+    assert runner is not None and runner.task.dataset_id == "as it came"
+    (writer,) = worker._streams._writers.values()
+    assert writer.stream.path == str(tmp_path)
     worker.stop()
 
 

@@ -90,40 +90,40 @@ class FunctionProcess:
         os.close(definition)
         os.close(progress)
         self._asker = Asker(connection) if is_built(self._dataset) else None
-        self._sender = self._asker or Sender(connection)
+        self.sender = self._asker or Sender(connection)
         self._function: Callable[..., Any]
         self._generators: generators.Generators  # pickled with the function
         self._splits: Sequence[Any] = ()  # empty if the function builds a dataset
         self._built: BuiltDataset | None = None
-        self._blocks: Blocks
+        self.blocks: Blocks
 
     def serve(self) -> NoReturn:
         try:
             self.load()
         except FunctionFailed as failed:
-            self._sender.send(["failed", *failed.args])
+            self.sender.send(["failed", *failed.args])
             sys.exit(1)
         while True:
             try:
-                match self._sender.told():
+                match self.sender.told():
                     case ["run", *what]:
-                        self._blocks.linger()
+                        self.blocks.linger()
                         self.run(*what)
                     case ["build", asks]:
                         self._build(asks)
                     case _:
                         getattr(self._function, "teardown", _nothing)()
                         sys.exit(0)
-                self._sender.send(["end"])
+                self.sender.send(["end"])
             except FunctionFailed as failed:
-                self._sender.send(["failed", *failed.args])
+                self.sender.send(["failed", *failed.args])
 
     def load(self) -> None:
         import cloudpickle
 
         try:
             if self._asker is None:
-                self._blocks = Blocks(self._sender, self._structure, self._at, self._failed)
+                self.blocks = Blocks(self.sender, self._structure, self._at, self._failed)
                 self._splits = cloudpickle.loads(self._dataset.splits)
             self._function, self._generators = generators.loads(self._dataset.function)
             self._dataset.ClearField("splits")
@@ -163,7 +163,7 @@ class FunctionProcess:
                     if sent is not None:
                         sent.result()
                     self._at[1] += block.count
-                    send = self._sender.send_columns  # copies, while the next block is made
+                    send = self.sender.send_columns  # copies, while the next block is made
                     sent = pool.submit(send, block.count, columns_of(block), (0, self._at[1]))
                 if sent is not None:
                     sent.result()
@@ -182,11 +182,11 @@ class FunctionProcess:
         self._generators.seed(seed)
         getattr(self._function, "seed_generators", _nothing)(seed)  # a chain seeds its DoFns
         # After an idle time, the worker needs the first element soon as well.
-        self._blocks.begin(awaited or time.monotonic() - self._ended_s >= LINGER_S)
+        self.blocks.begin(awaited or time.monotonic() - self._ended_s >= LINGER_S)
         try:
             self._run_splits(first, count, start, seed)
         finally:
-            self._blocks.end()
+            self.blocks.end()
             self._ended_s = time.monotonic()
 
     def _run_splits(self, first: int, count: int, start: int, seed: str | None) -> None:
@@ -203,14 +203,14 @@ class FunctionProcess:
                 )
             else:
                 start = 0
-            self._blocks.end_split(split, counted)
-        self._blocks.flush()
+            self.blocks.end_split(split, counted)
+        self.blocks.flush()
 
     def _run_split(self, split: int, start: int) -> tuple[int, pb.Metrics | None]:
         """Run all of it but the first `start` elements; returns its number of elements, and what
         it has counted."""
-        self._sender.require_process()
-        blocks = self._blocks
+        self.sender.require_process()
+        blocks = self.blocks
         with blocks.lock:
             self._at[0], self._at[1] = split, 0
         element = 0
@@ -225,7 +225,7 @@ class FunctionProcess:
             nonlocal element, last_s, failed
             took_s = now() - last_s  # excludes the time in `add`, which may wait
             if pid_of() != process:  # a fork: don't wait for a thread that it doesn't have
-                self._sender.require_process()
+                self.sender.require_process()
             with lock:
                 if element >= start:
                     try:

@@ -67,7 +67,7 @@ class ForkServer:
         self._imports = imports
         self._lock = threading.Lock()
         self._process: ChildProcess | None = None
-        self._requests: socket.socket | None = None
+        self.requests: socket.socket | None = None
         self._owner = 0  # the process that started it
 
     def fork(self, connection: socket.socket) -> socket.socket:
@@ -93,8 +93,8 @@ class ForkServer:
     def _ask(self, ends: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        assert self._requests is not None
-        socket.send_fds(self._requests, [b"fork"], ends)
+        assert self.requests is not None
+        socket.send_fds(self.requests, [b"fork"], ends)
 
     def close(self) -> None:
         """End it, and all that it has forked. Idempotent."""
@@ -104,10 +104,10 @@ class ForkServer:
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None or self._requests is None or self._owner != os.getpid():
+        if process is None or self.requests is None or self._owner != os.getpid():
             return  # or this is a fork of its owner
-        with self._requests, contextlib.suppress(OSError):
-            self._requests.shutdown(socket.SHUT_RDWR)  # a fork may have it as well
+        with self.requests, contextlib.suppress(OSError):
+            self.requests.shutdown(socket.SHUT_RDWR)  # a fork may have it as well
         try:
             process.finish(END_S)
         except subprocess.TimeoutExpired:
@@ -118,7 +118,7 @@ class ForkServer:
         self._end()
         self._owner = os.getpid()
         atexit.register(self.close)
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
             self._process = ChildProcess(

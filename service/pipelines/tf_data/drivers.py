@@ -94,7 +94,7 @@ class LongRun:
     """Drives one run of a loaded graph."""
 
     def __init__(self, trace: RunTrace, loaded: LoadedGraph, release: Callable[[], None]) -> None:
-        self._trace = trace
+        self.trace = trace
         self._loaded = loaded
         self._variant = loaded.variant
         self._release = release
@@ -104,7 +104,7 @@ class LongRun:
         handles = [queue.handle for queue in queues]
 
         def drive(stop: OwnedQueue) -> None:
-            self._trace.drive(self._variant, stop.handle, stop.handle, *handles)
+            self.trace.drive(self._variant, stop.handle, stop.handle, *handles)
 
         self._driver = Driver(drive, queues[0])
         return self._driver
@@ -156,7 +156,7 @@ class Drivers:
     """The drivers of a pipeline's bundles: one for each concurrent bundle. Thread-safe."""
 
     def __init__(self, trace: BundleTrace) -> None:
-        self._trace = trace
+        self.trace = trace
         self._lock = threading.Lock()
         self._idle: list[BundleDriver] = []
         self._begun: list[BundleDriver] = []  # all drivers whose steps may still run
@@ -166,7 +166,7 @@ class Drivers:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        driver = BundleDriver(self._trace, queues[0])
+        driver = BundleDriver(self.trace, queues[0])
         with self._lock:
             self._begun = [begun for begun in self._begun if not begun.has_ended] + [driver]
         return driver

@@ -55,7 +55,7 @@ class TfDataRun:
     def __init__(
         self, trace: Trace, source: DriverSource, bundle: int | None = None, start: int = 0
     ) -> None:
-        self._trace = trace
+        self.trace = trace
         self._source = source
         self._bundle = bundle
         self._index = start
@@ -114,7 +114,7 @@ class TfDataRun:
 
     def _take(self) -> list[Tensor] | None:
         """At least one element, stacked: what the queue has. None at the end."""
-        if self._trace.alone:
+        if self.trace.alone:
             return self._dequeue(1)
         head = None
         if not self._ready():
@@ -127,7 +127,7 @@ class TfDataRun:
         while not self._full() and (left_s := give_up - time.monotonic()) > 0:
             time.sleep(min(pause_s, left_s))
             pause_s *= 2
-        want = min(self._ready(), self._trace.most)
+        want = min(self._ready(), self.trace.most)
         tail = self._dequeue(want) if want else None
         if head is None or tail is None:
             return head or tail
@@ -143,33 +143,33 @@ class TfDataRun:
 
     def _full(self) -> bool:
         """Whether the queue has a block's worth, or was closed."""
-        if self._queue.is_closed() or self._ready() >= self._trace.most:
+        if self._queue.is_closed() or self._ready() >= self.trace.most:
             return True
-        return any(2 * queue.size() >= self._trace.quanta for queue in self._budget)
+        return any(2 * queue.size() >= self.trace.quanta for queue in self._budget)
 
     def _dequeue(self, count: int) -> list[Tensor] | None:
         try:
             # dequeue_up_to would copy.
-            return self._queue.dequeue() if self._trace.alone else self._queue.dequeue_up_to(count)
+            return self._queue.dequeue() if self.trace.alone else self._queue.dequeue_up_to(count)
         except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
             return None
 
     def _cut(self, stacked: list[Tensor]) -> Iterator[Block]:
         """Cut dequeued elements into blocks: large elements alone, the others by bytes."""
         count = stacked[0].shape[0]
-        if not self._trace.varies:
+        if not self.trace.varies:
             yield self._block(stacked, 0, count, count)
             return
         sizes = stacked.pop().numpy()
-        quanta = int((sizes // QUANTUM_BYTES).clip(max=self._trace.quanta).sum())
+        quanta = int((sizes // QUANTUM_BYTES).clip(max=self.trace.quanta).sum())
         if quanta:
             self._release(quanta)
-        if sizes.max() < LARGE_BYTES and sizes.sum() <= self._trace.block_bytes:
+        if sizes.max() < LARGE_BYTES and sizes.sum() <= self.trace.block_bytes:
             yield self._block(stacked, 0, count, count)
             return
         start, total = 0, 0
         for i, size in enumerate(sizes.tolist()):
-            if i > start and (size >= LARGE_BYTES or total + size > self._trace.block_bytes):
+            if i > start and (size >= LARGE_BYTES or total + size > self.trace.block_bytes):
                 yield self._block(stacked, start, i, count)
                 start, total = i, 0
             total += size
@@ -187,9 +187,9 @@ class TfDataRun:
 
     def _block(self, stacked: list[Tensor], start: int, stop: int, count: int) -> Block:
         parts = iter(stacked if stop - start == count else [t[start:stop] for t in stacked])
-        components = tuple(c.decode([next(parts) for _ in c.queued]) for c in self._trace.columns)
-        if self._trace.shapes is None:
+        components = tuple(c.decode([next(parts) for _ in c.queued]) for c in self.trace.columns)
+        if self.trace.shapes is None:
             return Block(stop - start, components)
-        pairs = zip(components, self._trace.shapes, strict=True)
+        pairs = zip(components, self.trace.shapes, strict=True)
         stacks = [reshaped(c.values, (-1, *shape)) for c, shape in pairs]
         return Block(len(stacks[0]), tuple(map(Component, stacks)))

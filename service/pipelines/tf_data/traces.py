@@ -55,7 +55,7 @@ class Loaded(Protocol):
 class Trace:
     """A function that puts a graph's elements into a queue, traced.
 
-    This class has what long runs and bundles share; subclasses make `_drive`.
+    This class has what long runs and bundles share; subclasses make `traced`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Trace:
     ) -> None:
         """Arguments as TfDataPipeline's. Raises UnsupportedElement."""
         self._graph = graph
-        self._drive: Any = None  # a Drive
+        self.traced: Any = None  # a Drive
         self._element_spec = element_spec
         self._compressed = compressed
         raw = graph.component_specs
@@ -116,7 +116,7 @@ class Trace:
 
         Raises TensorFlow's errors.
         """
-        self._drive.call(*inputs)
+        self.traced.call(*inputs)
 
     def _elements(self, variant: Tensor) -> Any:
         """The dataset of the elements as their specs say."""
@@ -169,7 +169,7 @@ class Trace:
     def close(self) -> None:
         """Free TensorFlow's resources. Idempotent. No run may still use it."""
         self._graph.close()
-        self._drive = None
+        self.traced = None
 
 
 class Drive:
@@ -215,10 +215,10 @@ class RunTrace(Trace):
         layout = graph.component_specs, nesting, leaves
         key = *layout, compressed, block_bytes, self._pack
         with _making:
-            self._drive = _drives.get(key)
-            if self._drive is None:
-                self._drive = Drive(drive, tf.TensorSpec([], tf.variant), *handles)
-                _drives[key] = self._drive
+            self.traced = _drives.get(key)
+            if self.traced is None:
+                self.traced = Drive(drive, tf.TensorSpec([], tf.variant), *handles)
+                _drives[key] = self.traced
 
     def _closing(self, packed: Any, handle: Tensor) -> Any:
         """An empty dataset behind the pipeline; whoever reads it closes the queue (drivers.py)."""
@@ -272,7 +272,7 @@ class BundleTrace(Trace):
             asked = until_stopped(lambda: tuple(Queue(self._requests, requests).dequeue()))
             return self._drained(flat_mapped(asked, bundle), stop, again, graph.options)
 
-        self._drive = Drive(drive, *[tf.TensorSpec([], tf.resource)] * 3)
+        self.traced = Drive(drive, *[tf.TensorSpec([], tf.resource)] * 3)
         graph.forget()
 
     def make_requests(self) -> OwnedQueue:

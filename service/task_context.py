@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from ..errors import FailedPrecondition, InvalidArgument
+from .errors import FailedPrecondition, InvalidArgument
 
 
 class Role(StrEnum):

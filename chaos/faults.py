@@ -1,0 +1,155 @@
+"""The faults of a run: each disturbs one member of the cluster, or its storage.
+
+kill        SIGKILL; the cluster restarts it, as after any other end
+terminate   SIGTERM: a worker drains, a trainer is preempted
+pause       SIGSTOP, and SIGCONT a while later
+cut         its connections are reset; a trainer's include those to workers
+start       a crowd comes: many readers, for a short while (crowd.py)
+leave       all trainers leave their epoch at once, and continue with the next
+stall       its connections stay, but pass nothing for a while
+mute        requests reach it, but answers are lost; a while later, all connections are reset
+silence     its network is silently cut for a while: packets to it vanish
+empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
+            had not been mounted; then the storage is back
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import signal
+import time
+
+import msgspec
+
+from .cluster import LEADS, START_S, Cluster, content
+from .members import Member
+from .plan import Fault
+from .records import Joined, Started, read_records
+
+KNOWN_S = 20.0
+"""How long to wait until all members know the journal, before it may go away: a member that joins
+meanwhile would join another journal."""
+
+_ADDRESS = re.compile(r"^[\d.]+:\d+$", re.MULTILINE)
+"""A worker's output once it is registered."""
+
+
+class DoneFault(msgspec.Struct, frozen=True):
+    """A fault that was due. `name` is the process that it hit; None: it hit none."""
+
+    fault: Fault
+    at_s: float  # CLOCK_MONOTONIC
+    at_ms: int  # Unix epoch
+    name: str | None
+    until_s: float  # the fault's own end, not its consequences'; `at_s` if it took no time
+
+
+class Faults:
+    """Injects faults into a cluster, and knows which hit whom. Use from the main thread."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.done: list[DoneFault] = []
+        self.emptied: list[pathlib.Path] = []  # journals that were begun on an empty storage
+        self._cluster = cluster
+        self._members = cluster.members
+        self._proxies = cluster.proxies
+
+    def hit(self, fault: Fault) -> None:
+        """Inject the fault, if its member is in a state for it."""
+        if fault.role == "storage":
+            hits = self._may_empty_storage()
+            at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
+            if hits:
+                self._empty_storage(fault.lasts_s)
+            name = "storage" if hits else None
+            self.done.append(DoneFault(fault, at_s, at_ms, name, time.monotonic()))
+            return
+        member = self._members[fault.role][fault.number]
+        proxy = f"{fault.role}{fault.number}"
+        able = {"kill": member.running, "start": not member.running}.get(
+            fault.action, member.undisturbed
+        )
+        at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
+        match fault.role, fault.action:
+            case _ if not able:
+                pass
+            case "crowd", "start":
+                member.start()
+            case _, "kill":
+                member.kill()
+            case _, "terminate":
+                member.terminate()
+            case _, "pause":
+                member.pause(fault.lasts_s)
+            case "trainer" | "claimer", "cut":
+                able = self._signal(member, signal.SIGUSR1)
+            case "trainer", "leave":
+                # All of them, because the others would finish an epoch that one leaves.
+                reached = [self._signal(m, signal.SIGUSR2) for m in self._members["trainer"]]
+                able = any(reached)
+            case _, "cut":
+                self._proxies.cut(proxy)
+            case _, "stall":
+                self._proxies.stall(proxy, fault.lasts_s)
+            case _, "mute":
+                self._proxies.mute(proxy, fault.lasts_s)
+            case _, "silence":
+                self._proxies.silence(proxy, fault.lasts_s)
+            case _:
+                raise AssertionError(f"no such fault: {fault}")
+        name = member.life.name if able else None
+        self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
+
+    def _may_empty_storage(self) -> bool:
+        """Wait until everybody knows the journal that will go away; whether they do."""
+        members = [*self._members["worker"], *self._cluster.readers()]
+        [readers] = self._members["crowd"]
+
+        def everybody_knows() -> bool:
+            return not readers.running and all(map(self._knows_the_journal, members))
+
+        return self._cluster.wait(everybody_knows, KNOWN_S)
+
+    def _empty_storage(self, seconds: float) -> None:
+        dispatchers = self._members["dispatcher"]
+        for member in dispatchers:
+            member.held = True
+            member.kill()
+        kept, begun = (self._cluster.journal.with_name(f"{name}{len(self.emptied)}")
+                       for name in ("kept", "emptied"))  # fmt: skip
+        self._cluster.journal.rename(kept)
+        alone = dispatchers[0]
+        alone.start()
+        self._cluster.wait(lambda: LEADS in alone.said or not alone.running, START_S)
+        self._cluster.wait(lambda: False, seconds)
+        alone.kill()
+        if self._cluster.journal.exists():
+            self._cluster.journal.rename(begun)
+            self.emptied.append(begun)
+        kept.rename(self._cluster.journal)
+        for member in dispatchers:
+            member.held = False
+
+    def _knows_the_journal(self, member: Member) -> bool:
+        """Whether it has had a dispatcher's answer, and nobody has told it to end."""
+        if not member.undisturbed:
+            return False
+        if member.role == "worker":
+            return _ADDRESS.search(member.said) is not None
+        started, joined = "", ""
+        for record in read_records(self._cluster.records_of(member.role, member.number)):
+            if isinstance(record, Started):
+                started = record.name
+            elif isinstance(record, Joined):
+                joined = started
+        return joined == member.life.name
+
+    def _signal(self, trainer: Member, number: signal.Signals) -> bool:
+        # The signal would kill a trainer that has not set its handlers yet.
+        ready = f'"{trainer.life.name}"'.encode() in content(
+            self._cluster.records_of(trainer.role, trainer.number)
+        )
+        if ready:
+            trainer.send(number)
+        return ready
