@@ -212,6 +212,7 @@ def reading(
             target_workers,
         )
         _check_claimed(ordered, num_consumers)
+        _check_initial_epoch(initial_epoch, job_name, cached=False)
         protocol = transfer_protocol(data_transfer_protocol)
         claimed = claimed_options(order)
         return ReadOptions(protocol=protocol, targets=_targets(target_workers), claimed=claimed)

@@ -28,6 +28,9 @@ SLOW_S = 10.0
 """A worker that is waited for and has sent nothing for so long is *silent*; twice as long after
 each time."""
 
+AWAY_S = 2.0
+"""A consumer that has not looked for so long was not waiting: what came meanwhile is unread."""
+
 SILENT_S = 60.0
 """How long others are asked instead of a silent worker."""
 
@@ -62,6 +65,7 @@ class Slices:
         self._unknown_s = 0.0
         self._numbers = 0
         self._looked_s = 0.0  # when silent workers were looked for
+        self._back_s = 0.0  # since when they are looked for without a break
         self._slow_s = SLOW_S
         self._heard_s: dict[int, float] = {}  # by task: when it sent something
         self._silent: dict[int, float] = {}  # by task: until when others are asked instead
@@ -230,6 +234,8 @@ class Slices:
             self._ask_elsewhere(r for r in unknown if self._requests.get(r.key) is r)
         if len(self._tasks) < 2 or now < self._looked_s + 1:
             return
+        if now > self._looked_s + AWAY_S:
+            self._back_s = now
         self._looked_s = now
         self._silent = {task_id: s for task_id, s in self._silent.items() if s > now}
         silent = {
@@ -250,5 +256,6 @@ class Slices:
         self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in silent])
 
     def _last_s(self, request: Request) -> float:
-        """When the request was sent, or its worker sent something afterwards."""
-        return max(request.asked_s, self._heard_s.get(request.key[0], 0.0))
+        """When the request was sent, or its worker sent something afterwards, or the consumer began
+        to wait."""
+        return max(request.asked_s, self._heard_s.get(request.key[0], 0.0), self._back_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
+from forebay.service.client import slices
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.positions import ClaimedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -186,3 +188,23 @@ def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
     assert ([*words.places], [*words.cursors], [*words.done], words.most) == ([0], [11], [], 0)
     reading.mode.used(taken[0])
     assert reading.mode.take() is None, "what is here is for others"
+
+
+@pytest.mark.parametrize(("looks", "asks_another"), [([60.0], False), ([0.0, *range(1, 12)], True)])
+def test_a_worker_is_silent_only_while_the_consumer_waits(
+    claiming: list[Claiming],
+    monkeypatch: pytest.MonkeyPatch,
+    looks: list[float],
+    asks_another: bool,
+) -> None:
+    """A trainer that was busy for a minute has not read yet what came meanwhile."""
+    reading = Claiming([100])
+    claiming.append(reading)
+    reading.take()
+    (first,) = reading.asked
+    begun_s = time.monotonic()
+    for later_s in looks:
+        clock = SimpleNamespace(monotonic=lambda later_s=later_s: begun_s + later_s)
+        monkeypatch.setattr(slices, "time", clock)
+        reading.mode.ask_again()
+    assert (reading.asked[0][0] != first[0]) == asks_another

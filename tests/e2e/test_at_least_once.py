@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import claims
+from forebay.service.client import claims, slices
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, Unimplemented
 
 from ..cluster import WorkerProcess
@@ -213,7 +213,7 @@ class TestServersDie:
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What it was asked for is read from the other one."""
-        monkeypatch.setattr("forebay.service.client.slices.SLOW_S", 0.5)
+        monkeypatch.setattr(slices, "SLOW_S", 0.5)
         paused = cluster.stopped_worker()
         how: Any = {"job_name": new_name(), "at": {60: paused.__enter__}}
         try:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import ordered
+from forebay.service.client import ordered, portions, slices
 from forebay.service.order import permuted
 
 from ..ordered_reads import Cluster, Got, interleaved, read
@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers ask for little ahead, so that workers are asked until the end."""
     monkeypatch.setattr(ordered, "WINDOW_BYTES", 8 << 10)
-    monkeypatch.setattr(ordered, "PORTION_BYTES", 2 << 10)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
 
 
 def numbers() -> tf.data.Dataset:
@@ -124,7 +124,7 @@ class TestTrouble:
         self, cluster: Cluster, texts: str, alone: Got, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its bundles are read from the other one."""
-        monkeypatch.setattr(ordered, "SLOW_S", 0.5)
+        monkeypatch.setattr(slices, "SLOW_S", 0.5)
         cluster.resize(2)
         with contextlib.ExitStack() as stack:
             at = {5: lambda: stack.enter_context(cluster.stopped_worker())}
