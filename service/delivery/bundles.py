@@ -539,7 +539,8 @@ class _SliceSubscription(Subscription):
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
         if bundle.alone:
-            bundle.keeps[self.order.reader] = block.index + block.count
+            reader, end = self.order.reader, block.index + block.count
+            bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)
             self.output._forget(bundle)
         return block, cost(block)
 
