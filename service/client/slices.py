@@ -157,7 +157,8 @@ class Slices:
         for request in list(requests):
             del self._requests[request.key]
             self._stop(request)
-            self.ask(request)
+            if request.runs or request.is_query:  # else only its end was missing
+                self.ask(request)
 
     def _stop(self, request: Request) -> None:
         """Ask for it no longer."""

@@ -86,7 +86,7 @@ class Claiming:
             for number, order in worker.asked.items()
         ]
 
-    def give(self, task: int, number: int, order: Slice) -> None:
+    def give(self, task: int, number: int, order: Slice, *, ends: bool = True) -> None:
         """What the slice asks for, and its end."""
         first, count = order.runs
         count = min(first + count, self.lengths[order.bundle]) - first
@@ -96,6 +96,8 @@ class Claiming:
             rows = np.array([(order.bundle, first + i) for i in range(count)])
             block = Block(count, (Component(rows),), order.bundle, first)
             self.mode.deliver(client, (task, number), block)
+        if not ends:
+            return
         complete = first + order.runs[1] > self.lengths[order.bundle]
         known = self.lengths[order.bundle] if complete else first + count
         self.mode.end((task, number), EndOfSlice(order.bundle, known, complete))
@@ -153,6 +155,24 @@ def test_a_worker_that_dies_has_its_slices_asked_of_another(claiming: list[Claim
         reading.take()
         for asked in reading.asked:
             reading.give(*asked)
+    assert reading.got == [(0, i) for i in range(100)]
+
+
+def test_a_worker_that_dies_between_a_slices_last_block_and_its_end(
+    claiming: list[Claiming],
+) -> None:
+    reading = Claiming([100])
+    claiming.append(reading)
+    reading.take()
+    (first,) = reading.asked
+    reading.give(*first, ends=False)
+    gone = first[0]
+    reading.list_tasks(*(task for task in TASKS if task != gone))
+    while len(reading.got) < 100:
+        reading.take()
+        for asked in reading.asked:
+            if asked[0] != gone:
+                reading.give(*asked)
     assert reading.got == [(0, i) for i in range(100)]
 
 
