@@ -197,7 +197,13 @@ def _claimed(state: Any, history: Any) -> dict[str, Any]:
         next_of[key] = claim.consumer_id
     returned.reverse()
     again = sum(each["may_have_come_twice"] for each in returned)
-    promise = "at least once held: each epoch ends when all of its bundles are done; " + (
+    held = "at least once held: each epoch ends when all of its bundles are done; "
+    if skipped := len(history.skipped):
+        held = (
+            f"at least once did not hold: the rest of {skipped} splits was skipped, as the "
+            "function failed there; "
+        )
+    promise = held + (
         f"of {again} bundles, elements behind the cursor may have come twice, as the consumers "
         "that had them did not leave in order"
         if again

@@ -48,10 +48,12 @@ from . import (
 from .functions import PythonDataset
 from .options import (
     AT_LEAST_ONCE,
+    IN_LOCKSTEP,
     CrossTrainerCache,
     ReadOptions,
     ShardingPolicy,
     reading,
+    refuse_at_least_once,
     sharding_policy,
 )
 from .positions import OrderedRead
@@ -530,6 +532,8 @@ def _blocks_of(reader: Reader) -> Any:
     """The blocks of the reader's next epoch, in lockstep if a group reads them."""
     if reader.how.num_consumers is not None or lockstep.find() is None:
         return reader.iterate(NOTHING)
+    if reader.how.claimed is not None:
+        refuse_at_least_once(AT_LEAST_ONCE, IN_LOCKSTEP)
     return lockstep.blocks_of(partial(reader.iterate, NOTHING), reader.name)
 
 

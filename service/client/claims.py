@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import End, Slice
-from ..errors import FailedPrecondition, ForebayError
+from ..errors import FailedPrecondition, ForebayError, PipelineError
 from ..order import permuted_many
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
@@ -35,7 +35,7 @@ REPORT_S = 1.0
 """How often cursors are reported: so much may come again if the trainer is killed."""
 
 AHEAD_S = 0.5
-"""For so long a trainer is claimed bundles ahead of those that are read."""
+"""Seconds of reading for which bundles are claimed ahead."""
 
 PACE_S = 0.25
 """How often the number of claims that are read is adapted."""
@@ -86,7 +86,7 @@ class ClaimsMode(Mode):
         self._consumer_id, self._spec, self._epoch = joined.consumer_id, joined.order, joined.epoch
         self._dispatcher, self._fail, self._wake, self._closed = dispatcher, fail, wake, closed
         self._slices = Slices(links, self._slice)
-        self._slices.first_place = self._epoch * self._spec.bundles
+        self._slices.begin_epoch(self._epoch * self._spec.bundles)
         self._bundles = np.arange(self._spec.bundles)
         if self._spec.shuffle:
             self._bundles = permuted_many(
@@ -108,7 +108,7 @@ class ClaimsMode(Mode):
         self._refused = False  # there was nothing to claim, when it was asked for last
         self._version = 0  # of the iteration, as far as this consumer has heard
         self._thread = threading.Thread(
-            target=self._claim, name=f"forebay-claims-{self._consumer_id}", daemon=True
+            target=self._run, name=f"forebay-claims-{self._consumer_id}", daemon=True
         )
         self._thread.start()
 
@@ -271,6 +271,16 @@ class ClaimsMode(Mode):
 
     # -- the thread that claims ----------------------------------------------------------------
 
+    def _run(self) -> None:
+        try:
+            self._claim()
+        except ForebayError as error:
+            if not self._closed.is_set():
+                self._fail(error)
+        except BaseException as bug:  # the trainer must not wait for ever
+            self._fail(PipelineError("INTERNAL", f"claiming bundles failed: {bug!r}"))
+            raise
+
     def _claim(self) -> None:
         reported: dict[int, int] = {}
         reported_s = time.monotonic()
@@ -287,14 +297,7 @@ class ClaimsMode(Mode):
             reported_s = time.monotonic()
             if not is_news:
                 continue
-            try:
-                answer = self._dispatcher.call(
-                    request, pb.ClaimBundlesResponse, closed=self._closed
-                )
-            except ForebayError as error:
-                if not self._closed.is_set():
-                    self._fail(error)
-                return
+            answer = self._dispatcher.call(request, pb.ClaimBundlesResponse, closed=self._closed)
             reported = dict(zip(request.places, request.cursors, strict=True))
             self._hear(request, answer)
 

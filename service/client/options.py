@@ -82,17 +82,19 @@ class CrossTrainerCache:
             )  # fmt: skip
 
 
-def require_out_of_step(order: Mapping[str, Any], processes: int) -> None:
-    """Raises InvalidArgument for a read at least once by processes that train in lockstep.
-
-    One that has nothing left to claim would wait for the others' claims, and these for its step.
-    """
-    if processes > 1 and order.get("delivery") == AT_LEAST_ONCE:
+def refuse_at_least_once(delivery: str | None, why: str) -> None:
+    """Raises InvalidArgument for a read at least once."""
+    if delivery == AT_LEAST_ONCE:
         raise InvalidArgument(
-            f"delivery={AT_LEAST_ONCE!r} with {processes} processes that train in the same steps: "
-            "at an epoch's end one would wait for what the others have claimed, and they for its "
-            "step; give ordered=True, which goes on exactly at the step that is restored"
+            f"delivery={AT_LEAST_ONCE!r} is not possible here: {why}; give ordered=True, which "
+            "goes on exactly at the step that is restored, or read elements with service.read"
         )
+
+
+IN_LOCKSTEP = (
+    "these processes train in the same steps, so at an epoch's end one would wait for what the "
+    "others have claimed, and they for its step"
+)
 
 
 def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPolicy:

@@ -201,8 +201,10 @@ class Reader:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         ordered = self.how.ordered
         in_bundles = ordered or self.how.claimed
-        # An ordered read has all its epochs in one iteration.
-        epoch = self._next_epoch() if self._job_name and ordered is None else 0
+        # An ordered read has all its epochs in one iteration. Of a read at least once, each epoch
+        # has its own order and random numbers, also without a name.
+        has_epochs = bool(self._job_name) or self.how.claimed is not None
+        epoch = self._next_epoch() if has_epochs and ordered is None else 0
         if self.how.cache is not None and epoch > 1:
             raise InvalidArgument(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
@@ -453,8 +455,8 @@ def read(
         `consumer_index` and `num_consumers` say which batches are this consumer's: step s is the
         num_consumers batches of the order from s * num_consumers on.
       **order: of a read in bundles, all optional. `delivery="at_least_once"`, not with `ordered`:
-        nothing is missing, whoever dies, and what a dead trainer was given since its last report,
-        which it makes each second, comes again. It takes `seed`, `shuffle` and `bundle_splits`. The
+        no element is missing. If a trainer dies, others get again what it received after its last
+        report; trainers report every second. It takes `seed`, `shuffle` and `bundle_splits`. The
         default is "at_most_once".
         `ordered` takes all others, too. The order depends on these alone: `seed` (0), `shuffle`
         (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and

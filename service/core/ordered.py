@@ -76,12 +76,12 @@ def _splits(dataset: Dataset) -> int:
     if independent != 1:
         why.append(f"it has {independent} sources of splits that are not zipped, and must have one")
     if reason := next(filter(None, why), None):
-        raise Unimplemented(f"dataset {dataset.dataset_id} cannot be read in order: {reason}")
+        raise Unimplemented(f"dataset {dataset.dataset_id} cannot be read in bundles: {reason}")
     splits = min(map(source_size, sources))
     if splits == ENDLESS:
         raise InvalidArgument(
-            f"dataset {dataset.dataset_id} has no end, and cannot be read in order: use take(n), "
-            "or remove repeat(): an ordered read repeats by its epochs"
+            f"dataset {dataset.dataset_id} has no end, and cannot be read in bundles: use "
+            "take(n), or remove repeat(): an ordered read, or one at least once, has epochs"
         )
     return splits
 

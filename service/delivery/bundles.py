@@ -203,9 +203,9 @@ class BundleRun:
         known = bundle.at_least if bundle.length is None else bundle.length
         bundle.failed = TaskFailed(
             "FAILED_PRECONDITION",
-            f"a bundle of the ordered read had {known} elements when it was run first, and {now} "
-            "now: the pipeline is not deterministic, so no order of it can be kept; give its "
-            "random operations seeds, or read it without ordered=True",
+            f"a bundle had {known} elements when it was run first, and {now} "
+            "now: the pipeline is not deterministic, so its elements have no names; give its "
+            "random operations seeds, or read it without ordered=True and delivery",
         )
         for run in list(bundle.runs):
             self._output._drop(run)

@@ -613,8 +613,8 @@ def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
     """What a reader should know, in sentences. Raises NotSplittable."""
     definitions.require_bundles(graph, sources)
     doubts = [
-        f"its order may not repeat: {why}, so its bundles may have other elements each time, and a "
-        "read that notices it fails"
+        f"its elements may not repeat: {why}, so its bundles may have other elements each time, "
+        "and a read that notices it fails"
         for why in definitions.nondeterministic(graph)
     ]
     try:

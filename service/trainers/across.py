@@ -21,10 +21,11 @@ from ...journal.proto import events_pb2 as ev
 from ..client import parameter_servers
 from ..client.api import fingerprint, from_dataset_id, register
 from ..client.options import (
+    IN_LOCKSTEP,
     CrossTrainerCache,
     ShardingPolicy,
     check_job_name,
-    require_out_of_step,
+    refuse_at_least_once,
 )
 from ..client.reader import name_of_job
 from ..client.registration import Send, registered
@@ -130,7 +131,8 @@ def distribute_across(
             raise InvalidArgument(f"{said}={order[said]!r}: leave it out, the cluster says it")
     if ordered and cross_trainer_cache:
         raise InvalidArgument("an ordered read does not go with cross_trainer_cache: leave it out")
-    require_out_of_step(order, context.num_consumers if context.trains else 1)
+    if context.trains and context.num_consumers > 1:
+        refuse_at_least_once(order.get("delivery"), IN_LOCKSTEP)
     if not context.trains:
         order = {key: value for key, value in order.items() if not key.startswith("start_")}
     trial = context.trial or "1"

@@ -12,7 +12,7 @@ from ..client.options import (
     ShardingPolicy,
     check_job_name,
     reading,
-    require_out_of_step,
+    refuse_at_least_once,
     sharding_policy,
 )
 from ..client.reader import Reader, name_of_job, structure_of
@@ -117,7 +117,10 @@ def open_job(
             raise InvalidArgument(
                 f"{given}={order[given]!r}: leave it out, as the process's rank says it"
             )
-    require_out_of_step(order, processes)
+    refuse_at_least_once(
+        order.get("delivery"),
+        "batches are put together ahead of the trainer, and would count as given",
+    )
     how = reading(
         job_name=job_name,
         max_outstanding_requests=bound,

@@ -150,6 +150,17 @@ class TestWithoutTrouble:
         distributed = uneven().apply(service.distribute("parallel_epochs", cluster.target, **ONCE))
         assert sorted(int(x) for x in distributed) == EXPECTED
 
+    @pytest.mark.parametrize("job_name", [None, "drawn"])
+    def test_each_epoch_draws_other_numbers(self, cluster: Cluster, job_name: str | None) -> None:
+        drawn = tf.data.Dataset.range(40).map(lambda x: (x, tf.random.uniform([])))
+        dataset_id = register(cluster, drawn)
+        dataset = service.from_dataset_id(
+            "parallel_epochs", cluster.target, dataset_id, job_name=job_name, **ONCE
+        )
+        first, second = ({int(x): float(y) for x, y in dataset} for _ in range(2))
+        assert first.keys() == second.keys() == set(range(40))
+        assert all(first[x] != second[x] for x in first)
+
     def test_a_function_of_splits(self, cluster: Cluster) -> None:
         dataset_id = service.register_dataset(cluster.target, of_split, splits=range(60))
         with service.read(cluster.target, dataset_id, **ONCE | {"bundle_splits": 5}) as elements:

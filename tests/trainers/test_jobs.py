@@ -50,11 +50,11 @@ def test_what_the_processes_of_a_job_have_ahead_is_bounded_if_they_wait_for_each
     assert opened(target, ends, 2, bound=3).how.max_elements == 3
 
 
-def test_processes_in_lockstep_do_not_read_at_least_once(target: str) -> None:
+def test_what_is_ahead_of_the_trainer_is_not_read_at_least_once(target: str) -> None:
     once = {"order": {"delivery": "at_least_once"}}
-    assert opened(target, tf.data.Dataset.range(10), 1, **once).how.claimed is not None
-    with pytest.raises(InvalidArgument, match="with 2 processes that train in the same steps"):
-        opened(target, tf.data.Dataset.range(10), 2, **once)
+    for processes in (1, 2):
+        with pytest.raises(InvalidArgument, match="batches are put together ahead"):
+            opened(target, tf.data.Dataset.range(10), processes, **once)
 
 
 def test_a_length_is_that_of_a_process_alone(target: str) -> None:
