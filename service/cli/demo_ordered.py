@@ -10,9 +10,10 @@ from typing import Any
 from ..client.reader import OrderedIterator, read
 
 
-def main(service: str, dataset_id: str, batch_size: int, index: int, consumers: int) -> None:
-    """Read an epoch, or the rest of it from the state that stdin has, which may be empty."""
-    state = sys.stdin.readline().strip()
+def main(
+    state: str, service: str, dataset_id: str, batch_size: int, index: int, consumers: int
+) -> None:
+    """Read an epoch, or from the state on the rest of it."""
     batches = read(
         service,
         dataset_id,
@@ -38,4 +39,4 @@ def digests(batch: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], *map(int, sys.argv[3:6]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -126,7 +126,6 @@ def test_by_the_element_and_in_a_function(
     training = Training(tmp_path)
     position = training.position
 
-    @tf.function  # type: ignore[misc]
     def train(batches: Any) -> Any:
         seen = tf.TensorArray(tf.int64, 3)
         for step, (batch, behind) in batches.enumerate():
@@ -135,13 +134,13 @@ def test_by_the_element_and_in_a_function(
         return seen.concat()
 
     read = dataset(target, numbers, position, batch_size=None)
-    seen = train(read.batch(7).take(3)).numpy().tolist()
+    seen = tf.function(train)(read.batch(7).take(3)).numpy().tolist()
     assert seen == first[:21]
     assert int(position) == 21
     training.manager.save()
     again = Training(tmp_path)
     read = dataset(target, numbers, again.position, batch_size=None)
-    assert again.train(read, None) == first[21:]
+    assert again.train(read.batch(1), None) == [[x] for x in first[21:]]
 
 
 def group(
@@ -285,13 +284,13 @@ def test_the_position_of_another_read_is_refused(
     training.train(dataset(target, numbers, training.position), 3)
     position = Training(tmp_path).position
     others = service.register_dataset(target, tf.data.Dataset.range(NUMBER + 1))
-    for said, arguments in {
-        "another dataset": {"dataset_id": others},
-        "another order": {"dataset_id": numbers, "seed": 8},
-        "another global batch": {"dataset_id": numbers, "batch_size": BATCH + 1},
-    }.items():
+    for said, dataset_id, how in (
+        ("another dataset", others, {}),
+        ("another order", numbers, {"seed": 8}),
+        ("another global batch", numbers, {"batch_size": BATCH + 1}),
+    ):
         with pytest.raises(FailedPrecondition, match=said):
-            dataset(target, position=position, **arguments)
+            dataset(target, dataset_id, position, **how)
     with pytest.raises(tf.errors.FailedPreconditionError, match="another order"):
         dataset(target, numbers, position, cycle_length=2)
     larger = dataset(target, numbers, int(position), batch_size=6)
@@ -310,11 +309,12 @@ def test_two_reads_need_two_positions(target: str, numbers: str) -> None:
 
 def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
     position = service.OrderedPosition()
-    for how, said in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"ordered": True}, "add_position=True"),
         ({"add_position": True}, "ordered=True"),
         ({"ordered": True, "add_position": True, "start_step": 0}, "start_step=0"),
-    ):
+    ]
+    for how, said in refused:
         with pytest.raises(ForebayError, match=said):
             service.from_dataset_id(
                 "parallel_epochs", target, numbers, start_position=position, **how
@@ -348,12 +348,13 @@ def test_tasks_of_a_cluster_take_a_position_and_an_evaluator_begins_anew(
 def test_an_iterator_says_what_to_save_instead(
     target: str, numbers: str, tmp_path: pathlib.Path
 ) -> None:
-    for behind in (
+    chains: list[Callable[[Any], Any]] = [
         lambda d: d,
         lambda d: d.map(lambda *e: e),
         lambda d: d.repeat(),
         lambda d: d.repeat(2).prefetch(2),
-    ):
+    ]
+    for behind in chains:
         for size in (None, BATCH):
             read = service.from_dataset_id(
                 "distributed_epoch", target, numbers, ordered=True, batch_size=size, **ORDER
