@@ -352,8 +352,8 @@ def from_dataset_id(
         An `OrderedPosition` as start_position lets `tf.train.Checkpoint` save it.
 
     Each iteration over an ordered dataset that TensorFlow reads to its end is an epoch, and the
-    next one is the next epoch. One that is left before begins again where it began: what was
-    fetched ahead may or may not have been used.
+    next one is the next epoch. One that is left before begins again where it began, or at the
+    `OrderedPosition`: what was fetched ahead may or may not have been used.
 
     Its cardinality is infinite or zero if the registered dataset's is. Otherwise it is unknown:
     others may share the job, and several workers may each produce the whole dataset.
@@ -488,12 +488,17 @@ class _InOrder:
         another read."""
         self._reader_of, self._how, self._next = reader_of, reader.how, ordered
         self._position, self._dataset = position, reader.fingerprint
+        self._goes_on = False  # the last iteration was read to its end
         if position is not None:
             position.begin(ordered, self._dataset)
 
     def blocks(self) -> Iterator[Any]:
         """Those of the next epoch, or the rest of it."""
         ordered = self._next.copy()
+        # Behind another epoch, the position may lag: `repeat` opens an epoch ahead of the training.
+        if self._position is not None and not self._goes_on:
+            self._position.begin(ordered, self._dataset)
+        self._goes_on = False
         reader = self._reader_of(how=replace(self._how, ordered=ordered))
         with closing(_blocks_of(reader)) as blocks:
             for block in blocks:
@@ -501,7 +506,7 @@ class _InOrder:
                     self._position.describe(ordered, self._dataset)
                 yield block
         if ordered.finish():
-            self._next = ordered
+            self._next, self._goes_on = ordered, True
 
 
 def _read_what_is_named(

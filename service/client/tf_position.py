@@ -27,13 +27,14 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
 
     It is a number of elements, over all consumers and epochs: 0 at first, and `int(position)`
     then. `from_dataset_id`, `distribute` and `distribute_across` take it as `start_position`,
-    together with `add_position=True`. The dataset begins where the position is when it is made. So
-    restore first, and make the dataset after it. All consumers have the same position after the
-    same number of steps. One of them may save it for all.
+    together with `add_position=True`. The first iteration begins where the position is then, and so
+    does one behind an iteration that was left early. Behind one that was read to its end comes the
+    next epoch. All consumers have the same position after the same number of steps. One of them may
+    save it for all.
 
     A checkpoint of it also says what it is a position in. Another dataset, order (`seed`,
     `shuffle`, `cycle_length`, `block_length`, `bundle_splits`) or global batch is refused with
-    FailedPrecondition, when the dataset is made or first read. To go on with another global batch,
+    FailedPrecondition, when the dataset is made or read. To go on with another global batch,
     give `start_position=int(position)`.
     """
 

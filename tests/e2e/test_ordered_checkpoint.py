@@ -12,11 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from forebay import service
 from forebay.service import Role, TaskContext
+from forebay.service.client.positions import OrderedRead
 from forebay.service.errors import FailedPrecondition, ForebayError
 
 from ..cluster import WorkerProcess
@@ -112,10 +115,68 @@ def test_epochs_of_one_dataset_follow_each_other(
     seen = training.train(read.prefetch(3), None)
     assert int(training.position) == NUMBER
     seen += training.train(read, 4)
+    seen += training.train(read, 2)  # of the same dataset, without what was fetched ahead
     again = Training(tmp_path)
-    assert int(again.position) == NUMBER + 4 * BATCH
+    assert int(again.position) == NUMBER + 6 * BATCH
     seen += again.train(dataset(target, numbers, again.position), None)
     assert seen == steps_of(target, numbers)
+
+
+def test_a_dataset_may_be_made_before_the_position_is_restored(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    training = Training(tmp_path)
+    training.train(dataset(target, numbers, training.position), 5)
+    position = service.OrderedPosition()
+    mine = dataset(target, numbers, position)
+    other = dataset(target, numbers, position, seed=8)
+    checkpoint = tf.train.Checkpoint(position=position)
+    checkpoint.restore(training.manager.latest_checkpoint).expect_partial()
+    assert [b.tolist() for b, _ in mine.as_numpy_iterator()] == steps_of(target, numbers, 1)[5:]
+    with pytest.raises(tf.errors.OpError, match="another order"):
+        next(iter(other))
+
+
+class Saving(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts the steps, and saves the model behind the fifth."""
+
+    def __init__(self, model: Any, directory: pathlib.Path) -> None:
+        super().__init__()
+        self.steps = tf.Variable(0)
+        self.checkpoint = tf.train.Checkpoint(model=model, steps=self.steps)
+        self.path = str(directory / "model")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.steps.assign_add(1) == 5:
+            self.checkpoint.write(self.path)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # at each epoch's end
+def test_keras_fit_goes_on_by_the_steps_that_a_callback_counts(
+    target: str, tmp_path: pathlib.Path
+) -> None:
+    pairs = tf.data.Dataset.range(NUMBER).map(
+        lambda i: (tf.random.stateless_normal([4], [i, 0]), tf.fill([1], tf.cast(i, tf.float32)))
+    )
+    dataset_id = service.register_dataset(target, pairs)
+    models = []
+    for restored in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)  # a restore leaves out what isn't there
+        saving = Saving(model, tmp_path)
+        if restored:
+            saving.checkpoint.read(saving.path)
+        read = service.from_dataset_id(
+            "distributed_epoch", target, dataset_id, ordered=True, batch_size=BATCH,
+            start_step=int(saving.steps), **ORDER,
+        )  # fmt: skip
+        model.fit(read, verbose=0, shuffle=False, callbacks=[saving])
+        assert int(saving.steps) == STEPS
+        models.append(model)
+    for mine, theirs in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_by_the_element_and_in_a_function(
@@ -303,8 +364,10 @@ def test_two_reads_need_two_positions(target: str, numbers: str) -> None:
     position = service.OrderedPosition()
     both = [dataset(target, numbers, position, seed=seed) for seed in (1, 2)]
     next(iter(both[0]))
-    with pytest.raises(tf.errors.OpError, match="one OrderedPosition for two reads"):
+    with pytest.raises(tf.errors.OpError, match="another order"):
         next(iter(both[1]))
+    with pytest.raises(FailedPrecondition, match="one OrderedPosition for two reads"):
+        position.describe(OrderedRead(seed=2), numbers)  # if both have begun at the same time
 
 
 def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
