@@ -17,7 +17,7 @@ $(READY): pyproject.toml deploy/tools/pyproject.toml constraints.txt scripts/set
 	@PYTHON=$(PYTHON) scripts/setup
 	@touch $@
 
-demo: $(READY) ## train on real data while the dispatcher is killed
+demo: $(READY) ## train on real data while the dispatcher is killed, and resume a read exactly
 	$(BIN)/forebay demo
 
 chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--minutes 10"

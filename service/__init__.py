@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
     from .client.saves import distributed_save
+    from .client.tf_position import OrderedPosition
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
     from .materialized.materializing import Materialized
@@ -39,6 +40,7 @@ __all__ = [
     "ElementIterator",
     "ForebayError",
     "Materialized",
+    "OrderedPosition",
     "PreemptionHandler",
     "PythonDataset",
     "Role",
@@ -66,6 +68,7 @@ _HOMES = {
     ".client.functions": ("PythonDataset", "python_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.saves": ("distributed_save",),
+    ".client.tf_position": ("OrderedPosition",),
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),

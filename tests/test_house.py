@@ -674,7 +674,7 @@ def test_no_address_and_no_path_of_one_machine() -> None:
     )
 
 
-README_WORDS = 920  # a page that people adopt a project by
+README_WORDS = 940  # a page that people adopt a project by
 PROSE_CHARACTERS = 400  # of a line; tables and code are as long as they are
 OLD_PROSE = {"docs/architecture.md", "docs/decisions.md"}  # longer, for now; docs/decisions/, too
 LINK = re.compile(r"\]\(([^()\s]+)\)")

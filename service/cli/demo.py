@@ -5,11 +5,17 @@ share one job over them through two workers, under dynamic sharding, and each tr
 model. Halfway through an epoch, the demo kills the dispatcher (SIGKILL), and another one replays
 its journal; nobody else is told. The models do not learn from every fifth image: those measure
 the accuracy.
+
+Then the demo reads the images in order, twice: undisturbed, and by a trainer that it kills in the
+middle. A worker leaves as well, and two trainers go on from the state that was saved last. The
+bytes of all images must be the same, in the same order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import json
 import pathlib
 import queue
@@ -19,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -64,6 +71,24 @@ class Tally:
         return sum(n - 1 for counter in self.visits.values() for n in counter.values())
 
 
+@dataclass
+class Resumed:
+    """What came of an ordered read that was stopped, and of an undisturbed one: the SHA-256 of each
+    image, in the global order."""
+
+    undisturbed: list[str]
+    resumed: list[str]
+    killed_after: int  # images
+
+    @property
+    def same(self) -> bool:
+        return self.resumed == self.undisturbed
+
+    def is_whole(self, images: int) -> bool:
+        """Whether an epoch has every image once."""
+        return len({*self.undisturbed}) == len(self.undisturbed) == images
+
+
 def run_demo(*, epochs: int, keep: bool) -> bool:
     """Run the demo and print its results; return whether each epoch visited every image once."""
     missing = [name for name in ("sklearn", "tensorflow") if find_spec(name) is None]
@@ -106,8 +131,10 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[ChildProcess]) ->
         return process
 
     dispatcher = start_dispatcher()
-    for number in range(WORKERS):
+    workers = [
         run(directory / f"worker{number}.log", "service.cli", "worker", f"--dispatcher={service}")
+        for number in range(WORKERS)
+    ]
     log = directory / "data.log"
     written = run(
         log, "service.cli.demo_data", str(directory / "digits"), str(FILES), service
@@ -150,7 +177,48 @@ def _run(directory: pathlib.Path, epochs: int, processes: list[ChildProcess]) ->
                 killed_at, killed_after = time.monotonic(), tally.total
                 dispatcher = start_dispatcher()
                 recovered_s = time.monotonic() - killed_at
-    return _summarize(console, directory, journal, tally, epochs, images, killed_after, recovered_s)
+
+    def read_in_order(state: str, *arguments: int) -> ChildProcess:
+        module, log = "service.cli.demo_ordered", directory / "ordered.log"
+        return run(log, module, state, service, dataset_id, *map(str, arguments))
+
+    resumed = _resume(read_in_order, workers[0])
+    return _summarize(
+        console, directory, journal, tally, epochs, images, killed_after, recovered_s, resumed
+    )
+
+
+def _resume(read_in_order: Callable[..., ChildProcess], worker: ChildProcess) -> Resumed:
+    """`read_in_order` starts a trainer, with a saved state or "", its batch size, its index and the
+    number of trainers."""
+    undisturbed = _steps([read_in_order("", TRAINERS * BATCH, 0, 1)])
+    alone = read_in_order("", TRAINERS * BATCH, 0, 1)
+    before = _steps([alone], len(undisturbed) // 2)
+    alone.kill()
+    worker.end()
+    state = json.dumps(before[-1]["state"] if before else None)
+    after = _steps([read_in_order(state, BATCH, index, TRAINERS) for index in range(TRAINERS)])
+
+    def images(steps: list[dict[str, Any]]) -> list[str]:
+        return [digest for step in steps for digest in step["digests"]]
+
+    return Resumed(images(undisturbed), images(before + after), len(images(before)))
+
+
+def _steps(trainers: Sequence[ChildProcess], steps: int | None = None) -> list[dict[str, Any]]:
+    """What the trainers report, in the global order, up to their end or that of so many steps."""
+    reports: list[dict[str, Any]] = []
+    for _ in itertools.count() if steps is None else range(steps):
+        step = [line for trainer in trainers if (line := trainer.line(TIMEOUT_S))]
+        if not step:
+            break
+        reports += map(json.loads, step)
+    return reports
+
+
+def _described(images: list[str]) -> str:
+    digest = hashlib.sha256("".join(images).encode()).hexdigest()
+    return f"{len(images)} images, SHA-256 {digest[:20]}…"
 
 
 def _summarize(
@@ -162,6 +230,7 @@ def _summarize(
     images: int,
     killed_after: int,
     recovered_s: float | None,
+    resumed: Resumed,
 ) -> bool:
     from rich.table import Table
 
@@ -189,6 +258,12 @@ def _summarize(
             f"{tally.waited_s[trainer]:.2f} s of {tally.read_s[trainer]:.2f} s, "
             f"at the longest {tally.longest_wait_s[trainer]:.2f} s",
         )
+    table.add_row("read in order, undisturbed", _described(resumed.undisturbed))
+    table.add_row("read in order, with a resume", _described(resumed.resumed))
+    table.add_row(
+        "its trainer killed (SIGKILL)",
+        f"after {resumed.killed_after} images; {TRAINERS} trainers went on, with a worker less",
+    )
     events = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda i: -i[1]))
     table.add_row("the journal holds", f"{sum(kinds.values())} events: {events}")
     table.add_row("the journal verifies", "yes" if healthy else "NO")
@@ -196,11 +271,18 @@ def _summarize(
         table.add_row(f"trainer {trainer}'s accuracy", f"{accuracy:.1%} on the held-out fifth")
     console.print(table)
     good = len(tally.accuracy) == TRAINERS and not tally.twice and not missing and healthy
+    good = good and resumed.same and resumed.is_whole(images)
     if len(tally.accuracy) < TRAINERS:
         console.print("a trainer failed:")
         for trainer in range(TRAINERS):
             console.print(tail(directory / f"trainer{trainer}.log"), markup=False)
-    console.print("every image once an epoch" if good else "a promise was broken", style="bold")
+    if not (resumed.same and resumed.is_whole(images)):
+        console.print("the ordered read went wrong:")
+        console.print(tail(directory / "ordered.log"), markup=False)
+    console.print(
+        "every image once an epoch, and resumed exactly" if good else "a promise was broken",
+        style="bold",
+    )
     return good
 
 

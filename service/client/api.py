@@ -62,6 +62,7 @@ from .registration import COMPRESSIONS, Send, Service, check_compression, regist
 from .running_out import explain_running_out
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
 from .tf_errors import raising_tensorflows
+from .tf_position import OrderedPosition, taken_from
 
 Dataset = Any
 
@@ -352,10 +353,11 @@ def from_dataset_id(
       add_position: of an ordered read. Elements come in pairs (element, position): int64, the
         position behind the element's batch, or behind its step over all consumers. It goes through
         prefetch with the element. Save that of the last element that was used, for start_position.
+        An `OrderedPosition` as start_position lets `tf.train.Checkpoint` save it.
 
     Each iteration over an ordered dataset that TensorFlow reads to its end is an epoch, and the
-    next one is the next epoch. One that is left before begins again where it began: what was
-    fetched ahead may or may not have been used.
+    next one is the next epoch. One that is left before begins again where it began, or at the
+    `OrderedPosition`: what was fetched ahead may or may not have been used.
 
     Its cardinality is infinite or zero if the registered dataset's is. Otherwise it is unknown:
     others may share the job, and several workers may each produce the whole dataset.
@@ -374,6 +376,7 @@ def from_dataset_id(
     processing_mode cannot split among workers. Each is an error of `tf.errors` too.
     """
     policy = sharding_policy(processing_mode)
+    order, position = taken_from(order, add_position=add_position)
     how = reading(
         job_name=job_name,
         consumer_index=consumer_index,
@@ -404,7 +407,9 @@ def from_dataset_id(
             service, dataset_id, element_spec, policy, job_name, how
         )
     shared = job_name is not None or how.ordered is not None
-    return _read_as_dataset(reader, dataset_id, element_spec, policy, shared=shared)
+    return _read_as_dataset(
+        reader, dataset_id, element_spec, policy, shared=shared, position=position
+    )
 
 
 def _read_as_dataset(
@@ -414,6 +419,7 @@ def _read_as_dataset(
     policy: ShardingPolicy,
     *,
     shared: bool,
+    position: OrderedPosition | None,
 ) -> Dataset:
     explain_running_out()
     options = tf.data.Options()
@@ -448,7 +454,8 @@ def _read_as_dataset(
         element_spec = element_spec, tf.TensorSpec([], tf.int64)
     blocks: Callable[[], Any] = partial(_blocks_of, reader)
     if in_order is not None:
-        blocks = _InOrder(partial(reader_of, dataset_id), reader.how, in_order).blocks
+        iterations = _InOrder(partial(reader_of, dataset_id), reader, in_order.copy(), position)
+        blocks = iterations.blocks
     dataset = dataset_of_blocks(
         blocks,
         element_spec,
@@ -456,7 +463,10 @@ def _read_as_dataset(
         cardinality=_cardinality(metadata.cardinality, policy),
         options=options,
     )
-    if in_order is None or in_order.batch_size is None:
+    if in_order is None:
+        return dataset
+    dataset.is_read_in_order = True
+    if in_order.batch_size is None:
         return dataset
     # The reader leaves out the remainder, and with it all batches are whole.
     dataset = dataset.batch(in_order.batch_size, drop_remainder=in_order.drop_remainder)
@@ -470,18 +480,35 @@ class _InOrder:
     TensorFlow may have several open."""
 
     def __init__(
-        self, reader: Callable[..., Reader], how: ReadOptions, ordered: OrderedRead
+        self,
+        reader_of: Callable[..., Reader],
+        reader: Reader,
+        ordered: OrderedRead,
+        position: OrderedPosition | None,
     ) -> None:
-        self._reader, self._how, self._next = reader, how, ordered
+        """It begins at the position, if there is one. Raises FailedPrecondition if that is one in
+        another read."""
+        self._reader_of, self._how, self._next = reader_of, reader.how, ordered
+        self._position, self._dataset = position, reader.fingerprint
+        self._goes_on = False  # the last iteration was read to its end
+        if position is not None:
+            position.begin(ordered, self._dataset)
 
     def blocks(self) -> Iterator[Any]:
         """Those of the next epoch, or the rest of it."""
         ordered = self._next.copy()
-        reader = self._reader(how=replace(self._how, ordered=ordered))
+        # Behind another epoch, the position may lag: `repeat` opens an epoch ahead of the training.
+        if self._position is not None and not self._goes_on:
+            self._position.begin(ordered, self._dataset)
+        self._goes_on = False
+        reader = self._reader_of(how=replace(self._how, ordered=ordered))
         with closing(_blocks_of(reader)) as blocks:
-            yield from blocks
+            for block in blocks:
+                if self._position is not None and ordered.epoch is not None:
+                    self._position.describe(ordered, self._dataset)
+                yield block
         if ordered.finish():
-            self._next = ordered
+            self._next, self._goes_on = ordered, True
 
 
 def _read_what_is_named(
@@ -566,6 +593,7 @@ def distribute(
     Applying the result raises what `register_dataset` and `from_dataset_id` raise.
     """
     policy = sharding_policy(processing_mode)
+    order, position = taken_from(order, add_position=add_position)
     how = reading(
         job_name=job_name,
         consumer_index=consumer_index,
@@ -599,7 +627,9 @@ def distribute(
             return Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
 
         shared = job_name is not None or how.ordered is not None
-        return _read_as_dataset(reader, dataset_id, dataset.element_spec, policy, shared=shared)
+        return _read_as_dataset(
+            reader, dataset_id, dataset.element_spec, policy, shared=shared, position=position
+        )
 
     return apply
 

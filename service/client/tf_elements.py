@@ -266,6 +266,7 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
     """The service's elements. An iteration may be empty: other readers may have taken all."""
 
     is_read_through_the_service = True
+    is_read_in_order = False
 
     def __init__(self, built: Any, element_spec: Any, cardinality: int) -> None:
         self._built = built
@@ -299,6 +300,7 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(_goes_on))
         repeated = endless.flat_map(plain(lambda _: self), name=name)
         repeated.is_read_through_the_service = True
+        repeated.is_read_in_order = self.is_read_in_order
         repeated = repeated.with_options(self._options_attr)  # flat_map does not pass them on
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
 

@@ -20,6 +20,13 @@ UNSAVED = (
     "initial_epoch, which reads what is left of that epoch"
 )
 
+UNSAVED_IN_ORDER = (
+    "an iterator cannot be saved or restored, because what was fetched ahead of the training may "
+    "lie anywhere behind it. Of an ordered read, put a service.OrderedPosition into the "
+    "tf.train.Checkpoint in place of the iterator: give it as start_position, with "
+    "add_position=True, and assign to it the position that comes with each element"
+)
+
 
 def refuse_saving() -> None:
     """From now on, saving or restoring an iterator that `reads_the_service` raises
@@ -32,7 +39,10 @@ def refuse_saving() -> None:
     def refusing(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def refused(iterator: Any, *arguments: Any) -> Any:
-            if reads_the_service(getattr(iterator, "_dataset", None)):
+            dataset = getattr(iterator, "_dataset", None)
+            if _is_or_has(dataset, "is_read_in_order"):
+                raise tf.errors.UnimplementedError(None, None, UNSAVED_IN_ORDER)
+            if reads_the_service(dataset):
                 raise tf.errors.UnimplementedError(None, None, UNSAVED)
             return method(iterator, *arguments)
 
@@ -45,6 +55,12 @@ def refuse_saving() -> None:
 
 def reads_the_service(dataset: Any) -> bool:
     """Whether the dataset is one of the service's, or made of one."""
-    if getattr(dataset, "is_read_through_the_service", False):
+    return _is_or_has(dataset, "is_read_through_the_service")
+
+
+def _is_or_has(dataset: Any, mark: str) -> bool:
+    """Whether the dataset, or one that it is made of, has an attribute of this name that is set."""
+    if getattr(dataset, mark, False):
         return True
-    return isinstance(dataset, tf.data.Dataset) and any(map(reads_the_service, dataset._inputs()))
+    made_of = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else ()
+    return any(_is_or_has(each, mark) for each in made_of)

@@ -132,7 +132,8 @@ class Subscription(ABC):
 
     @property
     def sleeps(self) -> bool:
-        """After `next` had nothing, with credit: whether only an `on_change` can change that."""
+        """Whether only an `on_change` can make `next` give something. Valid after `next` has returned
+        None with credit."""
         return False
 
     @abstractmethod

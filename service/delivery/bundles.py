@@ -16,8 +16,8 @@ always go on. A query lacks an element if its reader has planned (`until`) all t
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes`, those that some reader has passed are
 dropped earlier: a reader that is far behind the others has its elements made again. What a slice
-that has joined still needs is never dropped. Of a reader that is *alone*, what it was given is
-dropped at once, and what is left once nobody reads the bundle any more may be dropped.
+that has joined still needs is never dropped. If the only reader is *alone*, a block is dropped
+once it was given. After that reader has left, the rest may be dropped, too.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
 is a query: its end comes when the bundle has ended, when its run waits, or ANSWER_S after there is

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from .test_cli import forebay_within
@@ -14,4 +16,9 @@ def test_it_says_what_it_shows_and_nothing_else() -> None:
     assert done.stderr == ""
     first, *_, last = done.stdout.splitlines()
     assert first == "1797 handwritten digits in 16 TFRecord files"
-    assert last == "every image once an epoch"
+    assert last == "every image once an epoch, and resumed exactly"
+    told = re.findall(r"read in order, (.+?) *│ (1797 images, SHA-256 \w{20})", done.stdout)
+    (undisturbed, order), (resumed, same) = told
+    assert (undisturbed, resumed) == ("undisturbed", "with a resume")
+    assert order == same
+    assert "after 896 images; 2 trainers went on" in done.stdout

@@ -1,0 +1,125 @@
+"""The position of an ordered read as an object that `tf.train.Checkpoint` saves and restores."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tensorflow as tf
+
+from ..errors import FailedPrecondition, InvalidArgument
+from .positions import OrderedRead
+
+
+class OrderedPosition(tf.Module):  # type: ignore[misc]
+    """How far a training has come in an ordered read; `tf.train.Checkpoint` saves it.
+
+        position = service.OrderedPosition()
+        checkpoint = tf.train.Checkpoint(model=model, position=position)
+        checkpoint.restore(tf.train.latest_checkpoint(directory))
+        dataset = service.from_dataset_id(
+            "distributed_epoch", target, dataset_id,
+            ordered=True, batch_size=32, add_position=True, start_position=position,
+        )
+        for batch, behind in dataset.prefetch(2):
+            train(batch)
+            position.assign(behind)
+
+    It is a number of elements, over all consumers and epochs: 0 at first, and `int(position)`
+    then. `from_dataset_id`, `distribute` and `distribute_across` take it as `start_position`,
+    together with `add_position=True`. The first iteration begins where the position is then, and so
+    does one behind an iteration that was left early. Behind one that was read to its end comes the
+    next epoch. All consumers have the same position after the same number of steps. One of them may
+    save it for all.
+
+    A checkpoint of it also says what it is a position in. Another dataset, order (`seed`,
+    `shuffle`, `cycle_length`, `block_length`, `bundle_splits`) or global batch is refused with
+    FailedPrecondition, when the dataset is made or read. To go on with another global batch,
+    give `start_position=int(position)`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        with tf.device("CPU"):
+            self._elements = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._read = _Read()
+
+    def assign(self, position: Any) -> None:
+        """The training has used all elements before this position.
+
+        Args:
+          position: int64, of any shape: what came with the element or batch that was used last. Of
+            several, such as those of the replicas of a `tf.distribute.Strategy`, the greatest
+            counts. A `tf.function` may call this.
+
+        Raises ValueError for another dtype.
+        """
+        several = isinstance(position, tf.distribute.DistributedValues)
+        parts = position.values if several else (position,)
+        flat = [tf.reshape(tf.convert_to_tensor(part, tf.int64), [-1]) for part in parts]
+        self._elements.assign(tf.reduce_max(tf.concat(flat, 0)))
+
+    def __int__(self) -> int:
+        with tf.init_scope():
+            return int(self._elements.numpy())
+
+    def begin(self, ordered: OrderedRead, dataset: str) -> None:
+        """Have the read begin here. Raises FailedPrecondition for a position in another one, and
+        InvalidArgument for a damaged one."""
+        if self._read.described:
+            try:
+                described = json.loads(self._read.described)
+            except ValueError:
+                described = self._read.described
+            if isinstance(described, dict):
+                described = {**described, "position": int(self)}
+            ordered.load(described, dataset)
+        else:
+            ordered.move_to(int(self))
+
+    def describe(self, ordered: OrderedRead, dataset: str) -> None:
+        """It is a position in this read, which has begun. Raises FailedPrecondition if it is one in
+        another read, too."""
+        state = ordered.state(dataset)
+        described = json.dumps({k: v for k, v in state.items() if k not in _POSITION})
+        if self._read.described not in ("", described):
+            raise FailedPrecondition(
+                f"one OrderedPosition for two reads, {self._read.described} and {described}: make "
+                "one for each"
+            )
+        self._read.described = described
+
+
+_POSITION = ("position", "start_step")
+
+
+class _Read(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """What the position is one in: the rest of a saved state, as JSON."""
+
+    described = ""
+
+    def serialize(self) -> str:
+        return self.described
+
+    def deserialize(self, string_value: Any) -> None:
+        self.described = tf.compat.as_str(string_value)
+
+
+def taken_from(
+    order: dict[str, Any], *, add_position: bool
+) -> tuple[dict[str, Any], OrderedPosition | None]:
+    """The keyword arguments without an OrderedPosition, and this. Raises InvalidArgument."""
+    position = order.get("start_position")
+    if not isinstance(position, OrderedPosition):
+        return order, None
+    if not add_position:
+        raise InvalidArgument(
+            "start_position is an OrderedPosition, which is assigned the positions that come with "
+            "the elements: give add_position=True as well, or start_position=int(position)"
+        )
+    if order.get("start_step") is not None:
+        raise InvalidArgument(
+            f"start_position is an OrderedPosition, and start_step={order['start_step']!r}: give "
+            "one of them"
+        )
+    return {**order, "start_position": 0}, position

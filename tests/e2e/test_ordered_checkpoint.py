@@ -1,0 +1,428 @@
+"""The position of an ordered read in a `tf.train.Checkpoint`, restored from its files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service import Role, TaskContext
+from forebay.service.client.positions import OrderedRead
+from forebay.service.errors import FailedPrecondition, ForebayError
+
+from ..cluster import WorkerProcess
+from ..ordered_reads import Cluster
+from ..stock import DispatcherProcess
+
+NUMBER, BATCH = 50, 4
+STEPS = 13  # of an epoch, the last of 2
+ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A dispatcher, with two workers."""
+    with (
+        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
+        WorkerProcess(dispatcher.address),
+        WorkerProcess(dispatcher.address),
+    ):
+        yield dispatcher.target
+
+
+@pytest.fixture(scope="module")
+def numbers(target: str) -> str:
+    return service.register_dataset(target, tf.data.Dataset.range(NUMBER))
+
+
+def steps_of(target: str, dataset_id: str, epochs: int = 2) -> list[list[int]]:
+    """The global batches of an undisturbed training."""
+    found = []
+    for start in range(0, epochs * NUMBER, NUMBER):
+        read = service.read(target, dataset_id, ordered=True, start_position=start, **ORDER)
+        elements = [int(x) for x in read]
+        assert sorted(elements) == [*range(NUMBER)]
+        found += [elements[i : i + BATCH] for i in range(0, NUMBER, BATCH)]
+    return found
+
+
+def dataset(target: str, dataset_id: str, position: Any, **how: Any) -> Any:
+    how = {"batch_size": BATCH, **ORDER, **how}
+    return service.from_dataset_id(
+        "distributed_epoch",
+        target,
+        dataset_id,
+        ordered=True,
+        add_position=True,
+        start_position=position,
+        **how,
+    )
+
+
+class Training:
+    """A trainer as after a start: it has what the newest checkpoint in the directory says."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.position = service.OrderedPosition()
+        self.steps = tf.Variable(0)
+        checkpoint = tf.train.Checkpoint(position=self.position, steps=self.steps)
+        self.manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=2)
+        status = checkpoint.restore(self.manager.latest_checkpoint)
+        if self.manager.latest_checkpoint:
+            status.assert_consumed()
+
+    def train(self, batches: Any, steps: int | None) -> list[list[int]]:
+        """Take so many steps, save, and drop the rest of the iteration."""
+        seen = []
+        for batch, behind in itertools.islice(batches, steps):
+            seen.append(batch.numpy().tolist())
+            self.steps.assign_add(1)
+            self.position.assign(behind)
+        self.manager.save()
+        return seen
+
+
+def test_each_start_goes_on_where_the_last_one_saved(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    """In mid-epoch, at an epoch's end, and with elements fetched ahead over it."""
+    seen: list[list[int]] = []
+    for steps in (5, 7, 1, 0, 3, 9):
+        training = Training(tmp_path)
+        assert int(training.steps) == len(seen)
+        epochs = dataset(target, numbers, training.position).repeat(2)
+        seen += training.train(epochs.prefetch(8), steps)
+    assert seen == steps_of(target, numbers)[:25]
+
+
+def test_epochs_of_one_dataset_follow_each_other(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    training = Training(tmp_path)
+    read = dataset(target, numbers, training.position).map(lambda batch, at: (batch, at))
+    seen = training.train(read.prefetch(3), None)
+    assert int(training.position) == NUMBER
+    seen += training.train(read, 4)
+    seen += training.train(read, 2)  # of the same dataset, without what was fetched ahead
+    again = Training(tmp_path)
+    assert int(again.position) == NUMBER + 6 * BATCH
+    seen += again.train(dataset(target, numbers, again.position), None)
+    assert seen == steps_of(target, numbers)
+
+
+def test_a_dataset_may_be_made_before_the_position_is_restored(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    training = Training(tmp_path)
+    training.train(dataset(target, numbers, training.position), 5)
+    position = service.OrderedPosition()
+    mine = dataset(target, numbers, position)
+    other = dataset(target, numbers, position, seed=8)
+    checkpoint = tf.train.Checkpoint(position=position)
+    checkpoint.restore(training.manager.latest_checkpoint).expect_partial()
+    assert [b.tolist() for b, _ in mine.as_numpy_iterator()] == steps_of(target, numbers, 1)[5:]
+    with pytest.raises(tf.errors.OpError, match="another order"):
+        next(iter(other))
+
+
+class Saving(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts the steps, and saves the model behind the fifth."""
+
+    def __init__(self, model: Any, directory: pathlib.Path) -> None:
+        super().__init__()
+        self.steps = tf.Variable(0)
+        self.checkpoint = tf.train.Checkpoint(model=model, steps=self.steps)
+        self.path = str(directory / "model")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.steps.assign_add(1) == 5:
+            self.checkpoint.write(self.path)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # at each epoch's end
+def test_keras_fit_goes_on_by_the_steps_that_a_callback_counts(
+    target: str, tmp_path: pathlib.Path
+) -> None:
+    pairs = tf.data.Dataset.range(NUMBER).map(
+        lambda i: (tf.random.stateless_normal([4], [i, 0]), tf.fill([1], tf.cast(i, tf.float32)))
+    )
+    dataset_id = service.register_dataset(target, pairs)
+    models = []
+    for restored in (False, True):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)  # a restore leaves out what isn't there
+        saving = Saving(model, tmp_path)
+        if restored:
+            saving.checkpoint.read(saving.path)
+        read = service.from_dataset_id(
+            "distributed_epoch", target, dataset_id, ordered=True, batch_size=BATCH,
+            start_step=int(saving.steps), **ORDER,
+        )  # fmt: skip
+        model.fit(read, verbose=0, shuffle=False, callbacks=[saving])
+        assert int(saving.steps) == STEPS
+        models.append(model)
+    for mine, theirs in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_by_the_element_and_in_a_function(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    """Without batch_size, whatever batches are made behind it; a tf.function takes the steps."""
+    first = [x for step in steps_of(target, numbers, 1) for x in step]
+    training = Training(tmp_path)
+    position = training.position
+
+    def train(batches: Any) -> Any:
+        seen = tf.TensorArray(tf.int64, 3)
+        for step, (batch, behind) in batches.enumerate():
+            seen = seen.write(tf.cast(step, tf.int32), batch)
+            position.assign(behind)
+        return seen.concat()
+
+    read = dataset(target, numbers, position, batch_size=None)
+    seen = tf.function(train)(read.batch(7).take(3)).numpy().tolist()
+    assert seen == first[:21]
+    assert int(position) == 21
+    training.manager.save()
+    again = Training(tmp_path)
+    read = dataset(target, numbers, again.position, batch_size=None)
+    assert again.train(read.batch(1), None) == [[x] for x in first[21:]]
+
+
+def group(
+    target: str, dataset_id: str, position: Any, consumers: int, steps: int | None
+) -> tuple[list[list[int]], list[int]]:
+    """The steps that a group takes from the position on, and the position of each consumer."""
+    found: list[list[list[int]]] = [[] for _ in range(consumers)]
+    positions = [int(position)] * consumers
+    ready = threading.Barrier(consumers)
+
+    def consume(index: int) -> None:
+        how = {"consumer_index": index, "num_consumers": consumers}
+        read = dataset(target, dataset_id, position, batch_size=BATCH // consumers, **how)
+        for batch, behind in itertools.islice(read.prefetch(2), steps):
+            found[index].append(batch.numpy().tolist())
+            positions[index] = int(behind)
+        ready.wait(60)
+
+    threads = [threading.Thread(target=consume, args=(i,)) for i in range(consumers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    at_each_step = itertools.zip_longest(*found, fillvalue=[])
+    return [[*itertools.chain.from_iterable(step)] for step in at_each_step], positions
+
+
+@pytest.mark.timeout(180)
+def test_other_numbers_of_consumers_and_workers(tmp_path: pathlib.Path) -> None:
+    """The position is saved by one consumer, for all."""
+    seen: list[list[int]] = []
+    with Cluster(tmp_path / "journal", workers=2) as cluster:
+        numbers = service.register_dataset(cluster.target, tf.data.Dataset.range(NUMBER))
+        for consumers, workers, steps in ((2, 2, 4), (1, 1, 5), (4, 3, 2), (2, 2, None)):
+            cluster.resize(workers)
+            training = Training(tmp_path / "saved")
+            taken, positions = group(cluster.target, numbers, training.position, consumers, steps)
+            seen += taken
+            assert len({*positions}) == 1 or steps is None
+            training.position.assign(positions[0])
+            training.manager.save()
+        assert seen == steps_of(cluster.target, numbers, 1)
+        assert int(training.position) == NUMBER
+
+
+KILLED = """
+import json
+import sys
+
+import tensorflow as tf
+
+from forebay import service
+
+target, dataset_id, directory, order, steps = *sys.argv[1:4], *map(json.loads, sys.argv[4:])
+position = service.OrderedPosition()
+manager = tf.train.CheckpointManager(tf.train.Checkpoint(position=position), directory, 2)
+manager.checkpoint.restore(manager.latest_checkpoint)
+dataset = service.from_dataset_id(
+    "distributed_epoch", target, dataset_id, ordered=True, batch_size=4, add_position=True,
+    start_position=position, **order,
+)
+for batch, behind in dataset.repeat(2).prefetch(5):
+    position.assign(behind)
+    if steps == 0:  # not saved
+        print("waits", flush=True)
+        sys.stdin.read()
+    steps -= 1
+    manager.save()
+    print(json.dumps(batch.numpy().tolist()), flush=True)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_trainer_that_is_killed_reads_the_steps_after_its_checkpoint(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    seen: list[list[int]] = []
+    for steps in (5, 10):
+        arguments = [target, numbers, str(tmp_path), json.dumps(ORDER), json.dumps(steps)]
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as trainer:
+            assert trainer.stdout is not None
+            lines = [trainer.stdout.readline() for _ in range(steps + 1)]
+            trainer.send_signal(signal.SIGKILL)
+        assert lines.pop() == "waits\n", lines
+        seen += [json.loads(line) for line in lines]
+    assert seen == steps_of(target, numbers)[:15]
+
+
+def test_replicas_of_a_strategy(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
+    """Each takes a batch in turn, and the greatest of their positions counts."""
+    code = """
+import json
+import sys
+
+import tensorflow as tf
+
+from forebay import service
+
+target, directory, number, order = *sys.argv[1:3], *map(json.loads, sys.argv[3:])
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+for steps in (2, 3, 2):
+    position = service.OrderedPosition()
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(position=position), directory, 2)
+    manager.checkpoint.restore(manager.latest_checkpoint)
+    dataset = service.distribute_across(
+        lambda _: tf.data.Dataset.range(number), target, strategy, job_name="replicas",
+        ordered=True, batch_size=4, add_position=True, start_position=position, **order,
+    )
+    batches = iter(strategy.distribute_datasets_from_function(lambda _: dataset))
+    for _ in range(steps):
+        batch, behind = next(batches)
+        both = strategy.experimental_local_results(batch)
+        print(json.dumps([each.numpy().tolist() for each in both]), flush=True)
+        position.assign(behind)
+    manager.save()
+    print(json.dumps(int(position)))
+"""
+    told = subprocess.check_output(
+        [sys.executable, "-c", code, target, str(tmp_path), str(NUMBER), json.dumps(ORDER)],
+        text=True,
+        timeout=100,
+    )
+    lines = [json.loads(line) for line in told.splitlines()]
+    positions = [line for line in lines if isinstance(line, int)]
+    assert positions == [16, 40, NUMBER]
+    seen = [batch for line in lines if isinstance(line, list) for batch in line]
+    assert [batch for batch in seen if batch] == steps_of(target, numbers, 1)
+
+
+def test_the_position_of_another_read_is_refused(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    training = Training(tmp_path)
+    training.train(dataset(target, numbers, training.position), 3)
+    position = Training(tmp_path).position
+    others = service.register_dataset(target, tf.data.Dataset.range(NUMBER + 1))
+    for said, dataset_id, how in (
+        ("another dataset", others, {}),
+        ("another order", numbers, {"seed": 8}),
+        ("another global batch", numbers, {"batch_size": BATCH + 1}),
+    ):
+        with pytest.raises(FailedPrecondition, match=said):
+            dataset(target, dataset_id, position, **how)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="another order"):
+        dataset(target, numbers, position, cycle_length=2)
+    larger = dataset(target, numbers, int(position), batch_size=6)
+    batch, behind = next(iter(larger))
+    assert batch.numpy().tolist() == [x for s in steps_of(target, numbers, 1)[3:5] for x in s][:6]
+    assert int(behind) == 18
+
+
+def test_two_reads_need_two_positions(target: str, numbers: str) -> None:
+    position = service.OrderedPosition()
+    both = [dataset(target, numbers, position, seed=seed) for seed in (1, 2)]
+    next(iter(both[0]))
+    with pytest.raises(tf.errors.OpError, match="another order"):
+        next(iter(both[1]))
+    with pytest.raises(FailedPrecondition, match="one OrderedPosition for two reads"):
+        position.describe(OrderedRead(seed=2), numbers)  # if both have begun at the same time
+
+
+def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
+    position = service.OrderedPosition()
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"ordered": True}, "add_position=True"),
+        ({"add_position": True}, "ordered=True"),
+        ({"ordered": True, "add_position": True, "start_step": 0}, "start_step=0"),
+    ]
+    for how, said in refused:
+        with pytest.raises(ForebayError, match=said):
+            service.from_dataset_id(
+                "parallel_epochs", target, numbers, start_position=position, **how
+            )
+        with pytest.raises(ForebayError, match=said):
+            service.distribute("parallel_epochs", target, start_position=position, **how)
+    with pytest.raises(ForebayError, match="start_position"):
+        service.read(target, numbers, ordered=True, start_position=position)
+    with pytest.raises(ValueError):
+        position.assign(tf.constant(1.5))
+    position._read.described = "{"
+    with pytest.raises(ForebayError, match="no state of an ordered read"):
+        dataset(target, numbers, position)
+
+
+def test_tasks_of_a_cluster_take_a_position_and_an_evaluator_begins_anew(
+    target: str, numbers: str
+) -> None:
+    position = service.OrderedPosition()
+    position.assign(5 * BATCH)
+    steps = steps_of(target, numbers, 1)
+    evaluator = TaskContext(role=Role.EVALUATOR, rank=None, num_consumers=1)
+    for context, taken in ((TaskContext(), steps[5:]), (evaluator, steps)):
+        read = service.distribute_across(
+            lambda _: tf.data.Dataset.range(NUMBER), target, context, job_name="begins behind 5",
+            ordered=True, add_position=True, start_position=position, batch_size=BATCH, **ORDER,
+        )  # fmt: skip
+        assert [batch.tolist() for batch, _ in read.as_numpy_iterator()] == taken
+
+
+def test_an_iterator_says_what_to_save_instead(
+    target: str, numbers: str, tmp_path: pathlib.Path
+) -> None:
+    chains: list[Callable[[Any], Any]] = [
+        lambda d: d,
+        lambda d: d.map(lambda *e: e),
+        lambda d: d.repeat(),
+        lambda d: d.repeat(2).prefetch(2),
+    ]
+    for behind in chains:
+        for size in (None, BATCH):
+            read = service.from_dataset_id(
+                "distributed_epoch", target, numbers, ordered=True, batch_size=size, **ORDER
+            )
+            iterator = iter(behind(read))
+            next(iterator)
+            with pytest.raises(tf.errors.UnimplementedError, match="OrderedPosition"):
+                tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
