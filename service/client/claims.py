@@ -49,7 +49,8 @@ WINDOW_BYTES = 32 << 20
 """How much is asked for ahead of the trainer, over all claims."""
 
 FIRST_CHUNK = 16
-"""How many elements of a bundle are asked for first; then twice as many each time."""
+"""How many elements of a bundle are asked for first, and one until it is known how large they are;
+then twice as many each time."""
 
 
 @dataclass(eq=False)
@@ -60,7 +61,7 @@ class _Claim:
     cursor: int  # elements before this one were given to the trainer
     came: int  # elements before this one have come, here or to an earlier consumer
     asked: int  # elements before this one were asked for
-    chunk: int = FIRST_CHUNK
+    chunk: int  # so many are asked for next
     length: int | None = None  # elements of the bundle, once it is known
     requests: deque[Request] = field(default_factory=deque)  # in order, with what has come
 
@@ -174,7 +175,7 @@ class ClaimsMode(Mode):
             return
         if self._came:
             more = 2 * self._side_by_side if self._waited else self._side_by_side - 1
-            self._side_by_side = min(max(1, more), MOST_READ)
+            self._side_by_side = max(1, min(more, MOST_READ, self._in_window() // 2))
         self._paced_s, self._waited = now, False
 
     def _begin(self) -> None:
@@ -187,7 +188,8 @@ class ClaimsMode(Mode):
                 place = next(iter(self._claimed))
                 cursor = self._claimed.pop(place)
                 self._changed.notify_all()
-            self._read[place] = claim = _Claim(place, cursor, cursor, cursor)
+            chunk = FIRST_CHUNK if self._came else 1
+            self._read[place] = claim = _Claim(place, cursor, cursor, cursor, chunk)
             self._ask(claim)
 
     def _ask(self, claim: _Claim) -> None:
@@ -196,18 +198,20 @@ class ClaimsMode(Mode):
             return
         if 2 * (claim.asked - claim.cursor) > claim.chunk:
             return
-        request = Request(claim.place, (claim.asked, claim.chunk), claim.asked)
-        claim.asked += claim.chunk
-        claim.chunk = min(2 * claim.chunk, self._most_in_chunk())
+        chunk = min(claim.chunk, self._most_in_chunk())
+        request = Request(claim.place, (claim.asked, chunk), claim.asked)
+        claim.asked += chunk
+        claim.chunk = 2 * chunk
         claim.requests.append(request)
         self._slices.ask(request)
 
     def _most_in_chunk(self) -> int:
         """Elements: half of the claim's share of the window."""
-        if not self._came:
-            return FIRST_CHUNK
-        share = WINDOW_BYTES // (2 * len(self._read))
-        return max(1, share * self._came // max(1, self._came_bytes))
+        return max(1, self._in_window() // (2 * len(self._read)))
+
+    def _in_window(self) -> int:
+        """How many elements WINDOW_BYTES hold, as far as that is known."""
+        return WINDOW_BYTES * self._came // max(1, self._came_bytes) if self._came else FIRST_CHUNK
 
     def _slice(self, request: Request) -> Slice:
         place = self._slices.first_place + request.place

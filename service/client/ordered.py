@@ -34,7 +34,7 @@ from .slices import Request, Slices
 WINDOW_BYTES = 64 << 20
 """How much is asked for ahead of the trainer."""
 
-FIRST_WINDOW = 256
+FIRST_WINDOW = 32
 """How many elements are asked for before it is known how large they are."""
 
 MAX_REQUESTS = 2000

@@ -132,8 +132,8 @@ class Subscription(ABC):
 
     @property
     def sleeps(self) -> bool:
-        """Whether only an `on_change` can make `next` give something. Valid after `next` has returned
-        None with credit."""
+        """Whether only an `on_change` can make `next` give something. Valid after `next` has
+        returned None with credit."""
         return False
 
     @abstractmethod

@@ -79,6 +79,9 @@ class LocalClient(WorkerClient):
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         self._subscribed.discard((task_id, subscription))
+        if subscription:
+            with self._moving:
+                self._positions.pop((task_id, subscription), None)
         self._worker.stop_reading(self._connection, task_id, subscription)
 
     def taken(self, block: Block, key: Key | None = None) -> None:
@@ -130,6 +133,8 @@ class LocalClient(WorkerClient):
                             self._subscribed.discard((task_id, subscription))
                             if subscription:
                                 self._worker.stop_reading(self._connection, task_id, subscription)
+                                with self._moving:
+                                    self._positions.pop((task_id, subscription), None)
                             self._deliver(task_id, subscription, end)
                     case Refusal(text, _):
                         reason = text
@@ -138,9 +143,10 @@ class LocalClient(WorkerClient):
     def _receive(self, sent: Sent) -> None:
         task_id, subscription = sent.task_id, sent.subscription
         with self._moving:
-            position = self._positions[task_id, subscription]
-            position.received = sent.number
-            self._worker.give_credit(self._connection, 0, [position])
+            position = self._positions.get((task_id, subscription))
+            if position is not None:
+                position.received = sent.number
+                self._worker.give_credit(self._connection, 0, [position])
         if self._elements is not None:
             self._elements.received(sent.block.count)
         if (task_id, subscription) in self._subscribed:
