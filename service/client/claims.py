@@ -29,6 +29,7 @@ from ..transport.messages import Key
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
 from .modes import Mode
+from .open_iterations import Taker
 from .slices import Request, Slices
 
 REPORT_S = 1.0
@@ -81,11 +82,14 @@ class ClaimsMode(Mode):
         fail: Callable[[ForebayError], None],
         wake: Callable[[], None],
         closed: threading.Event,
+        taker: Taker | None = None,
     ) -> None:
-        """Other threads call `fail` with an error that ends the reading, and `wake` when there is
-        something new. `closed` is set once the consumer leaves."""
+        """The `taker` says how far the trainer is with a block. Other threads call `fail` with an
+        error that ends the reading, and `wake` when there is something new. `closed` is set once
+        the consumer leaves."""
         self._consumer_id, self._spec, self._epoch = joined.consumer_id, joined.order, joined.epoch
         self._dispatcher, self._fail, self._wake, self._closed = dispatcher, fail, wake, closed
+        self._taker = taker
         self._slices = Slices(links, self._slice)
         self._slices.begin_epoch(self._epoch * self._spec.bundles)
         self._bundles = np.arange(self._spec.bundles)
@@ -95,6 +99,7 @@ class ClaimsMode(Mode):
             )
         self._read: dict[int, _Claim] = {}  # by place, the oldest first
         self._given: tuple[_Claim, int] | None = None  # what the trainer has: elements of a claim
+        self._blocks = 0  # that were given
         self._finished = False  # the iteration
         self._side_by_side = FIRST_READ
         self._waited = False  # the trainer, since the pace was set
@@ -127,6 +132,7 @@ class ClaimsMode(Mode):
                         return None
                     block = claim.requests[0].blocks.popleft()
                     self._given = claim, block.count
+                    self._blocks += 1
                 return block, None
         self._waited = True
         return None
@@ -296,7 +302,9 @@ class ClaimsMode(Mode):
                 )
                 if self._closed.is_set():
                     return
+                self._look_at_block()
                 is_news = self._wants() or self._done or self._cursors != reported
+                is_news = is_news or not self._cursors  # a late request may have claimed for us
                 request = self._report(self._most())
             reported_s = time.monotonic()
             if not is_news:
@@ -304,6 +312,14 @@ class ClaimsMode(Mode):
             answer = self._dispatcher.call(request, pb.ClaimBundlesResponse, closed=self._closed)
             reported = dict(zip(request.places, request.cursors, strict=True))
             self._hear(request, answer)
+
+    def _look_at_block(self) -> None:
+        """Move the cursor of the block that the trainer has, as far as it was given."""
+        if self._given is None or self._taker is None or self._taker.begun != self._blocks:
+            return
+        (claim, count), left = self._given, self._taker.left()
+        if self._taker.begun == self._blocks:
+            self._cursors[claim.place] = claim.cursor + count - min(left, count)
 
     def _hear(self, request: pb.ClaimBundlesRequest, answer: pb.ClaimBundlesResponse) -> None:
         with self._changed:

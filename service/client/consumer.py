@@ -118,7 +118,7 @@ class Consumer:
         elif reading.claimed is not None:
             self.mode = ClaimsMode(
                 self.links, joined, dispatcher, self._hear, partial(self._inbox.put, None),
-                self._closed,
+                self._closed, taker,
             )  # fmt: skip
         elif reading.num_consumers is not None:
             now = self._heartbeats.say_now

@@ -20,7 +20,12 @@ INTO_TENSORFLOW_S = 0.1
 
 
 class Taker(Protocol):
-    """Gives blocks to a trainer by element. Meanwhile other threads call only `leave`."""
+    """Gives blocks to a trainer by element. Meanwhile other threads call only `leave`, and `left`
+    while `begun` is the same before and after.
+    """
+
+    begun: int = 0
+    """How many blocks it has begun to give; always 0 if it does not count them."""
 
     def left(self) -> int:
         """How many elements of the current block were not given."""

@@ -35,6 +35,7 @@ class Progress(Taker):
     def counted(self, elements: Iterator[Any], count: int) -> Iterator[Any]:
         """Starts a new block: an element counts as given when it is taken from the result."""
         self._rest = itertools.repeat(True, count)
+        self.begun += 1
         return itertools.compress(elements, self._rest)
 
     def set_left(self, count: int) -> None:

@@ -54,10 +54,11 @@ class Claiming:
             open=lambda task: self.workers.get(task.worker_uid), start=lambda: None,
             close_if_idle=lambda uid: None,
         )  # fmt: skip
+        self.taker = SimpleNamespace(begun=0, left=lambda: 0)
         self.closed, self.woken = threading.Event(), threading.Event()
         self.mode = ClaimsMode(
             links, pb.JoinIterationResponse(order=order), cast(Any, self.dispatcher), print,
-            self.woken.set, self.closed,
+            self.woken.set, self.closed, cast(Any, self.taker),
         )  # fmt: skip
         self.got: list[tuple[int, int]] = []
         self.list_tasks(*TASKS)
@@ -209,6 +210,32 @@ def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
     assert (len(words.done), words.most) == (0, 0)
     reading.mode.used(taken[0])
     assert reading.mode.take() is None, "what is here is for others"
+
+
+def test_reports_tell_how_far_the_trainer_is_in_a_block(claiming: list[Claiming]) -> None:
+    reading = Claiming([100])
+    claiming.append(reading)
+    blocks = 0
+    while (taken := reading.mode.take()) is None or taken[0].count < 16:
+        if taken is not None:
+            blocks += 1
+            reading.mode.used(taken[0])
+        for asked in reading.asked:
+            reading.give(*asked)
+    start = taken[0].index
+
+    def reported(cursor: int) -> bool:
+        deadline = time.monotonic() + WAIT_S
+        while [*reading.dispatcher.requests[-1].cursors] != [cursor]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    assert reported(start), "the trainer's iterator has not begun the block"
+    reading.taker.left = lambda: 5
+    reading.taker.begun = blocks + 1
+    assert reported(start + 11)
 
 
 @pytest.mark.parametrize(("looks", "asks_another"), [([60.0], False), ([0.0, *range(1, 12)], True)])
