@@ -295,7 +295,7 @@ class _Audit:
     def check_lives(self) -> None:
         """Check for process failures that no fault excuses."""
         for life in self._lives.values():
-            if life.role in ("worker", "trainer", "crowd") and life.ended_by_itself:
+            if life.role in ("worker", "trainer", "claimer", "crowd") and life.ended_by_itself:
                 self._broken(f"{life.name} ended by itself, with {life.code}")
             elif life.stopped_badly:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"

@@ -9,7 +9,8 @@ from ..service.errors import ForebayError
 from .report import ChaosReport
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",
-           "redis": "tab:purple", "storage": "tab:brown", "crowd": "tab:orange"}  # fmt: skip
+           "claimer": "tab:olive", "redis": "tab:purple", "storage": "tab:brown",
+           "crowd": "tab:orange"}  # fmt: skip
 LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-.", "start": "-"}
 CONNECTIONS: Any = ":"  # faults of connections
 

@@ -112,7 +112,9 @@ class Slices:
             self._waiting.append(request)
             return
         link = self._links.get(self._tasks[task_id].worker_uid)
-        assert link is not None
+        if link is None:  # the consumer is being closed
+            self._waiting.append(request)
+            return
         self._numbers += 1
         request.key = task_id, self._numbers
         request.asked_s = time.monotonic()

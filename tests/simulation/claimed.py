@@ -153,6 +153,7 @@ class Taker:
     """Knows how much of its last block the trainer has not taken."""
 
     unused = 0
+    begun = 0  # it does not count blocks
 
     def left(self) -> int:
         return self.unused

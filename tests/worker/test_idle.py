@@ -216,7 +216,7 @@ def test_a_parked_task_for_which_there_is_no_thread_goes_on_once_there_is(
     monkeypatch.setattr(runner, "_new_thread", no_thread)
     carrier = threading.Lock()  # as a carrier's, which holds it as it opens
 
-    def changed(_: object) -> None:
+    def changed(*_: object) -> None:
         with carrier:
             pass
 
