@@ -12,7 +12,7 @@ from .positions import OrderedRead
 
 
 class OrderedPosition(tf.Module):  # type: ignore[misc]
-    """How far a training has come in an ordered read; `tf.train.Checkpoint` saves it.
+    """How far a training has come in an ordered read; `tf.train.Checkpoint` saves it::
 
         position = service.OrderedPosition()
         checkpoint = tf.train.Checkpoint(model=model, position=position)
