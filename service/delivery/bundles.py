@@ -242,7 +242,7 @@ class _BundleState:
         self.keeps: dict[int, int] = {}  # by reader: it needs no element before this one
         self.alone = False  # nobody else reads it
         self.runs: list[BundleRun] = []
-        self.subscriptions: set[_SliceSubscription] = set()
+        self.subscriptions: dict[_SliceSubscription, None] = {}  # in order: a run can be replayed
 
 
 class BundlesOutput(TaskOutput):
@@ -318,7 +318,7 @@ class BundlesOutput(TaskOutput):
                 self._bound_known()
                 bundle = self._bundles[order.bundle] = _BundleState(order.bundle, order.place)
             subscription = _SliceSubscription(self, order, bundle)
-            bundle.subscriptions.add(subscription)
+            bundle.subscriptions[subscription] = None
             self._join(subscription)
             self._hear(order, bundle)
             self._forget(bundle)
@@ -578,7 +578,7 @@ class _SliceSubscription(Subscription):
             self._leave()
 
     def _leave(self) -> None:
-        self.bundle.subscriptions.discard(self)
+        self.bundle.subscriptions.pop(self, None)
         run, self.run = self.run, None
         if run is not None:
             run.slices.discard(self)

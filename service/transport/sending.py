@@ -129,7 +129,7 @@ class SendBuffer:
         others, so that the consumer never has parts of two blocks.
         """
         if self.connection is not None:
-            self.connection.asleep.discard(self)
+            self.connection.asleep.pop(self, None)
         self.resend = deque(self.retained)
         self._pending = None
         self.connection = connection
@@ -232,7 +232,7 @@ class Connection:
         self.ready = threading.Condition(lock)  # the outbox has something, or it is closed
         self.outbox: deque[Outgoing] = deque()
         self.buffers: deque[SendBuffer] = deque()  # that may have something, served in turn
-        self.asleep: set[SendBuffer] = set()  # that have nothing until their outputs change
+        self.asleep: dict[SendBuffer, None] = {}  # that have nothing until their outputs change
         self.credit = 0
         self.elements: int | None = None  # that may be sent, if they are counted
         # Subscriptions that the consumer has asked for; None once its first credit ends the list.
@@ -248,13 +248,13 @@ class Connection:
     def wake(self, buffer: SendBuffer) -> None:
         """The buffer may have something."""
         if buffer in self.asleep:
-            self.asleep.remove(buffer)
+            del self.asleep[buffer]
             self.buffers.append(buffer)
 
     def remove(self, buffer: SendBuffer) -> None:
         """Serve it no more."""
         if buffer in self.asleep:
-            self.asleep.remove(buffer)
+            del self.asleep[buffer]
         else:
             self.buffers = deque(other for other in self.buffers if other is not buffer)
 
@@ -270,7 +270,7 @@ class Connection:
             credit = self.credit > 0 and self.elements != 0
             out = buffer.next(credit, room > 0, self.elements)
             if out is None and credit and room > 0 and buffer.subscription.sleeps:
-                self.asleep.add(buffer)
+                self.asleep[buffer] = None
                 continue
             if out is None:
                 self.buffers.append(buffer)
