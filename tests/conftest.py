@@ -6,7 +6,7 @@ import os
 import pathlib
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -61,6 +61,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(path) for path in long):
             item.add_marker("long")
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside of those that warn of exceptions
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Reports a failure, where Python says instead that it can't parse the test's source.
+
+    CPython 3.11 raises SystemError, "AST constructor recursion depth mismatch", where two threads
+    parse at once (gh-106905). That would end pytest itself, and not just one test.
+    """
+    try:
+        return (yield)
+    except SystemError:
+        return pytest.TestReport.from_item_and_call(item, call)
 
 
 # Unless --hypothesis-profile names the long one.

@@ -238,22 +238,30 @@ def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
     drawn = count(1 << 40).map(lambda x: (x, tf.random.uniform([], 0, 1 << 60, tf.int64))).repeat()
     dataset_id = pair.register(drawn)
 
-    def of_both_workers(trainer_id: str) -> list[set[int]]:
-        """What was drawn for the first numbers."""
+    def of_both_workers(trainer_id: str) -> dict[int, set[int]]:
+        """What was drawn for a hundred numbers, the first ones unless a connection broke."""
         cached = pair.from_id(
             dataset_id, "OFF", job_name=f"{pair.client.__name__} cached",
             cross_trainer_cache=pair.client.CrossTrainerCache(trainer_id),
             max_outstanding_requests=4 * WORKERS,
         )  # fmt: skip
-        found: list[set[int]] = [set() for _ in range(50)]
-        elements = iter(cached)
-        while any(len(values) < WORKERS for values in found):
-            number, value = (int(x) for x in next(elements))
-            if number < len(found):
-                found[number].add(value)
-        return found
+        found: dict[int, set[int]] = collections.defaultdict(set)
+        complete: dict[int, set[int]] = {}
+        for number, value in cached.take(200_000).as_numpy_iterator():
+            found[number].add(value)
+            if len(found[number]) == WORKERS:
+                complete[number] = found[number]
+                if len(complete) == 100:
+                    return complete
+        raise AssertionError(
+            f"one worker gave nothing: {len(found)} numbers, {len(complete)} twice"
+        )
 
-    assert of_both_workers("one") == of_both_workers("another")
+    one, another = of_both_workers("one"), of_both_workers("another")
+    # gRPC breaks a stock worker's connection that answers no ping in a second, and loses elements.
+    both = one.keys() & another.keys()
+    assert len(both) >= 50
+    assert [one[number] for number in both] == [another[number] for number in both]
 
 
 def test_a_save_is_loaded_through_the_service_and_here(pair: Pair, tmp_path: pathlib.Path) -> None:
