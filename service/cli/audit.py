@@ -246,7 +246,7 @@ class _Ordered:
 
     def __init__(self, histories: Any, history: Any, asked: Any) -> None:
         from ...journal.splits import source_size
-        from ..core.ordered import order_spec
+        from ..core.bundles import spec_message
         from ..steps import GroupSteps, KnownOrder
 
         self._history, self._order = history, history.job.order
@@ -255,7 +255,7 @@ class _Ordered:
         )
         self._sources = history.dataset.definition.sources
         self._splits = min(map(source_size, self._sources), default=0)
-        self._known = KnownOrder(order_spec(self._order), history.lengths)
+        self._known = KnownOrder(spec_message(self._order), history.lengths)
         self._stays = [[]] if asked is not None else history.groups()
         members = [asked] if asked is not None else [stays[0].member for stays in self._stays]
         self._groups = [GroupSteps(self._known, member) for member in members]

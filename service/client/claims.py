@@ -128,7 +128,7 @@ class ClaimsMode(Mode):
                 claim.requests.popleft()
             if claim.requests and claim.requests[0].blocks:
                 with self._changed:
-                    if self._closed.is_set():  # its last words were said: others read the rest
+                    if self._closed.is_set():  # others read the rest
                         return None
                     block = claim.requests[0].blocks.popleft()
                     self._given = claim, block.count
@@ -365,7 +365,7 @@ class ClaimsMode(Mode):
             done=self._done.keys(),
         )
 
-    def last_words(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
+    def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         with self._changed:
             self._changed.notify_all()
             if self._given is not None:

@@ -266,7 +266,7 @@ class Consumer:
                 self.not_handed_back += link.reading
                 log.warning("a worker has not heard what is handed back to it, which is lost")
         try:
-            for request, answer in self.mode.last_words(self.consumer_id, left):
+            for request, answer in self.mode.final_reports(self.consumer_id, left):
                 self._dispatcher.call(request, answer, timeout_s=2, patience_s=2)
             self._dispatcher.call(
                 pb.LeaveIterationRequest(consumer_id=self.consumer_id),

@@ -43,7 +43,7 @@ class Mode(abc.ABC):
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:  # noqa: B027
         """Complete a heartbeat. Called by any thread."""
 
-    def last_words(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
+    def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         """Requests to the dispatcher before the consumer leaves, and the types of their answers.
         The trainer was not given the last `left` elements of the block that `take` gave last.
         Called once, by any thread.

@@ -170,6 +170,11 @@ class ReadOptions:
     hands_back: bool = False  # whether other consumers get the elements this one does not take
 
     @property
+    def bundled(self) -> OrderedRead | ClaimedRead | None:
+        """The read in bundles, if it is one."""
+        return self.ordered or self.claimed
+
+    @property
     def order(self) -> Order:
         """The order that the consumer sends to each task."""
         return AnyBlock(self.hands_back) if self.cache is None else self.cache.order

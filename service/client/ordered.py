@@ -259,7 +259,7 @@ class OrderedMode(Mode):
         request.bundles[:] = bundles
         request.lengths[:] = [self._ordered.lengths[bundle] for bundle in bundles]
 
-    def last_words(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
+    def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         """Lengths that were learned, for who goes on from here."""
         last = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
         self.report(last)

@@ -103,11 +103,10 @@ class Reader:
         self.service = service
         self.dataset_id = dataset_id
         self.name = job_name or dataset_id
-        in_bundles = how.ordered or how.claimed
-        self._policy = policy if in_bundles is None else ShardingPolicy.OFF
+        self._policy = policy if how.bundled is None else ShardingPolicy.OFF
         self._job_name = job_name
         self.how = replace(how, dynamic=self._policy == ShardingPolicy.DYNAMIC)
-        shared = how.num_consumers is None and how.cache is None and in_bundles is None
+        shared = how.num_consumers is None and how.cache is None and how.bundled is None
         if job_name and not self._is_static and shared:
             self.how = replace(self.how, hands_back=True)
         self._expected = first_epoch if expects_it else None  # None once it was joined
@@ -139,8 +138,7 @@ class Reader:
                 "Cross-trainer caching requires the input dataset to be infinite. Got input "
                 f"with cardinality {cardinality}"
             )
-        in_bundles = self.how.ordered or self.how.claimed
-        if self._policy == ShardingPolicy.DYNAMIC or in_bundles is not None:
+        if self._policy == ShardingPolicy.DYNAMIC or self.how.bundled is not None:
             require_splittable(definition.sources, definition.unsplittable)
         if self.how.num_consumers is not None and cardinality >= 0:
             raise FailedPrecondition(
@@ -200,7 +198,7 @@ class Reader:
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         ordered = self.how.ordered
-        in_bundles = ordered or self.how.claimed
+        bundled = self.how.bundled
         # An ordered read has all its epochs in one iteration. Of a read at least once, each epoch
         # has its own order and random numbers, also without a name.
         has_epochs = bool(self._job_name) or self.how.claimed is not None
@@ -217,7 +215,7 @@ class Reader:
             num_consumers=self.how.num_consumers,
             target_workers=self.how.targets,
             cross_trainer_cache=self.how.cache is not None,
-            order=None if in_bundles is None else in_bundles.spec,
+            order=None if bundled is None else bundled.spec,
         )
         member = None if ordered is None else ordered.member
         index = None if self.how.num_consumers is None else self.how.consumer_index

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import NotFound, Unavailable
-from .state import Dataset, EndedSave, Iteration, Save, State, Task
+from .state import Consumer, Dataset, EndedSave, Iteration, Save, State, Task
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -91,6 +91,14 @@ def find_dataset(state: State, dataset_id: str) -> Dataset:
             "dispatcher; register it first"
         )
     return dataset
+
+
+def find_consumer(state: State, consumer_id: int) -> Consumer:
+    """Raises NotFound."""
+    consumer = state.consumers.get(consumer_id)
+    if consumer is None:
+        raise NotFound(f"Consumer id {consumer_id} not found: it left, or was given up")
+    return consumer
 
 
 def find_iteration(state: State, iteration_id: int) -> Iteration:

@@ -14,9 +14,9 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound
+from ..errors import InvalidArgument
 from . import ranges
-from .base import Command, Decide, Decision, EventKind, Events
+from .base import Command, Decide, Decision, EventKind, Events, find_consumer
 from .state import Consumer, Iteration, State
 
 MAX_CLAIMS = 1000
@@ -46,9 +46,7 @@ class Claimed(NamedTuple):
 
 
 def _claim_bundles(state: State, command: ClaimBundles) -> Decision:
-    consumer = state.consumers.get(command.consumer_id)
-    if consumer is None:
-        raise NotFound(f"Consumer id {command.consumer_id} not found: it left, or was given up")
+    consumer = find_consumer(state, command.consumer_id)
     iteration = state.iterations[consumer.iteration_id]
     if (of := iteration.claims) is None:
         raise InvalidArgument(

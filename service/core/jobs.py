@@ -15,11 +15,12 @@ from .base import (
     find_dataset,
     reserve_id,
 )
+from .bundles import complete_spec, matches, spec_of
 from .consumers import join, left
 from .iterations import collected
-from .ordered import MAX_CONSUMERS, completed, matches, order_of
+from .ordered import MAX_CONSUMERS
 from .places import require_list
-from .state import STATIC, Job, JobOrder, State
+from .state import STATIC, BundleSpec, Job, State
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         num_consumers=command.num_consumers,
         cross_trainer_cache=command.cross_trainer_cache,
         target_workers=command.target_workers,
-        order=None if command.order is None else completed(dataset, command.order),
+        order=None if command.order is None else complete_spec(dataset, command.order),
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
 
@@ -188,7 +189,7 @@ def _enabled(flag: bool) -> str:
     return "enabled" if flag else "disabled"
 
 
-def _order(order: JobOrder | ev.OrderSpec | None) -> str:
+def _order(order: BundleSpec | ev.OrderSpec | None) -> str:
     if order is None:
         return "none"
     names: tuple[str, ...] = ("seed", "shuffle", "cycle_length", "block_length", "bundle_splits")
@@ -211,7 +212,7 @@ def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
         event.num_consumers if event.HasField("num_consumers") else None,
         event.cross_trainer_cache,
         event.target_workers,
-        order_of(event.order) if event.HasField("order") else None,
+        spec_of(event.order) if event.HasField("order") else None,
         used_ms=used_ms,
     )
 

@@ -5,8 +5,8 @@ learn them. A later read finds its position with them without running the bundle
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, NotFound
-from .base import Command, Decide, Decision, EventKind, Events
+from ..errors import InvalidArgument
+from .base import Command, Decide, Decision, EventKind, Events, find_consumer
 from .state import Dataset, Job, State
 
 UNKNOWN = -1
@@ -24,9 +24,7 @@ class LearnLengths(Command, frozen=True, kw_only=True):
 
 
 def _learn_lengths(state: State, command: LearnLengths) -> Decision:
-    consumer = state.consumers.get(command.consumer_id)
-    if consumer is None:
-        raise NotFound(f"Consumer id {command.consumer_id} not found: it left, or was given up")
+    consumer = find_consumer(state, command.consumer_id)
     job = state.jobs[state.iterations[consumer.iteration_id].job_id]
     if job.order is None:
         raise InvalidArgument(

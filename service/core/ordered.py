@@ -1,118 +1,18 @@
 """Ordered reads: one global order of elements, dealt in batches to a group of consumers.
 
-The order, the dealing, and which worker runs which bundle are the client's arithmetic. A *bundle*
-is a fixed range of an epoch's splits. The dispatcher completes a job's order when it creates the
-job, and checks who joins the group. The job has one iteration, which has all epochs.
+The order and the dealing are the client's arithmetic. The dispatcher checks who joins the group.
+The job has one iteration, which has all epochs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from msgspec.structs import asdict
-
 from ...journal.proto import events_pb2 as ev
-from ...journal.splits import ENDLESS, grows, source_size
-from ..errors import AlreadyExists, InvalidArgument, Unimplemented
-from .state import Dataset, GroupMember, Iteration, Job, JobOrder, State
+from ..errors import AlreadyExists, InvalidArgument
+from .state import GroupMember, Iteration, Job, State
 
-MAX_BUNDLES = 1 << 20
-"""Of an epoch: the state has a number for each, and so has every consumer."""
-
-MAX_INTERLEAVED = 1 << 16
 MAX_CONSUMERS = 1 << 16
-
-RANGE_BUNDLES, FEW_BUNDLES = 256, 64
-"""The most bundles that an epoch of a range has by default, and the fewest unless it is small: a
-split of a range is one element."""
-
-RANGE_BUNDLE = 64
-"""How many splits of a range a bundle has at least by default, unless there were too few bundles:
-each costs a worker some milliseconds."""
-
-FILE_BUNDLES = 1024
-"""The same of other sources: one of their splits may be a whole file."""
-
-
-def completed(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
-    """The order of a new job, with the size and the number of its bundles.
-
-    Raises InvalidArgument, or Unimplemented for a dataset that has no bundles.
-    """
-    for name in ("cycle_length", "block_length"):
-        if not 1 <= (value := getattr(asked, name)) <= MAX_INTERLEAVED:
-            raise InvalidArgument(f"{name}={value} must be from 1 to {MAX_INTERLEAVED}")
-    if asked.bundle_splits < 0:
-        raise InvalidArgument(
-            f"bundle_splits={asked.bundle_splits} must be at least 1; or leave it out, and the "
-            "dispatcher chooses"
-        )
-    splits = _splits(dataset)
-    bundle_splits = asked.bundle_splits or _bundle_splits(dataset, splits)
-    bundles = -(-splits // bundle_splits)
-    if bundles > MAX_BUNDLES:
-        raise InvalidArgument(
-            f"bundle_splits={bundle_splits} makes {bundles} bundles of the {splits} splits of "
-            f"dataset {dataset.dataset_id}, and an epoch has at most {MAX_BUNDLES}: use "
-            f"bundle_splits={-(-splits // MAX_BUNDLES)} or more"
-        )
-    order = ev.OrderSpec()
-    order.CopyFrom(asked)
-    order.bundle_splits, order.bundles = bundle_splits, bundles
-    return order
-
-
-def _splits(dataset: Dataset) -> int:
-    """The number of splits of an epoch; of zipped sources, the shortest one's."""
-    sources = dataset.outline.sources
-    why = [dataset.outline.unsplittable, *(source.unleasable for source in sources)]
-    why += [
-        f"it is loaded from the distributed save at {source.saved_chunks.path}, whose chunks are "
-        "found while it is read"
-        for source in sources
-        if grows(source)
-    ]
-    independent = sum(not source.HasField("leased_with") for source in sources)
-    if independent != 1:
-        why.append(f"it has {independent} sources of splits that are not zipped, and must have one")
-    if reason := next(filter(None, why), None):
-        raise Unimplemented(f"dataset {dataset.dataset_id} cannot be read in bundles: {reason}")
-    splits = min(map(source_size, sources))
-    if splits == ENDLESS:
-        raise InvalidArgument(
-            f"dataset {dataset.dataset_id} has no end, and cannot be read in bundles: use "
-            "take(n), or remove repeat(): an ordered read, or one at least once, has epochs"
-        )
-    return splits
-
-
-def _bundle_splits(dataset: Dataset, splits: int) -> int:
-    """The default size of bundles."""
-    is_range = all(source.HasField("arithmetic") for source in dataset.outline.sources)
-    if is_range:
-        least = min(RANGE_BUNDLE, -(-splits // FEW_BUNDLES))
-        return max(1, least, -(-splits // RANGE_BUNDLES))
-    return max(1, -(-splits // FILE_BUNDLES))
-
-
-def order_of(spec: ev.OrderSpec) -> JobOrder:
-    """As the state keeps it."""
-    return JobOrder(**{field: getattr(spec, field) for field in JobOrder.__struct_fields__})
-
-
-def order_spec(order: JobOrder) -> ev.OrderSpec:
-    """As events and messages have it."""
-    return ev.OrderSpec(**asdict(order))
-
-
-def matches(order: JobOrder | None, asked: ev.OrderSpec | None) -> bool:
-    """Whether a job with this order is what was asked for. `bundle_splits` 0 matches any."""
-    if order is None or asked is None:
-        return order is None and asked is None
-    wanted = order_of(asked)
-    wanted.bundles = order.bundles
-    wanted.bundle_splits = wanted.bundle_splits or order.bundle_splits
-    return wanted == order
 
 
 def member_of(member: ev.GroupMember) -> GroupMember:

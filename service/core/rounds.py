@@ -19,7 +19,7 @@ same address, so that all consumers drop it together. A worker that returns resu
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from ..errors import FailedPrecondition, InvalidArgument
 from . import tasks
 from .base import (
     Command,
@@ -27,6 +27,7 @@ from .base import (
     Decision,
     EventKind,
     Events,
+    find_consumer,
     reserve_id,
 )
 from .read_kinds import COORDINATED, kind_of
@@ -63,9 +64,7 @@ class RemoveTask(Command, frozen=True, kw_only=True):
 
 
 def _report_round(state: State, command: ReportRound) -> Decision:
-    consumer = state.consumers.get(command.consumer_id)
-    if consumer is None:
-        raise NotFound(f"Consumer id {command.consumer_id} not found: it left, or was given up")
+    consumer = find_consumer(state, command.consumer_id)
     current, blocked = command.current_round, command.blocked_round
     if not (0 <= current <= MAX_ROUND and (blocked is None or 0 <= blocked <= MAX_ROUND)):
         raise InvalidArgument(

@@ -73,7 +73,7 @@ class Dataset(Struct, dict=True):
         return outline
 
 
-class JobOrder(Struct):
+class BundleSpec(Struct):
     """How a job is read in bundles: ev.OrderSpec."""
 
     seed: int
@@ -93,7 +93,7 @@ class Job(Struct):
     num_consumers: int | None
     cross_trainer_cache: bool
     target_workers: int
-    order: JobOrder | None = None  # None: it is not read in bundles
+    order: BundleSpec | None = None  # None: it is not read in bundles
     iterations: dict[int, int] = {}  # epoch → iteration id
     summarized: Ranges = []  # finished epochs whose iterations were removed
     lost_splits: int = 0  # of summarized epochs

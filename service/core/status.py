@@ -22,7 +22,7 @@ from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
 from .read_kinds import why_no_task
-from .state import Claims, Dataset, EndedSave, Iteration, Job, JobOrder, Save, State
+from .state import BundleSpec, Claims, Dataset, EndedSave, Iteration, Job, Save, State
 
 
 class Stranger(NamedTuple):
@@ -183,7 +183,7 @@ def _job(
     }
 
 
-def _order(dataset_id: str, order: JobOrder, known: Known) -> dict[str, Any]:
+def _order(dataset_id: str, order: BundleSpec, known: Known) -> dict[str, Any]:
     lengths = known.get(dataset_id, {}).get(order.bundle_splits, 0)
     return {**asdict(order), "known_lengths": lengths}
 

@@ -18,11 +18,11 @@ from ...storage.errors import Missing
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
+from ..core.bundles import spec_message
 from ..core.claims import Claimed
 from ..core.consumers import GOODBYE
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
-from ..core.ordered import order_spec
 from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
@@ -235,7 +235,7 @@ class ForebayFace:
             iteration = state.iterations[joined.iteration_id]
             job = state.jobs[iteration.job_id]
             if job.order is not None:
-                response.order.CopyFrom(order_spec(job.order))
+                response.order.CopyFrom(spec_message(job.order))
             if job.is_ordered:
                 response.lengths.extend(lengths_of(state, job))
             # In a coordinated read consumers report their round before they get tasks.
@@ -423,7 +423,7 @@ class ForebayFace:
                 num_consumers=job.num_consumers or 0,
                 cross_trainer_cache=job.cross_trainer_cache,
                 graph=graphs[job.dataset_id],
-                order=None if job.order is None else order_spec(job.order),
+                order=None if job.order is None else spec_message(job.order),
             )
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:

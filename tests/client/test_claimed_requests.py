@@ -111,7 +111,7 @@ def claiming() -> Iterator[list[Claiming]]:
     yield made
     for each in made:
         each.closed.set()
-        each.mode.last_words(1, 0)
+        each.mode.final_reports(1, 0)
 
 
 def test_all_of_a_bundle_is_asked_for_and_given_in_order(claiming: list[Claiming]) -> None:
@@ -204,7 +204,7 @@ def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
             reading.give(*asked)
     start = taken[0].index
     reading.closed.set()
-    ((words, _),) = reading.mode.last_words(1, 5)
+    ((words, _),) = reading.mode.final_reports(1, 5)
     assert isinstance(words, pb.ClaimBundlesRequest)
     assert ([*words.places], [*words.cursors]) == ([0], [start + 11])
     assert (len(words.done), words.most) == (0, 0)

@@ -15,7 +15,7 @@ from forebay.service.core import commands as c
 from forebay.service.core.claims import MAX_CLAIMS, Claimed
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.read_kinds import why_no_task
-from forebay.service.core.state import Iteration, Job, JobOrder
+from forebay.service.core.state import BundleSpec, Iteration, Job
 from forebay.service.core.status import status
 from forebay.service.errors import InvalidArgument, NotFound
 
@@ -63,7 +63,7 @@ class Claiming(Given):
 def test_a_job_is_read_at_least_once() -> None:
     given = Claiming(10)
     job = given.job()
-    assert job.order == JobOrder(7, True, 1, 1, 1, 10, claimed=True)
+    assert job.order == BundleSpec(7, True, 1, 1, 1, 10, claimed=True)
     assert (job.is_claimed, job.is_ordered) == (True, False)
     consumer = given.join()
     assert given.then == ["iteration_created", "task_created", "consumer_joined"]

@@ -8,9 +8,10 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.ordered import MAX_BUNDLES, MAX_CONSUMERS, MAX_INTERLEAVED
+from forebay.service.core.bundles import MAX_BUNDLES, MAX_INTERLEAVED
+from forebay.service.core.ordered import MAX_CONSUMERS
 from forebay.service.core.read_kinds import why_no_task
-from forebay.service.core.state import Consumer, Iteration, Job, JobOrder
+from forebay.service.core.state import BundleSpec, Consumer, Iteration, Job
 from forebay.service.core.status import status
 from forebay.service.errors import AlreadyExists, InvalidArgument, Unimplemented
 
@@ -99,7 +100,7 @@ def test_an_order_is_completed_when_the_job_is_created(
     given.register("e", *sources)
     job = given.job("e", bundle_splits=asked, bundles=4711)
     assert given.then == ["job_created"]
-    assert job.order == JobOrder(7, True, 4, 2, bundle_splits, bundles)
+    assert job.order == BundleSpec(7, True, 4, 2, bundle_splits, bundles)
 
 
 @pytest.mark.parametrize(

@@ -521,8 +521,8 @@ def forgets_claims() -> AbstractContextManager[None]:
 
 def reports_what_it_has_taken() -> AbstractContextManager[None]:
     """A consumer that leaves and reports all of its last block, of which it gave a part."""
-    says = ClaimsMode.last_words
-    return replaced(ClaimsMode, last_words=lambda self, who, left: says(self, who, 0))
+    says = ClaimsMode.final_reports
+    return replaced(ClaimsMode, final_reports=lambda self, who, left: says(self, who, 0))
 
 
 def ends_bundles_early() -> AbstractContextManager[None]:

@@ -20,13 +20,14 @@ from forebay.service.client.options import ReadOptions
 from forebay.service.client.positions import ClaimedRead
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.core.consumers import GOODBYE
 from forebay.service.errors import NotFound
 from forebay.service.order import permuted
 from forebay.service.proto import forebay_pb2 as pb
 
 from .kernel import Kernel, Violation
 from .nodes import Job, Trainer
-from .oracle import GOODBYE, Element, Oracle
+from .oracle import Element, Oracle
 from .ordered import GlobalOrder
 from .pipeline import Pipeline, elements_of
 from .scenario import Asked, Scenario

@@ -15,11 +15,12 @@ from contextlib import closing
 
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.reader import Reader
+from forebay.service.core.consumers import GOODBYE
 from forebay.service.errors import FailedPrecondition, NotFound, PipelineError
 
 from .kernel import Kernel, Process, Violation
 from .nodes import Job, Trainer
-from .oracle import GOODBYE, Element, Oracle
+from .oracle import Element, Oracle
 from .pipeline import elements_of
 from .threads import WaitingRoom
 

@@ -278,7 +278,7 @@ class Run:
                 # Of an ordered read, whose goodbye found nobody for longer than it waits for that.
                 if TROUBLE & {fault.kind for fault in scenario.faults}:
                     fine |= {why for why in lost.values() if "took its place in the ordered" in why}
-                    if scenario.mode == "claimed":  # the same of its last words
+                    if scenario.mode == "claimed":  # the same of its final reports
                         fine.add("no sign of life")
                 reasons = {why for who, why in lost.items() if who not in unheard} - fine
                 if any(not reason.endswith("was removed") for reason in reasons):

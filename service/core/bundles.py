@@ -1,0 +1,112 @@
+"""Bundles: what a job that is read in order, or at least once, has in place of leased splits.
+
+A *bundle* is a fixed range of an epoch's splits. Which bundle is where in an epoch, and which
+worker runs it, is the client's arithmetic. The dispatcher completes a job's spec when it creates
+the job: the size and the number of the bundles.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.splits import ENDLESS, grows, source_size
+from ..errors import InvalidArgument, Unimplemented
+from .state import BundleSpec, Dataset
+
+MAX_BUNDLES = 1 << 20
+"""Of an epoch: the state has a number for each, and so has every consumer."""
+
+MAX_INTERLEAVED = 1 << 16
+
+MIN_RANGE_BUNDLES, MAX_RANGE_BUNDLES = 64, 256
+"""How many bundles an epoch of a range has by default, unless it is small: a split of a range is
+one element."""
+
+MIN_RANGE_BUNDLE = 64
+"""How many splits of a range a bundle has at least by default, unless there were too few bundles:
+each costs a worker some milliseconds."""
+
+MAX_FILE_BUNDLES = 1024
+"""The most bundles that an epoch of other sources has by default: a split may be a whole file."""
+
+
+def complete_spec(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
+    """The order of a new job, with the size and the number of its bundles.
+
+    Raises InvalidArgument, or Unimplemented for a dataset that has no bundles.
+    """
+    for name in ("cycle_length", "block_length"):
+        if not 1 <= (value := getattr(asked, name)) <= MAX_INTERLEAVED:
+            raise InvalidArgument(f"{name}={value} must be from 1 to {MAX_INTERLEAVED}")
+    if asked.bundle_splits < 0:
+        raise InvalidArgument(
+            f"bundle_splits={asked.bundle_splits} must be at least 1; or leave it out, and the "
+            "dispatcher chooses"
+        )
+    splits = _splits(dataset)
+    bundle_splits = asked.bundle_splits or _bundle_splits(dataset, splits)
+    bundles = -(-splits // bundle_splits)
+    if bundles > MAX_BUNDLES:
+        raise InvalidArgument(
+            f"bundle_splits={bundle_splits} makes {bundles} bundles of the {splits} splits of "
+            f"dataset {dataset.dataset_id}, and an epoch has at most {MAX_BUNDLES}: use "
+            f"bundle_splits={-(-splits // MAX_BUNDLES)} or more"
+        )
+    order = ev.OrderSpec()
+    order.CopyFrom(asked)
+    order.bundle_splits, order.bundles = bundle_splits, bundles
+    return order
+
+
+def _splits(dataset: Dataset) -> int:
+    """The number of splits of an epoch; of zipped sources, the shortest one's."""
+    sources = dataset.outline.sources
+    why = [dataset.outline.unsplittable, *(source.unleasable for source in sources)]
+    why += [
+        f"it is loaded from the distributed save at {source.saved_chunks.path}, whose chunks are "
+        "found while it is read"
+        for source in sources
+        if grows(source)
+    ]
+    independent = sum(not source.HasField("leased_with") for source in sources)
+    if independent != 1:
+        why.append(f"it has {independent} sources of splits that are not zipped, and must have one")
+    if reason := next(filter(None, why), None):
+        raise Unimplemented(f"dataset {dataset.dataset_id} cannot be read in bundles: {reason}")
+    splits = min(map(source_size, sources))
+    if splits == ENDLESS:
+        raise InvalidArgument(
+            f"dataset {dataset.dataset_id} has no end, and cannot be read in bundles: use "
+            "take(n), or remove repeat(): an ordered read, or one at least once, has epochs"
+        )
+    return splits
+
+
+def _bundle_splits(dataset: Dataset, splits: int) -> int:
+    """The default size of bundles."""
+    is_range = all(source.HasField("arithmetic") for source in dataset.outline.sources)
+    if is_range:
+        least = min(MIN_RANGE_BUNDLE, -(-splits // MIN_RANGE_BUNDLES))
+        return max(1, least, -(-splits // MAX_RANGE_BUNDLES))
+    return max(1, -(-splits // MAX_FILE_BUNDLES))
+
+
+def spec_of(spec: ev.OrderSpec) -> BundleSpec:
+    """As the state keeps it."""
+    return BundleSpec(**{field: getattr(spec, field) for field in BundleSpec.__struct_fields__})
+
+
+def spec_message(order: BundleSpec) -> ev.OrderSpec:
+    """As events and messages have it."""
+    return ev.OrderSpec(**asdict(order))
+
+
+def matches(order: BundleSpec | None, asked: ev.OrderSpec | None) -> bool:
+    """Whether a job with this order is what was asked for. `bundle_splits` 0 matches any."""
+    if order is None or asked is None:
+        return order is None and asked is None
+    wanted = spec_of(asked)
+    wanted.bundles = order.bundles
+    wanted.bundle_splits = wanted.bundle_splits or order.bundle_splits
+    return wanted == order
