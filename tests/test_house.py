@@ -100,7 +100,7 @@ GRAPHS = {
 PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "copy", "dataclasses", "enum"),
     *("functools", "google", "hashlib", "heapq", "itertools", "json", "math", "msgspec"),
-    *("operator", "re", "struct", "types", "typing"),
+    *("operator", "re", "struct", "types", "typing", "zlib"),
 }
 # What modules that the simulation runs may import, however: it neither waits, nor asks a clock, nor
 # draws lots; or the simulation replaces what of it does (asyncio's loop, LIBRARIES in patches.py).

@@ -67,8 +67,8 @@ def audit(
     if not history.job.is_ordered:
         if step is not None or element is not None:
             raise InvalidArgument(
-                f"job {history.user_name} is not read in order, so the journal does not tell of "
-                "its elements: leave out --step and --element"
+                f"job {history.job.user_name} is not read in order, so the journal does not tell "
+                "of its elements: leave out --step and --element"
             )
         answer = (_claimed if history.job.is_claimed else _unordered)(state, history)
     else:
@@ -84,7 +84,7 @@ def audit(
             answer = ordered.element(element, epoch)
         else:
             answer = ordered.overview()
-    answer = {"job": history.user_name, "job_id": history.job.job_id, **answer}
+    answer = {"job": history.job.user_name, "job_id": history.job.job_id, **answer}
     if begins:
         answer["note"] = f"what came before event {begins + 1} is no longer in the journal"
     print(json.dumps(answer, indent=2) if as_json else "\n".join(_lines(answer)))
@@ -113,10 +113,10 @@ def _replayed(storage: Any) -> tuple[Any, Any, int]:
 def _find(histories: Any, name: str) -> Any:
     jobs = histories.jobs.values()
     exact = [h for h in jobs if name in (h.job.name, str(h.job.job_id))]
-    found = exact or [h for h in jobs if name == h.user_name]
+    found = exact or [h for h in jobs if name == h.job.user_name]
     if len(found) == 1:
         return found[0]
-    known = ", ".join(f"{h.user_name} (id {h.job.job_id})" for h in found or jobs)
+    known = ", ".join(f"{h.job.user_name} (id {h.job.job_id})" for h in found or jobs)
     if found:
         raise InvalidArgument(f"{len(found)} jobs are named {name}; give an id: {known}")
     raise NotFound(f"job {name!r} is not in the journal; these are: {known or 'none'}")
@@ -263,11 +263,15 @@ class _Ordered:
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
 
+        from ..core.checks import describe_differing
+
         known, skipped = self._known, self._history.skipped
         count = int((known.lengths >= 0).sum())
         promise = "held, as far as the journal tells: the order and the lengths say what is where"
         if skipped:
             promise = "limited: the rest of each skipped split is missing from the order"
+        if differing := describe_differing(self._history.job):
+            promise = f"did not hold: {differing}"
         return {
             "dataset_id": self._history.job.dataset_id,
             "order": [fields(self._order)],
@@ -314,7 +318,7 @@ class _Ordered:
         there = [steps for steps in self._groups if steps.first <= step]
         if not there:
             raise InvalidArgument(
-                f"no group has read step {step} of job {self._history.user_name}: give another "
+                f"no group has read step {step} of job {self._history.job.user_name}: give another "
                 "step, or --batch-size and --consumers, to be told what it would have been"
             )
         steps = there[-1]

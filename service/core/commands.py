@@ -1,6 +1,7 @@
 """All commands of the state machine, in one place; each topic describes its own."""
 
 from .base import Command
+from .checks import CheckBundles
 from .claims import ClaimBundles
 from .consumers import EjectConsumers, JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
@@ -19,6 +20,7 @@ from .workers import LoseWorker, RegisterWorker
 __all__ = [
     "AssignSplit",
     "AssignStream",
+    "CheckBundles",
     "ClaimBundles",
     "CollectIteration",
     "Command",

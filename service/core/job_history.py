@@ -69,12 +69,6 @@ class JobHistory:
     claims: list[BundleClaim] = field(default_factory=list)
 
     @property
-    def user_name(self) -> str:
-        """The job's name as its user gave it, or its id."""
-        name = self.job.name or str(self.job.job_id)
-        return name.removeprefix(f"dataset_id=/{self.job.dataset_id}/")
-
-    @property
     def lengths(self) -> list[int]:
         """Of the bundles of an ordered job; -1 where nobody has learned one."""
         return lengths_of(State(datasets={self.job.dataset_id: self.dataset}), self.job)

@@ -16,6 +16,7 @@ from typing import Any
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from . import (
+    checks,
     claims,
     consumers,
     datasets,
@@ -48,6 +49,7 @@ TOPICS = (
     skips,
     lengths,
     claims,
+    checks,
     saves,
     save_streams,
 )

@@ -99,6 +99,13 @@ class Job(Struct):
     lost_splits: int = 0  # of summarized epochs
     skipped_splits: int = 0  # of summarized epochs
     used_ms: int = 0  # when it was created, joined or left last
+    checksums: dict[int, int] = {}  # bundle → of its first run; bundles count through all epochs
+    differing: list[int] = []  # bundles that had another checksum when they were run again
+
+    @property
+    def user_name(self) -> str:
+        """The name as its user gave it, or its id."""
+        return (self.name or str(self.job_id)).removeprefix(f"dataset_id=/{self.dataset_id}/")
 
     @property
     def is_ordered(self) -> bool:

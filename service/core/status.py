@@ -176,6 +176,8 @@ def _job(
         "skipped_splits": job.skipped_splits,
         "cross_trainer_cache": job.cross_trainer_cache,
         "order": None if job.order is None else _order(job.dataset_id, job.order, known),
+        "checked_bundles": len(job.checksums),
+        "differing_bundles": job.differing,
         "iterations": [
             _iteration(state, job, each) | {"metrics": counted(each.iteration_id)}
             for each in iterations

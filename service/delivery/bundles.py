@@ -40,6 +40,7 @@ import numpy as np
 
 from ..block_limits import check_block, cost
 from ..blocks import Array, Block, picked
+from ..checksums import Checksum
 from .base import (
     End,
     EndOfSlice,
@@ -88,6 +89,7 @@ class BundleRun:
         self.place = bundle.place
         self.start = self.stop = start  # the next element to put
         self.counts = counts  # it keeps nothing
+        self._checksum = Checksum() if start == 0 else None  # of all elements; its producer's
         self.wanted = start  # elements before this one were asked for
         self.used = 0  # when a slice was last given something of it; a number
         self.kept: list[_Kept] = []  # without gaps, up to `stop`
@@ -109,6 +111,8 @@ class BundleRun:
         block that does not follow the last one.
         """
         check_block(block)
+        if self._checksum is not None and block.count:
+            self._checksum.add(block)
         with self._output.lock:
             if (block.bundle, block.index) != (self.number, self.stop):
                 raise ValueError(
@@ -168,8 +172,10 @@ class BundleRun:
             total += kept.cost
         return total
 
-    def finish(self) -> None:
-        """The bundle has no more elements. Raises OutputCancelled."""
+    def finish(self) -> int | None:
+        """The bundle has no more elements. Returns their checksum, if the run made all of them.
+        Raises OutputCancelled.
+        """
         output, bundle = self._output, self._bundle
         with output.lock:
             self._check()
@@ -185,6 +191,7 @@ class BundleRun:
             output.changed.notify_all()
             changed = list(bundle.subscriptions)
         output._notify(changed)
+        return None if self._checksum is None else self._checksum.value
 
     def fail(self, code: str, message: str) -> None:
         """The pipeline raised: readers get TaskFailed behind the blocks. Raises OutputCancelled."""

@@ -19,6 +19,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.bundles import spec_message
+from ..core.checks import describe_differing
 from ..core.claims import Claimed
 from ..core.consumers import GOODBYE
 from ..core.jobs import epochs_over
@@ -354,6 +355,7 @@ class ForebayFace:
             tasks=[self._task_info(tasks[task_id]) for task_id in iteration.tasks],
             removed=iteration.removed,
             no_task=why_no_task(self._dispatcher.state, iteration),
+            differing=describe_differing(self._dispatcher.state.jobs[iteration.job_id]),
         )
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
@@ -386,6 +388,8 @@ class ForebayFace:
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher = self._dispatcher
         dispatcher.user_metrics.told(request.known, request.metrics)
+        for checked in request.checked:
+            await self._check_bundles(checked)
         registration = c.RegisterWorker(
             address=request.address,
             uid=request.uid,
@@ -401,6 +405,17 @@ class ForebayFace:
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
         return response
+
+    async def _check_bundles(self, checked: pb.BundleChecksums) -> None:
+        differing = await self._dispatcher.execute(
+            c.CheckBundles(
+                job_id=checked.job_id,
+                bundles=tuple(checked.bundles),
+                checksums=tuple(checked.checksums),
+            )
+        )
+        if differing:
+            log.warning("%s", describe_differing(self._dispatcher.state.jobs[checked.job_id]))
 
     def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
         state = self._dispatcher.state
@@ -424,6 +439,7 @@ class ForebayFace:
                 cross_trainer_cache=job.cross_trainer_cache,
                 graph=graphs[job.dataset_id],
                 order=None if job.order is None else spec_message(job.order),
+                job_id=job.job_id,
             )
 
     async def lease_splits(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:

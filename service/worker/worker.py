@@ -41,7 +41,7 @@ from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
 from . import not_a_dispatcher
-from .bundle_tasks import BundleTask
+from .bundle_tasks import BundleChecksums, BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
@@ -103,6 +103,7 @@ class Worker:
             self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
+        self._checksums = BundleChecksums()
         self._starting = threading.Semaphore(STARTING)
         self._streams = StreamWriters(self.uid, self._dispatcher, options)
         self._stopping = threading.Event()
@@ -231,7 +232,7 @@ class Worker:
             bundles = BundlesOutput(budget=self.idle.budget)
             return BundleTask(
                 task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
-                self.tasks.report, self._datasets,
+                self.tasks.report, self._datasets, self._checksums,
             )  # fmt: skip
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
@@ -291,7 +292,7 @@ class Worker:
         return [metrics for metrics in found if metrics is not None]
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
-        request = pb.WorkerHeartbeatRequest(metrics=self._metrics())
+        request = pb.WorkerHeartbeatRequest(metrics=self._metrics(), checked=self._checksums.take())
         request.MergeFrom(self._registration)
         return self._beats.call(
             request,

@@ -462,6 +462,9 @@ def ordered(cluster: Cluster) -> None:
     cluster.do(c.RegisterWorker(address="w:82", uid=82, draining=True))
     cluster.do(c.LoseWorker(worker_id=drains, reason="it said goodbye", left=True))
     learn(group[1], b2=30, b3=10)
+    job_id = cluster.state.iterations[group[0].iteration_id].job_id
+    for checksums in ((1, 2, 3), (1, 5, 3)):
+        cluster.do(c.CheckBundles(job_id=job_id, bundles=(0, 2, 300), checksums=checksums))
     for joined in group:
         cluster.leave(joined.consumer_id)
     cluster.leave(join(0, 1, 0, "").consumer_id)

@@ -71,7 +71,7 @@ def test_a_job_that_was_removed_is_remembered_with_its_lengths() -> None:
     given.leave(consumer)
     assert not given.state.jobs
     history = given.history
-    assert history.user_name == str(history.job.job_id)
+    assert history.job.user_name == str(history.job.job_id)
     assert history.lengths == [-1, -1, -1, 7, -1, 0] + 94 * [-1]
     assert given.histories.learned == {("d", 1): [(4, 2)]}
 
@@ -79,7 +79,7 @@ def test_a_job_that_was_removed_is_remembered_with_its_lengths() -> None:
 def test_users_names() -> None:
     given = Followed()
     given.job(name="dataset_id=/d/train")
-    assert given.history.user_name == "train"
+    assert given.history.job.user_name == "train"
 
 
 def test_splits_that_are_lost_and_found() -> None:

@@ -339,6 +339,19 @@ class Dispatcher(RuleBasedStateMachine):
             )
         )
 
+    @rule(
+        job=st.integers(0, 20),
+        checked=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=3),
+    )
+    def check_bundles(self, job: int, checked: list[tuple[int, int]]) -> None:
+        self.run(
+            c.CheckBundles(
+                job_id=self.pick(self.live.jobs, job),
+                bundles=tuple(bundle for bundle, _ in checked),
+                checksums=tuple(checksum for _, checksum in checked),
+            )
+        )
+
     @rule(consumer=st.integers(0, 50))
     def leave(self, consumer: int) -> None:
         consumer_id = self.pick(self.live.consumers, consumer)

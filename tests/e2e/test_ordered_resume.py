@@ -25,6 +25,7 @@ from forebay.service.errors import (
 
 from ..forks import Fork
 from ..ordered_reads import Cluster, opened, read
+from ..standbys import status, wait_until
 
 ORDER: dict[str, Any] = {"seed": 3, "cycle_length": 3, "block_length": 2, "bundle_splits": 5}
 
@@ -198,6 +199,34 @@ class TestRefused:
         assert "Timestamp" in caplog.text and "may not repeat" in caplog.text
         with pytest.raises(FailedPrecondition, match=r"bundle \d+ of epoch 0.*clocks"):
             read(cluster.target, dataset_id, **{**ORDER, "bundle_splits": 100})
+
+    def test_other_elements_of_as_many_are_noticed_and_told(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """To who reads meanwhile, and to who comes later; `status` has it, too."""
+        drawn = tf.data.Dataset.range(20).map(lambda x: (x, tf.timestamp()))
+        dataset_id = service.register_dataset(cluster.target, drawn)
+        how: dict[str, Any] = {**ORDER, "job_name": "drawn", "ordered": True}
+
+        def job() -> dict[str, Any]:
+            jobs: Any = status(cluster.dispatcher)["jobs"]
+            (found,) = [job for job in jobs if job["name"].endswith("drawn")]
+            return dict(found)
+
+        with service.read(cluster.target, dataset_id, **how) as first:
+            assert len(list(first)) == 20
+        wait_until(lambda: job()["checked_bundles"] == 4)
+        assert not job()["differing_bundles"]
+        for _ in range(2):  # their successors run the bundles again
+            cluster.replace_worker()
+        with service.read(cluster.target, dataset_id, **how) as second:
+            assert len(list(second)) == 20
+            wait_until(lambda: sorted(job()["differing_bundles"]) == [0, 1, 2, 3])
+            wait_until(lambda: "had other elements when they were run again" in caplog.text)
+        caplog.clear()
+        with service.read(cluster.target, dataset_id, **how) as third:
+            next(third)
+        assert "drawn had other elements" in caplog.text
 
     def test_what_begins_anew_in_each_bundle(
         self, cluster: Cluster, caplog: pytest.LogCaptureFixture

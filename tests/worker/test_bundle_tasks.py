@@ -12,6 +12,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
+from forebay.service.checksums import Checksum
 from forebay.service.delivery import (
     BundlesOutput,
     End,
@@ -24,7 +25,7 @@ from forebay.service.delivery import (
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker.bundle_tasks import BundleTask
+from forebay.service.worker.bundle_tasks import BundleChecksums, BundleTask
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended
@@ -32,6 +33,7 @@ from forebay.service.worker.task_states import Ended
 from ..delivery.contract import block, numbers
 
 TIMEOUT_S = 30.0
+JOB = 5
 BUNDLES = 50
 BUNDLE_SPLITS = 10
 SPLITS = BUNDLES * BUNDLE_SPLITS - 3
@@ -104,11 +106,13 @@ class Task:
         dispatcher: Any = SimpleNamespace(get_dataset=lambda *_, **__: dataset)
         self.reports: list[Any] = []
         self.output = BundlesOutput(1 << 20)
+        self.checksums = BundleChecksums()
         order = ev.OrderSpec(bundles=BUNDLES, bundle_splits=BUNDLE_SPLITS, seed=7)
         self.runner = BundleTask(
-            pb.Task(task_id=1, num_sources=1, order=order), dispatcher, self.output,
-            threading.Semaphore(), pipelines, Observer(),
+            pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order),
+            dispatcher, self.output, threading.Semaphore(), pipelines, Observer(),
             lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
+            checksums=self.checksums,
         )  # fmt: skip
         self.runner._at_once = at_once
         self.runner.start()
@@ -161,11 +165,30 @@ def test_bundles_are_run_as_they_are_asked_for(task: Task, pipelines: Fake) -> N
         elements = [*range(4, count)]
         got, end = given(task.read(number, BUNDLE_SPLITS - 4, first=4))
         assert got == elements and isinstance(end, EndOfSlice) and end.length == count
+    assert not task.checksums.take(), "none of them was run from its beginning"
     assert pipelines.asked == [
         (SplitRange(30, 10, 0), 3, 7, 4),
         (SplitRange(30, 10, 0), 3 + 2 * BUNDLES, 7, 4),
         (SplitRange(last * 10, 7, 0), last, 7, 4),
     ]
+
+
+def test_the_checksum_of_a_whole_bundle_is_kept_until_it_is_taken(task: Task) -> None:
+    found: dict[int, int] = {}
+
+    def take() -> bool:
+        for checked in task.checksums.take():
+            assert checked.job_id == JOB
+            found.update(zip(checked.bundles, checked.checksums, strict=True))
+        return found.keys() == {3, 4}
+
+    for number in (3, 4):
+        given(task.read(number))
+    wait_until(take)
+    expected = Checksum()
+    expected.add(block(0, BUNDLE_SPLITS, 3))
+    assert found[3] == expected.value
+    assert not task.checksums.take()
 
 
 def test_so_many_run_at_a_time_while_any_number_waits(task: Task, pipelines: Fake) -> None:

@@ -1,0 +1,81 @@
+"""Checksums of bundles: the first one of each is kept, and another one is an event."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import checks
+from forebay.service.core import commands as c
+from forebay.service.core.status import status
+from forebay.service.errors import InvalidArgument
+
+from .test_lengths import Learning
+
+
+class Checking(Learning):
+    def check(self, checksums: dict[int, int], job_id: int | None = None) -> list[int]:
+        number = self.job_of(self.consumer).job_id if job_id is None else job_id
+        differing: list[int] = self.when(
+            c.CheckBundles(
+                job_id=number,
+                bundles=tuple(checksums),
+                checksums=tuple(checksums.values()),
+            )
+        )
+        return differing
+
+
+def test_the_first_checksum_of_a_bundle_is_kept() -> None:
+    given = Checking()
+    job = given.job_of(given.consumer)
+    assert given.check({3: 7, 8: 1 << 31}) == []
+    assert given.then == ["bundles_checked"]
+    assert given.check({3: 7}) == [] and given.then == []
+    assert given.check({3: 7, 4: 9}) == []
+    assert given.state.recent[-1][1].bundles_checked == ev.BundlesChecked(
+        job_id=job.job_id, bundles=[4], checksums=[9]
+    )
+    assert job.checksums == {3: 7, 8: 1 << 31, 4: 9}
+    assert checks.describe_differing(job) == ""
+
+
+def test_a_differing_one_is_told_once() -> None:
+    given = Checking()
+    job = given.job_of(given.consumer)
+    given.check({3: 7, 8: 1})
+    assert given.check({3: 6, 8: 1, 9: 2}) == [3]
+    assert given.then == ["bundles_checked"]
+    assert given.check({3: 5}) == [] and given.then == []
+    assert given.check({8: 2}) == [8]
+    assert (job.checksums, job.differing) == ({3: 7, 8: 1, 9: 2}, [3, 8])
+    assert status(given.state)["jobs"][0]["differing_bundles"] == [3, 8]
+    assert "bundles 3 of epoch 0, 3 of epoch 1 of job" in checks.describe_differing(job)
+
+
+def test_both_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MAX_CHECKSUMS", 10)
+    monkeypatch.setattr(checks, "MAX_DIFFERING", 3)
+    given = Checking()
+    job = given.job_of(given.consumer)
+    for first in range(0, 100, 5):
+        given.check(dict.fromkeys(range(first, first + 5), 1))
+        assert len(job.checksums) <= 20
+    assert max(job.checksums) == 99 and min(job.checksums) >= 80
+    assert given.check(dict.fromkeys(range(95, 100), 2)) == [95, 96, 97]
+    assert given.check({99: 3}) == [] and given.then == []
+    assert "and others" not in checks.describe_differing(job)
+
+
+def test_who_is_late_or_wrong() -> None:
+    given = Checking()
+    joined = given.iteration("unordered")
+    assert given.check({1: 1}, job_id=99) == [] and given.then == []
+    other = given.iteration_of(given.state.consumers[joined.consumer_id]).job_id
+    assert given.check({1: 1}, job_id=other) == [] and given.then == []
+    with pytest.raises(InvalidArgument, match="0 checksums of 1 bundles"):
+        given.when(
+            c.CheckBundles(
+                job_id=given.job_of(given.consumer).job_id, bundles=(1,), checksums=()
+            )
+        )  # fmt: skip
