@@ -220,7 +220,7 @@ class TestRefused:
         for _ in range(2):  # their successors run the bundles again
             cluster.replace_worker()
         with service.read(cluster.target, dataset_id, **how) as second:
-            assert len(list(second)) == 20
+            next(second)
             wait_until(lambda: sorted(job()["differing_bundles"]) == [0, 1, 2, 3])
             wait_until(lambda: "had other elements when they were run again" in caplog.text)
         caplog.clear()
