@@ -232,16 +232,15 @@ class ForebayFace:
             epoch=request.epoch,
             doubts=doubts,
         )
-        if joined.consumer_id in state.consumers:  # a retry's consumer may have left
-            iteration = state.iterations[joined.iteration_id]
-            job = state.jobs[iteration.job_id]
-            if job.order is not None:
-                response.order.CopyFrom(spec_message(job.order))
-            if job.is_ordered:
-                response.lengths.extend(lengths_of(state, job))
-            # In a coordinated read consumers report their round before they get tasks.
-            if job.num_consumers is None:
-                response.news.CopyFrom(self._news(iteration))
+        iteration = self._iteration_of(joined.consumer_id)  # it may have been removed meanwhile
+        job = state.jobs[iteration.job_id]
+        if job.order is not None:
+            response.order.CopyFrom(spec_message(job.order))
+        if job.is_ordered:
+            response.lengths.extend(lengths_of(state, job))
+        # In a coordinated read consumers report their round before they get tasks.
+        if job.num_consumers is None:
+            response.news.CopyFrom(self._news(iteration))
         return response
 
     async def _doubts_of(self, job: pb.GetOrCreateJobRequest) -> list[str]:

@@ -226,6 +226,22 @@ def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> N
     assert 0 < joined.journal.sequence <= told.sequence
 
 
+def test_who_was_removed_before_the_answer_came_hears_why(
+    client: DispatcherClient, dispatcher: DispatcherProcess
+) -> None:
+    """Also where the read is in bundles, and the answer would have the order."""
+    dataset_id = register(client, sources=[ev.SplitSource(count=5)])
+    order = ev.OrderSpec(cycle_length=1, block_length=1)
+    how = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="o", sharding="OFF", order=order)
+    joining = pb.JoinIterationRequest(job=how, member=ev.GroupMember(consumers=1, batch_size=1))
+    client.call_numbered(joining, pb.JoinIterationResponse)
+    with contextlib.closing(DispatcherClient(dispatcher.target)) as other:
+        removal = pb.RemoveDatasetRequest(dataset_id=dataset_id, force=True)
+        other.call_numbered(removal, pb.RemoveDatasetResponse)
+    with pytest.raises(NotFound, match=f"its dataset {dataset_id} was removed"):
+        client.call_numbered(joining, pb.JoinIterationResponse, again=True)
+
+
 def test_a_request_that_names_no_caller(client: DispatcherClient) -> None:
     request = pb.JoinIterationRequest(request=ev.Request(number=1))
     with pytest.raises(InvalidArgument, match="caller"):

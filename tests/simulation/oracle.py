@@ -216,6 +216,11 @@ class Oracle:
             if iteration == event.iteration_id and books.workers[worker] not in there
         }
 
+    def _bundles_checked(self, event: ev.BundlesChecked) -> None:
+        """Every pipeline here gives the same each time."""
+        if event.differing:
+            raise Violation(f"bundles {event.differing} had other elements when run again")
+
     def _iteration_collected(self, event: ev.IterationCollected) -> None:
         self.books.collected.add(event.iteration_id)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from forebay.service.client.first_come import MUTE_S
 from forebay.service.core.state import Iteration
+from forebay.service.delivery import bundles
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.worker import WorkerOptions
 
@@ -29,7 +30,8 @@ from .network import Network, Weather
 from .nodes import Job, Node, Operator, Trainer, WorkerNode
 from .oracle import Oracle
 from .ordered import Group, Lengths, OrderedTrainer, scaled
-from .pipeline import STRUCTURE
+from .patches import replaced
+from .pipeline import STRUCTURE, ChecksumOfSplits
 from .saves import Saver, SharedFiles, stood_in_for
 from .scenario import Fault, Scenario, draw
 
@@ -478,6 +480,7 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
         directory = _make_directory(stack) if scenario.files else None
         shared = _make_directory(stack) if scenario.mode == "save" else None
         stack.enter_context(stood_in_for())
+        stack.enter_context(replaced(bundles, Checksum=ChecksumOfSplits))
         stack.enter_context(scaled(scenario))
         stack.enter_context(running(this))
         run = Run(this, scenario, directory, shared)
