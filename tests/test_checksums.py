@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forebay.service import checksums
 from forebay.service.blocks import Block, Component, Strings, joined, split
 from forebay.service.checksums import Checksum
 
@@ -44,6 +47,18 @@ def checksum(*blocks: Block) -> int:
     return found.value
 
 
+@pytest.fixture(params=[checksums.WHOLE_BYTES, 5], ids=["whole", "pieces"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Elements are small, or of some of them pieces are read."""
+    monkeypatch.setattr(checksums, "WHOLE_BYTES", request.param)
+    monkeypatch.setattr(checksums, "PIECE_BYTES", 2)
+    checksums._pieces.cache_clear()
+    yield
+    checksums._pieces.cache_clear()
+
+
+@pytest.mark.usefixtures("pieces")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(elements(), st.data())
 def test_it_is_the_same_however_elements_are_divided(
     each: list[Block], data: st.DataObject
@@ -85,3 +100,13 @@ def test_another_element_has_another_checksum(one: Block, another: Block) -> Non
 
 def test_of_no_elements_it_is_a_number() -> None:
     assert checksum() == checksum()
+
+
+@pytest.mark.parametrize("at", [0, 100, 1000, -1])
+def test_a_large_element_that_is_another_one_throughout(at: int) -> None:
+    """Pieces are read of it, from its beginning to its end."""
+    size = 4 * checksums.WHOLE_BYTES
+    one = np.zeros((2, size), np.uint8)
+    another = one.copy()
+    another[1, at:] = 1 if at >= 0 else 2
+    assert checksum(Block(2, (Component(one),))) != checksum(Block(2, (Component(another),)))
