@@ -30,7 +30,7 @@ class Checksum:
             self._streams = [[0, 0, 0] for _ in block.components]
         for component, crcs in zip(block.components, self._streams, strict=True):
             for number, part in _parts(component, block.count):
-                crcs[number] = zlib.crc32(part, crcs[number])
+                crcs[number] = zlib.crc32(part.data, crcs[number])
 
     @property
     def value(self) -> int:
