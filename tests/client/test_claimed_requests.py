@@ -13,6 +13,7 @@ import pytest
 
 from forebay.service.blocks import Block, Component
 from forebay.service.client import slices
+from forebay.service.client.claimer import Claimer
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.positions import ClaimedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -56,10 +57,11 @@ class Claiming:
         )  # fmt: skip
         self.taker = SimpleNamespace(begun=0, left=lambda: 0)
         self.closed, self.woken = threading.Event(), threading.Event()
-        self.mode = ClaimsMode(
-            links, pb.JoinIterationResponse(order=order), cast(Any, self.dispatcher), print,
-            self.woken.set, self.closed, cast(Any, self.taker),
+        claimer = Claimer(
+            cast(Any, self.dispatcher), 1, fail=print, wake=self.woken.set, closed=self.closed,
+            taker=cast(Any, self.taker),
         )  # fmt: skip
+        self.mode = ClaimsMode(links, pb.JoinIterationResponse(order=order), claimer)
         self.got: list[tuple[int, int]] = []
         self.list_tasks(*TASKS)
         assert self.woken.wait(WAIT_S)
