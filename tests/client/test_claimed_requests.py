@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
-from forebay.service.client import slices
+from forebay.service.client import silence
 from forebay.service.client.claimer import Claimer
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.positions import ClaimedRead
@@ -255,6 +255,6 @@ def test_a_worker_is_silent_only_while_the_consumer_waits(
     begun_s = time.monotonic()
     for later_s in looks:
         clock = SimpleNamespace(monotonic=lambda later_s=later_s: begun_s + later_s)
-        monkeypatch.setattr(slices, "time", clock)
+        monkeypatch.setattr(silence, "time", clock)
         reading.mode.ask_again()
     assert (reading.asked[0][0] != first[0]) == asks_another

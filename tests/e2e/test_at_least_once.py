@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import claims, slices
+from forebay.service.client import claims, silence
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, Unimplemented
 
 from ..cluster import WorkerProcess
@@ -224,7 +224,7 @@ class TestServersDie:
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What it was asked for is read from the other one."""
-        monkeypatch.setattr(slices, "SLOW_S", 0.5)
+        monkeypatch.setattr(silence, "SLOW_S", 0.5)
         paused = cluster.stopped_worker()
         how: Any = {"job_name": new_name(), "at": {60: paused.__enter__}}
         try:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import ordered, portions, slices
+from forebay.service.client import ordered, portions, silence
 from forebay.service.order import permuted
 
 from ..ordered_reads import Cluster, Got, interleaved, read
@@ -129,7 +129,7 @@ class TestTrouble:
         self, cluster: Cluster, texts: str, alone: Got, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its bundles are read from the other one."""
-        monkeypatch.setattr(slices, "SLOW_S", 0.5)
+        monkeypatch.setattr(silence, "SLOW_S", 0.5)
         cluster.resize(2)
         with contextlib.ExitStack() as stack:
             at = {5: lambda: stack.enter_context(cluster.stopped_worker())}
