@@ -72,8 +72,9 @@ class _TaskRounds:
 
 
 class RoundsMode(Mode):
-    """Blocks have elements round by round, and within a round in the order of tasks; a Mode
-    (modes.py). A block may have elements of several tasks. It is acknowledged when it is given.
+    """Gives elements round by round, and within a round in the order of tasks.
+
+    A block may have elements of several tasks. It is acknowledged when it is given.
     """
 
     def __init__(
