@@ -67,7 +67,7 @@ class Claimer:
         self._done: dict[int, None] = {}  # and not reported
         self._given: _Given | None = None
         self._blocks = 0  # that were given
-        self._missing = 0  # so many more claims would be read now
+        self._missing = 0  # so many more claims would be read now, if they were here
         self._done_count, self._rate_s, self._rate = 0, time.monotonic(), 0.0
         self._refused = False  # there was nothing to claim, when it was asked for last
         self._version = 0  # of the iteration, as far as this consumer has heard
@@ -75,7 +75,7 @@ class Claimer:
     # -- what the mode says --------------------------------------------------------------------
 
     def start(self, missing: int) -> None:
-        """Begin to claim; so many claims would be read now."""
+        """Begin to claim. The mode would read `missing` claims now, if it had them."""
         self._missing = missing
         self._thread.start()
 
@@ -91,8 +91,8 @@ class Claimer:
             return begun
 
     def give(self, place: int, start: int, end: int, is_last: bool) -> bool:
-        """The trainer gets a block of this claim, if it returns True. It returns False once the
-        consumer leaves: others read the rest."""
+        """Note that the trainer gets the elements from `start` to before `end` of a claim; none
+        follow if `is_last`. Returns False once the consumer leaves: others read them."""
         with self._changed:
             if self._closed.is_set():
                 return False
