@@ -17,7 +17,7 @@ class MemoryStorage(Storage):
     def __init__(self) -> None:
         self.url = "memory:"
         self._lock = threading.Lock()  # guards everything below
-        self.records: list[Record] = []  # of the sequences _first, _first + 1, …
+        self._records: list[Record] = []  # of the sequences _first, _first + 1, …
         self._first = 1
         self._snapshots: dict[int, bytes] = {}
         self._blobs: dict[str, bytes] = {}
@@ -39,7 +39,7 @@ class MemoryStorage(Storage):
 
     @property
     def _next(self) -> int:
-        return self._first + len(self.records)
+        return self._first + len(self._records)
 
     def read(self, after: int = 0) -> Iterator[Record]:
         with self._lock:
@@ -48,7 +48,7 @@ class MemoryStorage(Storage):
                     f"{self.url}: records before {self._first} were trimmed, "
                     f"so none can be read from {after + 1}"
                 )
-            return iter(self.records[after + 1 - self._first :])
+            return iter(self._records[after + 1 - self._first :])
 
     def first_sequence(self) -> int:
         return self._first
@@ -80,8 +80,8 @@ class MemoryStorage(Storage):
     def holdings(self) -> Holdings:
         with self._lock:
             return Holdings(
-                segments=int(bool(self.records)),
-                log_bytes=sum(len(record.data) for record in self.records),
+                segments=int(bool(self._records)),
+                log_bytes=sum(len(record.data) for record in self._records),
                 torn_bytes=0,
                 snapshots=len(self._snapshots),
                 snapshot_bytes=sum(map(len, self._snapshots.values())),
@@ -114,7 +114,7 @@ class MemoryWriter(Writer):
         storage = self._storage
         with storage._lock:
             self._require_claim()
-            storage.records += [
+            storage._records += [
                 Record(sequence, self.term, bytes(data))
                 for sequence, data in enumerate(records, self.last_sequence + 1)
             ]
@@ -146,7 +146,7 @@ class MemoryWriter(Writer):
                 raise OutOfSequence(
                     f"no trimming before {before}: the newest snapshot is at {newest}"
                 )
-            storage.records = storage.records[before - storage._first :]
+            storage._records = storage._records[before - storage._first :]
             storage._first = before
 
     def write_blob(self, data: bytes, mark: str = "") -> str:

@@ -21,6 +21,9 @@ from .stock import DispatcherProcess
 
 PATIENCE_S = 90
 
+At = Mapping[int, Callable[[], object]]
+"""What happens before a consumer asks for its element or batch of this number."""
+
 
 @dataclass
 class Got:
@@ -74,7 +77,7 @@ def read(
     *,
     steps: int | None = None,
     state: dict[str, Any] | None = None,
-    at: Mapping[int, Callable[[], object]] | None = None,
+    at: At | None = None,
     **order: Any,
 ) -> Got:
     """Read to the end of the epoch, or `steps` batches each. Before consumer 0 asks for its batch
@@ -150,6 +153,22 @@ class Cluster:
         """SIGSTOP, and SIGCONT at the end."""
         with self.workers[0].paused():
             yield
+
+
+def stop_and_continue_worker(cluster: Cluster, number: int) -> At:
+    """SIGSTOP before this number, and SIGCONT three seconds later."""
+    paused = cluster.stopped_worker()
+    return {
+        number: paused.__enter__,
+        number + 1: threading.Timer(3, paused.__exit__, (None, None, None)).start,
+    }
+
+
+def uneven_numbers(splits: int) -> Any:
+    """A tf.data.Dataset whose bundles have different lengths; some are empty."""
+    import tensorflow as tf
+
+    return tf.data.Dataset.range(splits).filter(lambda x: (x * x) % 7 < x // 100 % 7)
 
 
 def interleaved(

@@ -19,6 +19,7 @@ from typing import Any
 import redis
 
 from forebay.service.processes import ChildProcess, free_port, redis_program
+from forebay.storage.redis.log import Keys
 
 WAIT_S = 30.0  # for anything that a server does
 
@@ -169,6 +170,14 @@ def _container() -> Iterator[str]:
         yield f"redis://{host}:{port}"
     finally:
         container.stop()
+
+
+@contextlib.contextmanager
+def opened_keys(url: str) -> Iterator[tuple[Any, Keys]]:
+    """A client of the Redis at a storage's URL, and the names of the storage's keys."""
+    address, _, prefix = url.partition("prefix=")
+    with redis.Redis.from_url(address.partition("?")[0]) as client:
+        yield client, Keys.of(prefix)
 
 
 def delete_prefix(url: str, prefix: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -70,7 +71,7 @@ def audit(
                 f"job {history.job.user_name} is not read in order, so the journal does not tell "
                 "of its elements: leave out --step and --element"
             )
-        answer = (_claimed if history.job.is_claimed else _unordered)(state, history)
+        answer = _claimed(history) if history.job.is_claimed else _unordered(state, history)
     else:
         from ...journal.proto import events_pb2 as ev
 
@@ -153,7 +154,7 @@ def _unordered(state: Any, history: Any) -> dict[str, Any]:
     }
 
 
-def _claimed(state: Any, history: Any) -> dict[str, Any]:
+def _claimed(history: Any) -> dict[str, Any]:
     """Of a job that is read at least once: who claimed what, what returned, and what may have come
     again."""
     from ..core.consumers import GOODBYE
@@ -164,18 +165,21 @@ def _claimed(state: Any, history: Any) -> dict[str, Any]:
         permuted(each.place, order.bundles, order.seed, each.epoch) if order.shuffle else each.place
         for each in claims
     ]
-    readers = []
-    for stay in history.stays:
-        mine = [
+    claimed = defaultdict(list)  # by consumer
+    done: Counter[int] = Counter()  # by epoch
+    for bundle, claim in zip(bundles, claims, strict=True):
+        claimed[claim.consumer_id].append(
             {
                 "bundle": bundle,
                 "claimed_ms": claim.claimed_ms,
                 "start": claim.start or None,
                 "done_ms": claim.done_ms,
             }
-            for bundle, claim in zip(bundles, claims, strict=True)
-            if claim.consumer_id == stay.consumer_id
-        ]
+        )
+        done[claim.epoch] += claim.done_ms is not None
+    readers = []
+    for stay in history.stays:
+        mine = claimed[stay.consumer_id]
         readers.append({**_reader(stay), "claimed": len(mine), "bundles": mine})
     next_of: dict[tuple[int, int], int] = {}
     returned = []
@@ -214,12 +218,8 @@ def _claimed(state: Any, history: Any) -> dict[str, Any]:
         "delivery": "at_least_once",
         "bundle_splits": order.bundle_splits,
         "epochs": [
-            {
-                "epoch": epoch,
-                "bundles_done": sum(c.done_ms is not None for c in claims if c.epoch == epoch),
-                "of": order.bundles,
-            }
-            for epoch in sorted({claim.epoch for claim in claims})
+            {"epoch": epoch, "bundles_done": done[epoch], "of": order.bundles}
+            for epoch in sorted(done)
         ],
         "readers": readers,
         "returned": returned,

@@ -28,6 +28,7 @@ from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from . import open_iterations
+from .claimer import Claimer
 from .claims import ClaimsMode
 from .first_come import FirstCome
 from .heartbeats import Heartbeats, News
@@ -116,10 +117,11 @@ class Consumer:
         if reading.ordered is not None:
             self.mode = OrderedMode(reading.ordered, self.links, joined)
         elif reading.claimed is not None:
-            self.mode = ClaimsMode(
-                self.links, joined, dispatcher, self._hear, partial(self._inbox.put, None),
-                self._closed, taker,
+            claimer = Claimer(
+                dispatcher, joined.consumer_id, fail=self._hear,
+                wake=partial(self._inbox.put, None), closed=self._closed, taker=taker,
             )  # fmt: skip
+            self.mode = ClaimsMode(self.links, joined, claimer)
         elif reading.num_consumers is not None:
             now = self._heartbeats.say_now
             self.mode = RoundsMode(reading, self.links, self.handle_inbox, now)

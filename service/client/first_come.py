@@ -46,7 +46,7 @@ lockstep may be waiting for this one."""
 
 
 class FirstCome(Mode):
-    """The tasks of a consumer that takes blocks as they come; a Mode (modes.py)."""
+    """The tasks of a consumer that takes blocks as they come."""
 
     def __init__(self, reading: ReadOptions, links: Links) -> None:
         self._reading = reading

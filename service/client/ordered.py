@@ -159,7 +159,7 @@ class OrderedMode(Mode):
             if rounds > 0:
                 self._refill_at = window // 2
             is_full = self._portions.elements > window // 2 or len(self._slices) >= MAX_REQUESTS
-            if rounds <= 0 or (self._portions and is_full):
+            if rounds <= 0 or (self._portions.is_waiting and is_full):
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())

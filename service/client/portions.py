@@ -40,8 +40,9 @@ class Portions:
         self._ready: deque[tuple[Block, Ints]] = deque()
         self._came_bytes, self._came = 0, 0  # since the beginning
 
-    def __bool__(self) -> bool:
-        """Whether a portion is being waited for."""
+    @property
+    def is_waiting(self) -> bool:
+        """Whether portions are planned that were not put together yet."""
         return bool(self._portions)
 
     def fit(self, size: int) -> int | None:

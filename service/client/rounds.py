@@ -72,8 +72,9 @@ class _TaskRounds:
 
 
 class RoundsMode(Mode):
-    """Blocks have elements round by round, and within a round in the order of tasks; a Mode
-    (modes.py). A block may have elements of several tasks. It is acknowledged when it is given.
+    """Gives elements round by round, and within a round in the order of tasks.
+
+    A block may have elements of several tasks. It is acknowledged when it is given.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class RoundsMode(Mode):
         self._listed: dict[int, pb.TaskInfo] = {}
         self._unknown = UnknownTasks()
         self._step = threading.Lock()  # guards all fields below
-        self.tasks: dict[int, _TaskRounds] = {}  # in the order in which they are visited
+        self._tasks: dict[int, _TaskRounds] = {}  # in the order in which they are visited
         self._round = 0  # the current one
         self._limit: int | None = None  # a round that must not begin yet
 
@@ -115,13 +116,13 @@ class RoundsMode(Mode):
 
     def awaited(self) -> str:
         with self._step:
-            due = [(task.next_round, i) for i, task in self.tasks.items() if not task.is_over()]
+            due = [(task.next_round, i) for i, task in self._tasks.items() if not task.is_over()]
             round_, task_id = min(due, key=lambda one: one[0], default=(0, 0))
             if not due:
                 return "a worker: none has a task of the epoch"
             if self._limit is not None and round_ >= self._limit:
                 return f"the other consumers, before round {self._limit}"
-            if self.tasks[task_id].is_held():
+            if self._tasks[task_id].is_held():
                 return f"the others' word on task {task_id}, whose worker is lost or stops"
         whose = f"task {task_id}"
         if (info := self._listed.get(task_id)) is not None:
@@ -153,7 +154,7 @@ class RoundsMode(Mode):
         """The next task of the round, or of the following one; None if that must not begin."""
         while True:
             following = None
-            for task in self.tasks.values():
+            for task in self._tasks.values():
                 if task.is_over():
                     continue
                 if task.next_round == self._round:
@@ -180,7 +181,7 @@ class RoundsMode(Mode):
                             round=task.next_round,
                             received=task.received,
                         )
-                        for task_id, task in self.tasks.items()
+                        for task_id, task in self._tasks.items()
                         if task.is_held()
                     ],
                 )
@@ -188,7 +189,7 @@ class RoundsMode(Mode):
 
     def _report_used_up(self) -> None:
         with self._step:
-            new = [task for task in self.tasks.values() if task.is_used_up() and not task.reported]
+            new = [task for task in self._tasks.values() if task.is_used_up() and not task.reported]
             for task in new:
                 task.reported = True
         if new:
@@ -197,12 +198,12 @@ class RoundsMode(Mode):
     def heard(self, news: News) -> None:
         with self._step:
             for info in news.tasks:
-                if info.task_id not in self.tasks:
-                    self.tasks[info.task_id] = _TaskRounds(info.starting_round)
-                self.tasks[info.task_id].lost = info.lost
+                if info.task_id not in self._tasks:
+                    self._tasks[info.task_id] = _TaskRounds(info.starting_round)
+                self._tasks[info.task_id].lost = info.lost
             listed = {info.task_id for info in news.tasks}
-            for task_id in self.tasks.keys() - listed:
-                task = self.tasks[task_id]
+            for task_id in self._tasks.keys() - listed:
+                task = self._tasks[task_id]
                 if task.stop is None:
                     task.stop = news.removed.get(task_id, task.next_round)
             if not news.HasField("block_round"):
@@ -223,14 +224,14 @@ class RoundsMode(Mode):
     def _wants(self, task_id: int) -> bool:
         """Whether to read the task. The heartbeat thread may know by now that it is over."""
         with self._step:
-            task = self.tasks.get(task_id)
+            task = self._tasks.get(task_id)
             return task is not None and not task.is_over()
 
     def _drop_removed(self) -> None:
         with self._step:
-            over = {task_id: task for task_id, task in self.tasks.items() if task.is_over()}
+            over = {task_id: task for task_id, task in self._tasks.items() if task.is_over()}
             for task_id in over:
-                del self.tasks[task_id]
+                del self._tasks[task_id]
         if not over:
             return
         for task in over.values():
@@ -246,14 +247,14 @@ class RoundsMode(Mode):
     def order(self, task_id: int) -> Rounds:
         """What to ask the task's worker for: what follows the elements that have come."""
         with self._step:
-            task = self.tasks[task_id]
+            task = self._tasks[task_id]
             number = task.received - task.starting_round
         return Rounds(self._reading.consumer_index, self._reading.num_consumers or 1, number)
 
     def arrived(self, client: Client, key: Key, block: Block) -> None:
         task_id = key[0]
         with self._step:
-            task = self.tasks.get(task_id)
+            task = self._tasks.get(task_id)
             if task is not None:
                 task.blocks.append(_Arrived(client, block))
                 task.received += block.count
@@ -276,14 +277,14 @@ class RoundsMode(Mode):
             self._unknown.add(task_id)
         elif isinstance(end, EndOfTask):
             with self._step:
-                if (task := self.tasks.get(task_id)) is not None:
+                if (task := self._tasks.get(task_id)) is not None:
                     task.ended = True
 
     def gone(self, link: WorkerLink) -> None:
         pass
 
     def ask_again(self) -> None:
-        for task_id in self._unknown.due() & self._listed.keys() & self.tasks.keys():
+        for task_id in self._unknown.due() & self._listed.keys() & self._tasks.keys():
             link = self._links.get(self._listed[task_id].worker_uid)
             if link is not None and task_id in link.reading:
                 link.client.read(task_id, self.order(task_id))

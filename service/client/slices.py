@@ -8,7 +8,6 @@ elements again.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,18 +20,7 @@ from ..errors import PipelineError
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
 from .links import ASK_AGAIN_S, Links, WorkerLink
-
-log = logging.getLogger(__name__)
-
-SLOW_S = 10.0
-"""A worker that is waited for and has sent nothing for so long is *silent*; twice as long after
-each time."""
-
-AWAY_S = 2.0
-"""A consumer that has not looked for so long was not waiting: what came meanwhile is unread."""
-
-SILENT_S = 60.0
-"""How long others are asked instead of a silent worker."""
+from .silence import SilenceDetector
 
 
 @dataclass(eq=False)
@@ -64,11 +52,7 @@ class Slices:
         self._unknown: list[Request] = []  # whose worker did not know the task yet
         self._unknown_s = 0.0
         self._numbers = 0
-        self._looked_s = 0.0  # when silent workers were looked for
-        self._back_s = 0.0  # since when they are looked for without a break
-        self._slow_s = SLOW_S
-        self._heard_s: dict[int, float] = {}  # by task: when it sent something
-        self._silent: dict[int, float] = {}  # by task: until when others are asked instead
+        self._silence = SilenceDetector()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -125,13 +109,14 @@ class Slices:
     def _home(self, place: int) -> int | None:
         """The task that the place is read from; None if there is no task."""
         task_id = self._homes.get(place, 0)
-        if task_id not in self._tasks or task_id in self._silent:
+        if task_id not in self._tasks or self._silence.is_silent(task_id):
             if not self._tasks:
                 return None
             tasks = sorted(self._tasks)
             at = (self.first_place + place) % len(tasks)
             in_turn = tasks[at:] + tasks[:at]
-            task_id = next((task for task in in_turn if task not in self._silent), in_turn[0])
+            heard = (task for task in in_turn if not self._silence.is_silent(task))
+            task_id = next(heard, in_turn[0])
             self._homes[place] = task_id
         return task_id
 
@@ -203,7 +188,7 @@ class Slices:
 
     def delivered(self, key: Key, block: Block) -> Request | None:
         """The request that the block belongs to; None if it was withdrawn."""
-        self._heard_s[key[0]] = time.monotonic()
+        self._silence.heard(key[0])
         request = self._requests.get(key)
         if request is not None:
             request.blocks.append(block)
@@ -217,7 +202,7 @@ class Slices:
         """
         if isinstance(end, TaskFailed):
             raise PipelineError(end.code, end.message)
-        self._heard_s[key[0]] = time.monotonic()
+        self._silence.heard(key[0])
         request = self._requests.get(key)
         if request is None:
             return None
@@ -235,30 +220,7 @@ class Slices:
         if self._unknown and now >= self._unknown_s:
             unknown, self._unknown = self._unknown, []
             self._ask_elsewhere(r for r in unknown if self._requests.get(r.key) is r)
-        if len(self._tasks) < 2 or now < self._looked_s + 1:
-            return
-        if now > self._looked_s + AWAY_S:
-            self._back_s = now
-        self._looked_s = now
-        self._silent = {task_id: s for task_id, s in self._silent.items() if s > now}
-        silent = {
-            request.key[0]
-            for request in holding_up()
-            if now - self._last_s(request) >= self._slow_s
-        }
-        if not silent:
-            return
-        log.warning(
-            "nothing has come from workers %s for %.0f s: asking others",
-            sorted(self._tasks[task].worker_address for task in silent), self._slow_s,
-        )  # fmt: skip
-        self._slow_s *= 2
-        self._silent.update(dict.fromkeys(silent, now + SILENT_S))
-        if self._silent.keys() >= self._tasks.keys():  # so this one is not worse than the others
-            self._silent = dict.fromkeys(silent, now + SILENT_S)
+        silent = self._silence.look(
+            self._tasks, lambda: [(r.key[0], r.asked_s) for r in holding_up()]
+        )
         self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in silent])
-
-    def _last_s(self, request: Request) -> float:
-        """When the request was sent, or its worker sent something afterwards, or the consumer began
-        to wait."""
-        return max(request.asked_s, self._heard_s.get(request.key[0], 0.0), self._back_s)

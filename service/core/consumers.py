@@ -67,8 +67,8 @@ class JoinIteration(Command, frozen=True, kw_only=True):
 class LeaveIteration(Command, frozen=True, kw_only=True):
     """→ ConsumerLeft, and IterationCollected for the last consumer of a job without a name.
 
-    The last consumer of a coordinated or ordered read ends its tasks. Later consumers of a
-    coordinated read begin with round 0.
+    The last consumer of a coordinated read or a read in bundles ends its tasks. Later consumers of
+    a coordinated read begin with round 0. What the consumer had claimed returns (claims.py).
     An unknown consumer has already left: no event.
     """
 

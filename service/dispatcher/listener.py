@@ -31,8 +31,8 @@ class ServedPort:
     def __init__(self, host: str, port: int, *, standby: bool) -> None:
         """Bind host:port (0: any free one); `standby` is the first role. Raises AddressInUse."""
         self._host = host
-        self.server = _server(standby)
-        self.address = bind(self.server, host, port)
+        self._server = _server(standby)
+        self.address = bind(self._server, host, port)
         self._port = int(self.address.rpartition(":")[2])
         self._started = False
 
@@ -43,33 +43,33 @@ class ServedPort:
         """
         if self._started:
             await self.close(None)
-            self.server = _server(standby)
+            self._server = _server(standby)
             await self._bind()
         servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         states = health_pb2.HealthCheckResponse
         await servicer.set("", states.NOT_SERVING if standby else states.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self.server)
-        self.server.add_generic_rpc_handlers(tuple(handlers))
-        await self.server.start()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+        await self._server.start()
         self._started = True
 
     async def close(self, grace_s: float | None) -> None:
         """Accept no more calls, and cancel those that last longer than `grace_s` (None: all)."""
         try:
-            await self.server.stop(grace_s)
+            await self._server.stop(grace_s)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled us, but gRPC itself: after a pause, its time and its calls end at
             # once.
-            await self.server.stop(None)
+            await self._server.stop(None)
 
     async def _bind(self) -> None:
         give_up = time.monotonic() + REBIND_S
         while True:
             try:
-                bind(self.server, self._host, self._port)
+                bind(self._server, self._host, self._port)
                 return
             except AddressInUse:
                 if time.monotonic() > give_up:

@@ -37,8 +37,8 @@ class Sessions:
         self._lock = threading.Lock()
         self._acknowledged = threading.Condition(self._lock)
         self._outputs: dict[int, TaskOutput] = {}
-        self.by_consumer: dict[int, Session] = {}
-        self.idle: dict[Connection, None] = {}  # whose sender waits, the longest first
+        self._by_consumer: dict[int, Session] = {}
+        self._idle: dict[Connection, None] = {}  # whose sender waits, the longest first
         self._refusal: Refusal | None = None  # the answer to every new connection
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
@@ -57,7 +57,7 @@ class Sessions:
     def attach(self, consumer_id: int, cut: Callable[[], None]) -> Connection:
         """Add a consumer's connection, and cut an earlier one of the same consumer."""
         with self._lock:
-            session = self.by_consumer.setdefault(consumer_id, Session(consumer_id))
+            session = self._by_consumer.setdefault(consumer_id, Session(consumer_id))
             if session.connection is not None:
                 self._close(session.connection)
                 session.connection.cut()
@@ -106,14 +106,14 @@ class Sessions:
     def away(self) -> list[int]:
         """The consumers that have no connection, and may reconnect."""
         with self._lock:
-            return [i for i, session in self.by_consumer.items() if session.connection is None]
+            return [i for i, session in self._by_consumer.items() if session.connection is None]
 
     def forget_gone(self, consumer_ids: Iterable[int]) -> int:
         """Drop these consumers' sessions, unless connected; return how many elements they lack."""
         lacking = 0
         with self._lock:
             for consumer_id in consumer_ids:
-                session = self.by_consumer.get(consumer_id)
+                session = self._by_consumer.get(consumer_id)
                 if session is not None and session.connection is None:
                     lacking += sum(session.lacking().values())
                     self._drop(session)
@@ -122,7 +122,7 @@ class Sessions:
     def expire(self, now: float) -> None:
         """Drop the sessions of consumers that did not reconnect within `linger_s`."""
         with self._lock:
-            for session in list(self.by_consumer.values()):
+            for session in list(self._by_consumer.values()):
                 if session.connection is None and now - session.left_at > self._linger_s:
                     self._drop(session)
 
@@ -232,7 +232,7 @@ class Sessions:
         """Send this refusal to all consumers, also to those that connect later."""
         with self._lock:
             self._refusal = Refusal(reason, broken=False)
-            for session in self.by_consumer.values():
+            for session in self._by_consumer.values():
                 if session.connection is not None:
                     self._refuse(session.connection, self._refusal)
 
@@ -246,28 +246,39 @@ class Sessions:
                     connection.outbox.clear()
                     connection.closed = connection.ending
                     return batch
-                self.idle[connection] = None
+                self._idle[connection] = None
                 connection.ready.wait(connection.retry_s())  # for _wake, _reply, refuse or _close
-                self.idle.pop(connection, None)
+                self._idle.pop(connection, None)
             return None
+
+    def connection_of(self, consumer_id: int) -> Connection | None:
+        """The consumer's connection; None without one."""
+        with self._lock:
+            session = self._by_consumer.get(consumer_id)
+            return None if session is None else session.connection
+
+    def is_waiting(self, connection: Connection) -> bool:
+        """Whether `next_batch` waits for something to send on the connection."""
+        with self._lock:
+            return connection in self._idle
 
     def is_read(self, task_id: int) -> bool:
         """Whether a consumer reads the task now, or may reconnect to do so."""
         with self._lock:
-            sessions = self.by_consumer.values()
+            sessions = self._by_consumer.values()
             return any(task_id == key[0] for session in sessions for key in session.buffers)
 
     def read_tasks(self) -> set[int]:
         """The tasks of which `is_read` is true."""
         with self._lock:
-            return {key[0] for session in self.by_consumer.values() for key in session.buffers}
+            return {key[0] for session in self._by_consumer.values() for key in session.buffers}
 
     def forget_all(self) -> None:
         """Cut every connection, cancel every task, and forget all tasks and consumers."""
         with self._lock:
             outputs = list(self._outputs.values())
             self._outputs.clear()
-            for session in list(self.by_consumer.values()):
+            for session in list(self._by_consumer.values()):
                 if session.connection is not None:
                     self._close(session.connection)
                     session.connection.cut()
@@ -281,7 +292,7 @@ class Sessions:
         """
 
         def lacking() -> Counter[int]:
-            return sum((s.lacking() for s in self.by_consumer.values()), Counter())
+            return sum((s.lacking() for s in self._by_consumer.values()), Counter())
 
         with self._lock:
             self._acknowledged.wait_for(lambda: not lacking(), timeout_s)
@@ -297,7 +308,7 @@ class Sessions:
     ) -> None:
         with self._lock:
             if changed is None:
-                for session in self.by_consumer.values():
+                for session in self._by_consumer.values():
                     if (connection := session.connection) is not None:
                         for buffer in list(connection.asleep):
                             if buffer.subscription.output is output:
@@ -314,16 +325,16 @@ class Sessions:
                 self._wake(connection)
 
     def _wake_readers(self, output: TaskOutput) -> None:
-        for connection in list(self.idle):
+        for connection in list(self._idle):
             if any(buffer.subscription.output is output for buffer in connection.buffers):
                 self._wake(connection)
 
     def _wake(self, connection: Connection) -> None:
         """Fill an idle connection's outbox, and notify its sender if it has something to do."""
-        if connection in self.idle:
+        if connection in self._idle:
             connection.fill()
             if connection.outbox or connection.retry_s() is not None:
-                del self.idle[connection]
+                del self._idle[connection]
                 connection.ready.notify()
 
     def _refuse(self, connection: Connection, refusal: Refusal) -> None:
@@ -335,19 +346,19 @@ class Sessions:
         if len(connection.outbox) >= MAX_WAITING_REPLIES:
             raise ProtocolError(f"{len(connection.outbox)} replies wait, and it reads none of them")
         connection.outbox.append(reply)
-        self.idle.pop(connection, None)
+        self._idle.pop(connection, None)
         connection.ready.notify()
 
     def _close(self, connection: Connection) -> None:
         connection.closed = True
         connection.outbox.clear()
-        self.idle.pop(connection, None)
+        self._idle.pop(connection, None)
         connection.ready.notify()
 
     def _bound_what_is_kept(self) -> None:
         """Drop the sessions that have been away longest: a trainer may crash again and again."""
         away = sorted(
-            (session for session in self.by_consumer.values() if session.connection is None),
+            (session for session in self._by_consumer.values() if session.connection is None),
             key=lambda session: session.left_at,
         )
         kept = sum(session.retained_bytes for session in away)
@@ -358,7 +369,7 @@ class Sessions:
             self._drop(session)
 
     def _drop(self, session: Session) -> None:
-        if self.by_consumer.get(session.consumer_id) is session:
-            del self.by_consumer[session.consumer_id]
+        if self._by_consumer.get(session.consumer_id) is session:
+            del self._by_consumer[session.consumer_id]
         self._close_buffers(session, list(session.buffers))
         self._acknowledged.notify_all()

@@ -1,4 +1,7 @@
-"""BundleTask: runs the bundles of an ordered read's task, as its consumers ask for them."""
+"""BundleTask: runs the bundles of a task, as its consumers ask for them.
+
+Reads in order and reads at least once have such tasks.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class BundleChecksums:
 
 
 class BundleTask:
-    """A task of an ordered read, in the place of a TaskRunner.
+    """A task of a read in bundles, in the place of a TaskRunner.
 
     It runs as many bundles at a time as there are processors; more have begun and wait for their
     readers. It neither completes nor loses anything: any worker makes its elements again. It is

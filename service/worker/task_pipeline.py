@@ -181,7 +181,7 @@ class TaskPipeline:
         return self._run
 
     def open_bundles(self) -> Pipeline:
-        """The pipeline of an ordered read's task, whose bundles the caller runs."""
+        """The pipeline of a read in bundles: the caller runs the bundles."""
         return self._open(self._datasets.of(self._task))
 
     def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:

@@ -41,8 +41,8 @@ class RedisStorage(Storage):
         """
         self._address = parse_redis_url(url)
         self.url = self._address.url
-        self.client = RedisClient(self._address)
-        self.keys = Keys.of(self._address.prefix)
+        self._client = RedisClient(self._address)
+        self._keys = Keys.of(self._address.prefix)
         self._allow_volatile = allow_volatile
         self._volatile: list[str] | None = None  # find_volatile's last result
         # The present writer's meta, and since when (monotonic seconds) it has been the same.
@@ -55,7 +55,7 @@ class RedisStorage(Storage):
     # -- reading -----------------------------------------------------------------------------
 
     def read(self, after: int = 0) -> Iterator[Record]:
-        scan = StreamScan(self.client, self.keys, after)
+        scan = StreamScan(self._client, self._keys, after)
         for batch in scan:
             yield from records_above(batch, after)
         self._acknowledged = max(self._acknowledged, (scan.term, scan.acknowledged))
@@ -70,11 +70,11 @@ class RedisStorage(Storage):
 
     def snapshots(self) -> list[int]:
         self._meta()  # NewerFormat
-        return self._list_snapshots(self.client.run("HKEYS", self.keys.snapshots))
+        return self._list_snapshots(self._client.run("HKEYS", self._keys.snapshots))
 
     def read_snapshot(self, sequence: int) -> bytes:
-        where = f"{self.url}: {self.keys.snapshots}: {sequence}"
-        framed = self.client.run("HGET", self.keys.snapshots, sequence)
+        where = f"{self.url}: {self._keys.snapshots}: {sequence}"
+        framed = self._client.run("HGET", self._keys.snapshots, sequence)
         if framed is None:
             raise Missing(f"{where}: there is no such snapshot")
         data = unframe(framed)
@@ -84,11 +84,11 @@ class RedisStorage(Storage):
 
     def blobs(self) -> list[str]:
         self._meta()  # NewerFormat
-        return [name.decode() for name in self.client.run("HKEYS", self.keys.blobs)]
+        return [name.decode() for name in self._client.run("HKEYS", self._keys.blobs)]
 
     def read_blob(self, name: str) -> bytes:
-        where = f"{self.url}: {self.keys.blobs}: {name}"
-        data: bytes | None = self.client.run("HGET", self.keys.blobs, name)
+        where = f"{self.url}: {self._keys.blobs}: {name}"
+        data: bytes | None = self._client.run("HGET", self._keys.blobs, name)
         if data is None:
             raise Missing(f"{where}: there is no such blob; {REGISTER}")
         if not is_blob(name, data):
@@ -96,11 +96,11 @@ class RedisStorage(Storage):
         return data
 
     def holdings(self) -> Holdings:
-        entries, log_bytes = self.client.run_together(
-            ("XLEN", self.keys.log), ("MEMORY", "USAGE", self.keys.log, "SAMPLES", 0)
+        entries, log_bytes = self._client.run_together(
+            ("XLEN", self._keys.log), ("MEMORY", "USAGE", self._keys.log, "SAMPLES", 0)
         )
-        snapshots = self._sizes(self.keys.snapshots)
-        blobs = self._sizes(self.keys.blobs)
+        snapshots = self._sizes(self._keys.snapshots)
+        blobs = self._sizes(self._keys.blobs)
         return Holdings(
             segments=int(entries > 0),
             log_bytes=log_bytes or 0,
@@ -116,27 +116,27 @@ class RedisStorage(Storage):
         return meta.condemned if meta else ""
 
     def close(self) -> None:
-        self.client.close()
+        self._client.close()
         if self._watcher is not None:
             self._watcher.close()
 
     def _meta(self, client: RedisClient | None = None) -> Meta | None:
-        return self._parse((client or self.client).run("HGETALL", self.keys.meta))
+        return self._parse((client or self._client).run("HGETALL", self._keys.meta))
 
     def _parse(self, reply: list[bytes]) -> Meta | None:
-        return parse_meta(reply, f"{self.url}: {self.keys.meta}")
+        return parse_meta(reply, f"{self.url}: {self._keys.meta}")
 
     def _list_snapshots(self, fields: list[bytes]) -> list[int]:
         return sorted(int(field) for field in fields if field.isdigit())
 
     def _sizes(self, key: str) -> list[int]:
-        fields = self.client.run("HKEYS", key)
-        return self.client.run_together(*(("HSTRLEN", key, field) for field in fields))
+        fields = self._client.run("HKEYS", key)
+        return self._client.run_together(*(("HSTRLEN", key, field) for field in fields))
 
     def _check_end(self) -> Meta | None:
         """The meta; checks that the log and the snapshots fit it. Raises Corrupt."""
-        keys = self.keys
-        reply, entries, newest, snapshots, others = self.client.run_together(
+        keys = self._keys
+        reply, entries, newest, snapshots, others = self._client.run_together(
             ("HGETALL", keys.meta),
             ("XLEN", keys.log),
             ("XREVRANGE", keys.log, "+", "-", "COUNT", 1),
@@ -178,7 +178,7 @@ class RedisStorage(Storage):
         term, token = self._begin(meta, owner, lease_ms, place)
         last = meta.last if meta else 0
         writer = RedisWriter(
-            self._address, self.keys, term, token, last, lease_ms, self._inspect_again
+            self._address, self._keys, term, token, last, lease_ms, self._inspect_again
         )
         try:
             writer.confirm()
@@ -188,7 +188,7 @@ class RedisStorage(Storage):
         return writer
 
     def _inspect(self) -> None:
-        found = find_volatile(self.client)
+        found = find_volatile(self._client)
         message = f"{self.url} can lose acknowledged records: {'; '.join(found)}"
         if found and not self._allow_volatile:
             raise Volatile(f"{message}. Mend that, or accept it with --allow-volatile")
@@ -198,7 +198,7 @@ class RedisStorage(Storage):
 
     def _inspect_again(self) -> None:
         """Log it if the settings have changed for the worse. Raises StorageUnusable."""
-        found = find_volatile(self.client)
+        found = find_volatile(self._client)
         if found and found != self._volatile:
             log.error(
                 "%s can lose acknowledged records since its settings were changed: %s",
@@ -231,7 +231,7 @@ class RedisStorage(Storage):
         if found >= last or (meta and meta.cut_term > term):
             return
         what = f"record {last} was read in term {term}, and the log ends at record {found}"
-        result = self.client.run_script(LOSE, self.keys, (term, "", last, what))
+        result = self._client.run_script(LOSE, self._keys, (term, "", last, what))
         if result == [b"ok"]:
             return
         raise Corrupt(f"{self.url}: {result[1].decode()}; {CONDEMNED}")
@@ -246,7 +246,7 @@ class RedisStorage(Storage):
             seen = meta.term, meta.token, meta.beat, meta.last, meta.condemned
         owner = owner or "somebody"  # "" in the meta means no writer
         arguments = (*seen, token, owner, place, lease_ms, purpose)
-        result = self.client.run_script(OPEN, self.keys, arguments)
+        result = self._client.run_script(OPEN, self._keys, arguments)
         if result == [b"changed"]:
             raise Locked(f"{self.url} is in use: another writer was faster, or is alive")
         return result[1], token
@@ -256,12 +256,12 @@ class RedisStorage(Storage):
             meta = self._meta_of_free_place("")
         except Corrupt:
             meta = self._meta()  # condemned now; raises again if it cannot be repaired
-        keys = self.keys
-        if meta is None and not self.client.run("EXISTS", keys.log, keys.snapshots, keys.blobs):
+        keys = self._keys
+        if meta is None and not self._client.run("EXISTS", keys.log, keys.snapshots, keys.blobs):
             raise Missing(f"{self.url}: there is no log to cut")
         term, token = self._begin(meta, owner, LEASE_MS, "", "repair")
         first, last, last_term = self._find_cut(meta, after)
-        exists, newest = self.client.run_together(
+        exists, newest = self._client.run_together(
             ("EXISTS", keys.log), ("XREVRANGE", keys.log, "+", "-", "COUNT", 1)
         )
         ends = newest[0][0] if newest else b""
@@ -271,7 +271,7 @@ class RedisStorage(Storage):
         moves = bool(exists) and not whole
         if moves:
             self._copy_log(kept, last)
-        result = self.client.run_script(
+        result = self._client.run_script(
             CUT,
             (*keys, kept, *(f"{aside}:{name}" for name in ("meta", "log", "snapshots"))),
             (term, token, first, last, max(term, last_term + 1), int(moves)),
@@ -286,7 +286,7 @@ class RedisStorage(Storage):
     def _find_cut(self, meta: Meta | None, after: int) -> tuple[int, int, int]:
         """The first record, the last record of the last whole batch up to `after`, and its term."""
         first = meta.first if meta else self._first_of_log()
-        scan = StreamScan(self.client, self.keys, first - 1)
+        scan = StreamScan(self._client, self._keys, first - 1)
         last, term = first - 1, 0
         try:
             for batch in scan:
@@ -298,7 +298,7 @@ class RedisStorage(Storage):
         return first, last, term
 
     def _first_of_log(self) -> int:
-        for identity, fields in self.client.run("XRANGE", self.keys.log, "-", "+", "COUNT", 1):
+        for identity, fields in self._client.run("XRANGE", self._keys.log, "-", "+", "COUNT", 1):
             try:
                 return decode_entry(identity, fields, "").first_sequence
             except Corrupt:
@@ -307,12 +307,12 @@ class RedisStorage(Storage):
 
     def _free_number(self) -> int:
         metas = ((n, f"{self._address.prefix}:cut:{n}:meta") for n in itertools.count(1))
-        return next(number for number, meta in metas if not self.client.run("EXISTS", meta))
+        return next(number for number, meta in metas if not self._client.run("EXISTS", meta))
 
     def _copy_log(self, target: str, last: int) -> None:
         """Copy the log in pieces, since Redis serves nobody else while a script runs."""
-        self.client.run("DEL", target)  # of a cut that was not finished
+        self._client.run("DEL", target)  # of a cut that was not finished
         begin = "-"
         while begin:
-            copied = self.client.run_script(COPY, (self.keys.log, target), (begin, last))
+            copied = self._client.run_script(COPY, (self._keys.log, target), (begin, last))
             begin = f"({copied.decode()}" if copied else ""

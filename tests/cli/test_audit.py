@@ -346,7 +346,7 @@ def test_what_may_have_come_twice() -> None:
     given.claim(other, most=1)
     given.histories.follow_end(given.state)
     (history,) = given.histories.jobs.values()
-    said = _claimed(given.state, history)
+    said = _claimed(history)
     (returned,) = said["returned"]
     assert (returned["cursor"], returned["consumer_id"], returned["why"]) == (7, dead, "r")
     assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other

@@ -31,8 +31,8 @@ from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import describe
 from forebay.storage import Locked, open_storage
-from forebay.storage.redis.storage import RedisStorage
 
+from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
 
 NO_MARKUP = "[/bold]j:tiger:"
@@ -528,10 +528,8 @@ class TestRedis:
         self, redis_storage_url: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         dispatcher = DispatcherProcess(redis_storage_url)
-        storage = open_storage(redis_storage_url)
-        assert isinstance(storage, RedisStorage)
-        storage.client.run("DEL", *storage.keys)
-        storage.close()
+        with opened_keys(redis_storage_url) as (client, keys):
+            client.delete(*keys)
         assert dispatcher.wait() == 1
         assert "acknowledged records are missing" in capfd.readouterr().err
         assert "repair --truncate-corrupt" in error_of("journal", "repair", redis_storage_url)

@@ -1,4 +1,4 @@
-"""What a consumer says that it waits for, and what it tells the dispatcher meanwhile."""
+"""What a waiting consumer logs, and what its heartbeats report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def consuming(**how: Any) -> Iterator[Consumer]:
 
 
 class TestWaiting:
-    def test_it_is_said_and_again_after_twice_as_long(
+    def test_the_warning_is_repeated_after_twice_the_time(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         waits, said = WaitLog(), []
@@ -81,7 +81,7 @@ class TestWaiting:
         silent = "; and the dispatcher has not answered for 33 s"
         assert caplog.messages[1:] == [f"no element for 60 s: waiting for a worker{silent}"]
 
-    def test_who_reads_says_it(
+    def test_a_consumer_logs_what_it_waits_for(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(waits, "WARN_S", 0.5)
@@ -99,7 +99,7 @@ class TestWaiting:
             next(blocks)
             assert caplog.messages == [], "it waits anew"
 
-    def test_for_whom(self) -> None:
+    def test_the_warning_names_tasks_and_their_workers(self) -> None:
         with consuming() as consumer:
             consumer.mode.update(tasks(1, 2))
             silent, refusing = Client.all[11], Client.all[12]
@@ -119,7 +119,7 @@ class TestWaiting:
             consumer.mode.end((2, 0), EndOfTask())
             assert consumer.mode.awaited().startswith("the end of the epoch")
 
-    def test_for_nobody_that_is_for_us(self) -> None:
+    def test_the_warning_names_workers_that_are_not_eligible(self) -> None:
         with consuming() as consumer:
             consumer.mode.update(tasks(1, 2, worker_tags=["COLOCATED"]))
             assert consumer.mode.awaited() == (
@@ -127,7 +127,7 @@ class TestWaiting:
                 "h:1, h:2"
             )
 
-    def test_in_rounds(self) -> None:
+    def test_the_warning_of_a_coordinated_read(self) -> None:
         with consuming(consumer_index=0, num_consumers=2) as consumer:
             assert consumer.mode.awaited() == "a worker: none has a task of the epoch"
             consumer.mode.heard(tasks(1, 2, starting_round=3))
@@ -145,7 +145,9 @@ class TestWaiting:
             consumer.mode.heard(news)
             assert consumer.mode.awaited() == "the other consumers, before round 3"
 
-    def test_who_takes_what_is_here_does_not_wait(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_consumer_that_takes_received_blocks_does_not_wait(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with consuming(consumer_index=0, num_consumers=2) as consumer:
             consumer.mode.heard(tasks(1))
             consumer.mode.update(tasks(1))
@@ -157,7 +159,9 @@ class TestWaiting:
             assert not caplog.messages
 
 
-def test_what_no_worker_heard_is_known_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_remembers_tasks_whose_handback_did_not_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with consuming(hands_back=True) as consumer:
         consumer.mode.update(tasks(1, 2))
         monkeypatch.setattr(Client.all[12], "close", lambda _: False)
@@ -174,7 +178,7 @@ class Later:
 
 
 class Recording:
-    """Keeps what it is asked; heartbeats that wait are answered when it is told to."""
+    """Records requests. It answers long polls from `answers`."""
 
     def __init__(self) -> None:
         self.at_once: list[pb.ConsumerHeartbeatRequest] = []
@@ -198,7 +202,7 @@ def named(request: pb.ConsumerHeartbeatRequest) -> tuple[list[int], list[int]]:
     return [*request.refused], [*request.never_answered]
 
 
-def test_heartbeats_say_which_workers_refuse(
+def test_heartbeats_report_workers_that_refuse_connections(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher, heard, closed = Recording(), queue.Queue[Any](), threading.Event()

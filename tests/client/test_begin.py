@@ -1,4 +1,4 @@
-"""What passes before an iteration's first element: nothing is prepared that need not be."""
+"""The start of an iteration: what is traced, and what is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_DEVICE = "experimental_ints_on_device"
 
 
 class Blocks:
-    """Of two elements each; in a list of those that are closed, once they are."""
+    """Blocks of two elements each. `close` adds this to the list `closed`."""
 
     def __init__(self, closed: list[Blocks], *values: list[Any]) -> None:
         self._closed = closed
@@ -34,7 +34,7 @@ class Blocks:
 
 
 def functions_of(make: Callable[[], Any]) -> list[Any]:
-    """Of the dataset's; each is prepared anew for each iterator."""
+    """The tf.data functions of the dataset, which each iterator instantiates."""
     with tf.Graph().as_default() as graph:
         make()
         library = graph.as_graph_def().library
@@ -51,7 +51,7 @@ def functions_of(make: Callable[[], Any]) -> list[Any]:
     ],
     ids=str,
 )
-def test_an_iterator_of_ours_has_few_functions_and_has_none_optimized(
+def test_an_iterator_has_few_functions_and_none_is_optimized(
     spec: Any, cardinality: int, functions: int
 ) -> None:
     found = functions_of(
@@ -61,8 +61,8 @@ def test_an_iterator_of_ours_has_few_functions_and_has_none_optimized(
     assert [f.signature.name for f in found if not f.attr[ONE_DEVICE].b] == []
 
 
-def test_iterations_over_datasets_of_different_specs_do_not_mix_and_leave_nothing() -> None:
-    """What begins and ends them is traced once for all."""
+def test_datasets_of_different_specs_share_traces_and_leave_nothing_behind() -> None:
+    """The functions that begin and end iterations are traced once for all datasets."""
     closed: list[Blocks] = []
 
     def blocks(*values: list[Any]) -> Callable[[], Blocks]:
@@ -108,8 +108,8 @@ def test_an_iteration_can_be_dropped_before_a_dispatcher_answers() -> None:
 
 
 def test_a_function_that_returns_int32_passes_tf_datas_optimizer() -> None:
-    """With the attribute it would be taken for a whole dataset; if that is mended one day, what
-    sees to it can go."""
+    """With the attribute, tf.data would take the function for a whole dataset. Our workaround
+    can go once TensorFlow mends that."""
     numbers = tf.data.Dataset.range(3, output_type=tf.int32)
     made = traced(lambda n: (n, 2 * n), numbers.element_spec)
     assert ONE_DEVICE not in made.function.function_def.attr

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
-from forebay.service.client import slices
+from forebay.service.client import silence
+from forebay.service.client.claimer import Claimer
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.positions import ClaimedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -56,10 +57,11 @@ class Claiming:
         )  # fmt: skip
         self.taker = SimpleNamespace(begun=0, left=lambda: 0)
         self.closed, self.woken = threading.Event(), threading.Event()
-        self.mode = ClaimsMode(
-            links, pb.JoinIterationResponse(order=order), cast(Any, self.dispatcher), print,
-            self.woken.set, self.closed, cast(Any, self.taker),
+        claimer = Claimer(
+            cast(Any, self.dispatcher), 1, fail=print, wake=self.woken.set, closed=self.closed,
+            taker=cast(Any, self.taker),
         )  # fmt: skip
+        self.mode = ClaimsMode(links, pb.JoinIterationResponse(order=order), claimer)
         self.got: list[tuple[int, int]] = []
         self.list_tasks(*TASKS)
         assert self.woken.wait(WAIT_S)
@@ -125,8 +127,8 @@ def test_all_of_a_bundle_is_asked_for_and_given_in_order(claiming: list[Claiming
     assert reading.got == [(0, i) for i in range(30, 100)]
 
 
-def test_a_worker_that_dies_when_a_bundle_was_given(claiming: list[Claiming]) -> None:
-    """What was asked for behind the bundle's end is asked of nobody else."""
+def test_a_worker_dies_after_its_bundle_was_given(claiming: list[Claiming]) -> None:
+    """Requests behind the bundle's end are not repeated at the other worker."""
     length = 31  # of slices of 1, 2, 4, 8 and 16 elements; the next ones lie behind
     reading = Claiming([length])
     claiming.append(reading)
@@ -176,7 +178,7 @@ def test_a_worker_that_dies_between_a_slices_last_block_and_its_end(
     assert reading.got == [(0, i) for i in range(100)]
 
 
-def test_a_run_that_is_behind_is_no_shorter_bundle(claiming: list[Claiming]) -> None:
+def test_an_incomplete_run_does_not_shorten_a_bundle(claiming: list[Claiming]) -> None:
     """Another worker may know of fewer elements than have come; only a bundle's end counts."""
     reading = Claiming([100], [50])
     claiming.append(reading)
@@ -195,7 +197,7 @@ def test_a_bundle_that_ends_before_its_cursor_is_refused(claiming: list[Claiming
         reading.mode.end((task, number), EndOfSlice(order.bundle, 40, True))
 
 
-def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
+def test_the_final_report_counts_given_elements(claiming: list[Claiming]) -> None:
     reading = Claiming([100])
     while (taken := reading.mode.take()) is None or taken[0].count < 16:
         if taken is not None:
@@ -212,7 +214,7 @@ def test_last_words_are_of_what_was_given(claiming: list[Claiming]) -> None:
     assert reading.mode.take() is None, "what is here is for others"
 
 
-def test_reports_tell_how_far_the_trainer_is_in_a_block(claiming: list[Claiming]) -> None:
+def test_reports_have_the_cursor_within_a_block(claiming: list[Claiming]) -> None:
     reading = Claiming([100])
     claiming.append(reading)
     blocks = 0
@@ -245,7 +247,7 @@ def test_a_worker_is_silent_only_while_the_consumer_waits(
     looks: list[float],
     asks_another: bool,
 ) -> None:
-    """A trainer that was busy for a minute has not read yet what came meanwhile."""
+    """If the trainer was busy for a minute, the blocks of that minute are still unread."""
     reading = Claiming([100])
     claiming.append(reading)
     reading.take()
@@ -253,6 +255,6 @@ def test_a_worker_is_silent_only_while_the_consumer_waits(
     begun_s = time.monotonic()
     for later_s in looks:
         clock = SimpleNamespace(monotonic=lambda later_s=later_s: begun_s + later_s)
-        monkeypatch.setattr(slices, "time", clock)
+        monkeypatch.setattr(silence, "time", clock)
         reading.mode.ask_again()
     assert (reading.asked[0][0] != first[0]) == asks_another

@@ -22,8 +22,10 @@ def task(task_id: int, *tags: str) -> pb.TaskInfo:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    """What one of them has lost may come from ours, if they share splits."""
+def test_the_end_with_workers_of_other_trainers(
+    monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    """If all share splits, our workers may get what others lost."""
     monkeypatch.setattr(links, "BlockClient", Client)
     monkeypatch.setattr(Client, "all", {}, raising=False)
     reading = ReadOptions(targets=TargetWorkers.AUTO, dynamic=dynamic)
@@ -44,7 +46,7 @@ def test_beside_workers_of_other_trainers(monkeypatch: pytest.MonkeyPatch, dynam
         consumer.close()
 
 
-def test_a_block_that_is_here_is_given_though_its_worker_seems_dead_by_then(
+def test_a_received_block_is_given_after_its_worker_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "BlockClient", Client)

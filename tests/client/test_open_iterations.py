@@ -46,10 +46,10 @@ def in_thread(call: Any) -> threading.Thread:
     return thread
 
 
-def test_a_link_that_is_opened_while_it_is_left_is_closed(
+def test_a_link_opened_during_leave_is_closed(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would take blocks that nobody reads."""
+    """If it stayed open, it would take blocks that nobody reads."""
     real, barrier = Links._connected, threading.Barrier(2, timeout=TIMEOUT_S)
     left = threading.Event()
     blocks: list[Any] = []
@@ -70,7 +70,7 @@ def test_a_link_that_is_opened_while_it_is_left_is_closed(
     assert all(client.closed for client in Client.all.values())
 
 
-def test_it_is_closed_while_it_lets_a_worker_go(
+def test_close_during_the_removal_of_a_worker(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.mode.update(news(1, 2))
@@ -87,7 +87,7 @@ def test_it_is_closed_while_it_lets_a_worker_go(
     assert all(client.closed for client in Client.all.values())
 
 
-def test_who_closes_it_later_waits_for_who_does(
+def test_a_second_close_waits_for_the_first(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.mode.update(news(1))
@@ -111,7 +111,7 @@ def test_who_closes_it_later_waits_for_who_does(
     assert Client.all[11].closed and not second.is_alive()
 
 
-def test_only_a_taker_that_another_thread_is_in_may_refuse_to_be_closed(consumer: Consumer) -> None:
+def test_only_a_taker_in_use_by_another_thread_may_refuse_close(consumer: Consumer) -> None:
     class Taker:
         def __init__(self, error: Exception) -> None:
             self.error = error

@@ -142,7 +142,7 @@ def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:
     assert reading.got[0] == (3, 2)
 
 
-def test_a_group_says_alike_from_where_on_it_needs_a_bundle() -> None:
+def test_a_group_agrees_on_the_first_element_of_a_bundle() -> None:
     """Else each of its consumers has the bundle run for itself, from its own first element."""
     for index in range(3):
         group = {"consumer_index": index, "num_consumers": 3, "batch_size": 4}
@@ -155,7 +155,7 @@ def test_a_group_says_alike_from_where_on_it_needs_a_bundle() -> None:
         assert (order.runs[0], order.keep) == (24 + 4 * index, 24)
 
 
-def test_so_many_slices_are_outstanding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outstanding_slices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "MAX_REQUESTS", 50)
     reading = Reading([400] * 20, cycle_length=20)
     most = 0
@@ -195,7 +195,7 @@ def test_the_longest_slice_fits_into_a_message() -> None:
 
 
 @given(st.sets(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 5))
-def test_parts_have_so_many_runs_at_most(indexes: list[int], most: int) -> None:
+def test_the_runs_of_a_slice_are_bounded(indexes: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ordered, "MAX_SLICE_RUNS", most)
         array = np.array(indexes)

@@ -1,4 +1,4 @@
-"""Epochs that are over have no elements, and the log says so, and which call goes on."""
+"""A finished epoch has no elements. The log says so, and which call reads the next one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class InNumPy:
 
 
 @pytest.mark.parametrize("make", [by_id, distributed, behind_others, InNumPy])
-def test_who_begins_again_without_initial_epoch_is_told(
+def test_a_finished_epoch_without_initial_epoch_is_warned_of(
     dispatcher: DispatcherProcess, make: Callable[[str, str, int], Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -90,7 +90,7 @@ def test_who_begins_again_without_initial_epoch_is_told(
     assert not warnings()
 
 
-def test_epochs_that_follow_are_not_expected(
+def test_later_epochs_that_are_empty_are_not_warned_of(
     dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other trainers may have had all of a short one."""
@@ -103,7 +103,7 @@ def test_epochs_that_follow_are_not_expected(
 
 
 @pytest.mark.parametrize("make", [distributed, by_id])
-def test_an_initial_epoch_is_a_named_jobs(target_of: str, make: Any) -> None:
+def test_initial_epoch_needs_a_named_job(target_of: str, make: Any) -> None:
     for name, wrong in ((None, 1), ("j", -1), ("j", True)):
         with pytest.raises(ValueError, match=f"initial_epoch={wrong}"):
             make(target_of, name, wrong)
@@ -117,7 +117,7 @@ def target_of(dispatcher: DispatcherProcess) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:__array__")
-def test_a_second_fit_says_why_keras_has_no_loss(
+def test_the_log_explains_a_keras_fit_without_loss(
     dispatcher: DispatcherProcess, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = count(4).map(lambda i: (tf.fill([2, 1], float(i)), tf.fill([2, 1], 1.0)))

@@ -48,7 +48,7 @@ class Epoch:
     ],
 )
 @pytest.mark.parametrize("how", ["leave", "close", "drop"])
-def test_what_is_left(size: int | None, lefts: list[int], how: str) -> None:
+def test_elements_left_of_a_block(size: int | None, lefts: list[int], how: str) -> None:
     gc.disable()
     try:
         for taken, left in enumerate(lefts, 1):
@@ -70,7 +70,7 @@ def test_what_is_left(size: int | None, lefts: list[int], how: str) -> None:
         gc.enable()
 
 
-def test_all_of_it_is_given_once() -> None:
+def test_all_elements_are_given_once() -> None:
     for size in (None, 5):
         epoch = Epoch()
         assert np.hstack([*epoch.taking(size)]).tolist() == [*range(12)]

@@ -1,4 +1,4 @@
-"""What passes between a reader and a dispatcher that goes and comes: which epochs are read."""
+"""Which epochs a reader asks for while its dispatcher is away and comes back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay.service.proto import forebay_pb2 as pb
 
 
 class Dispatcher:
-    """Ends every iteration at once; answers nothing that it is `away` for."""
+    """Ends each iteration at once. It does not answer requests of the type `away`."""
 
     def __init__(self) -> None:
         self.away: type[Message] | None = None
@@ -83,7 +83,7 @@ def drop_while_it_waits(reader: Reader) -> None:
     iteration.close()
 
 
-def test_who_begins_to_read_asks_once_and_then_waits_for_news(dispatcher: Dispatcher) -> None:
+def test_a_reader_joins_with_one_request_and_then_sends_heartbeats(dispatcher: Dispatcher) -> None:
     dispatcher.finished = False
     iteration = named().iterate(NOTHING)
     assert next(iteration) is NOTHING
@@ -93,7 +93,7 @@ def test_who_begins_to_read_asks_once_and_then_waits_for_news(dispatcher: Dispat
     assert (waiting.consumer_id, waiting.version) == (1, 1)
 
 
-def test_an_iteration_that_is_dropped_while_it_waits_uses_up_no_epoch(
+def test_an_iteration_dropped_before_it_joined_does_not_count_as_an_epoch(
     dispatcher: Dispatcher,
 ) -> None:
     reader = named()
@@ -106,7 +106,7 @@ def test_an_iteration_that_is_dropped_while_it_waits_uses_up_no_epoch(
 
 
 @pytest.mark.parametrize("nothing", [None, NOTHING])
-def test_who_is_to_stop_waits_for_no_dispatcher_to_begin(
+def test_stopping_ends_the_wait_for_a_dispatcher(
     dispatcher: Dispatcher, nothing: Block | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epoch is read next, if the program goes on."""
@@ -130,7 +130,7 @@ def test_who_is_to_stop_waits_for_no_dispatcher_to_begin(
     assert dispatcher.epochs()[3:] == [1]
 
 
-def test_what_is_cached_can_be_read_after_an_iteration_that_was_dropped_while_it_waited(
+def test_a_cached_read_can_begin_after_an_iteration_dropped_before_it_joined(
     dispatcher: Dispatcher,
 ) -> None:
     reader = named(CrossTrainerCache("trainer"))
@@ -142,7 +142,7 @@ def test_what_is_cached_can_be_read_after_an_iteration_that_was_dropped_while_it
         list(reader.iterate(NOTHING))
 
 
-def test_an_iteration_can_be_dropped_while_it_asks_what_others_read(
+def test_an_iteration_can_be_dropped_while_it_compares_datasets(
     dispatcher: Dispatcher,
 ) -> None:
     dispatcher.dataset_id = "other"
@@ -150,7 +150,7 @@ def test_an_iteration_can_be_dropped_while_it_asks_what_others_read(
     drop_while_it_waits(named())
 
 
-def test_who_shares_a_job_of_another_dataset_joins_it_by_its_id_once_elements_are_alike(
+def test_a_job_of_another_dataset_with_the_same_elements_is_joined_by_id(
     dispatcher: Dispatcher,
 ) -> None:
     dispatcher.dataset_id = "other"
@@ -161,15 +161,15 @@ def test_who_shares_a_job_of_another_dataset_joins_it_by_its_id_once_elements_ar
     ]  # fmt: skip
 
 
-def test_who_asks_on_asks_for_the_answer_to_the_same_request(dispatcher: Dispatcher) -> None:
-    """Whose answer may only have been lost."""
+def test_a_retry_has_the_number_of_the_first_request(dispatcher: Dispatcher) -> None:
+    """Perhaps only the answer was lost."""
     dispatcher.away = pb.JoinIterationRequest
     drop_while_it_waits(named())
     first, second = dispatcher.numbers(pb.JoinIterationRequest)
     assert first == second and first[1]
 
 
-def test_a_request_that_is_used_again_is_another(dispatcher: Dispatcher) -> None:
+def test_a_reused_message_is_a_new_request(dispatcher: Dispatcher) -> None:
     client = DispatcherClient("127.0.0.1:1")
     request = pb.JoinIterationRequest(job_id=1)
     for again in (False, False, True):

@@ -68,7 +68,7 @@ CHANGES: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_dataset_under_one_id_is_warned_of(
+def test_registering_another_dataset_under_the_same_id_warns(
     dispatcher: DispatcherProcess, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, said = CHANGES[change]
@@ -90,10 +90,10 @@ def test_another_dataset_under_one_id_is_warned_of(
     assert register(second()) == []
 
 
-def test_the_same_dataset_of_another_process_is_no_other(
+def test_the_same_dataset_from_another_process_does_not_warn(
     dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whose names TensorFlow generates anew."""
+    """TensorFlow generates other names there."""
     program = (
         "import sys, tensorflow as tf; from forebay import service\n"
         "tf.data.Dataset.range(9).map(lambda i: -i)\n"
@@ -106,7 +106,7 @@ def test_the_same_dataset_of_another_process_is_no_other(
     assert not caplog.messages
 
 
-def test_who_names_a_job_of_another_dataset_is_told_once(
+def test_joining_a_job_of_another_dataset_warns_once(
     dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(dataset: Any) -> Any:

@@ -91,7 +91,7 @@ assert read() == [*range(100)], "in the first one as ever"
 """
 
 
-def test_close_meets_a_call_that_has_just_ended() -> None:
+def test_close_tolerates_a_call_that_has_just_ended() -> None:
     channel = relay.RelayedChannel("somewhere")
     own, other = socket.socketpair()
     with own, other:
@@ -144,10 +144,10 @@ while forks < 5 or (wanted and "PrepareFork" not in pathlib.Path(log).read_text(
 
 
 @pytest.mark.parametrize("said", [{}, {"GRPC_ENABLE_FORK_SUPPORT": "1"}])
-def test_grpc_prepares_for_forks_only_where_it_is_told_to(
+def test_grpc_fork_support_is_off_unless_enabled(
     tmp_path: pathlib.Path, said: dict[str, str]
 ) -> None:
-    """For it waits for ever then, now and again."""
+    """With it, gRPC sometimes waits for ever."""
     traced = {k: v for k, v in os.environ.items() if k != "GRPC_ENABLE_FORK_SUPPORT"}
     traced |= {"GRPC_VERBOSITY": "debug", "GRPC_TRACE": "event_engine", **said}
     log = tmp_path / "stderr"

@@ -1,4 +1,4 @@
-"""A consumer of rounds: in which order it hears of tasks, of their elements and of their ends."""
+"""A consumer of a coordinated read: tasks, elements and ends that come in any order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def says(
     removed: dict[int, int] | None = None,
     block: int | None = None,
 ) -> pb.ConsumerHeartbeatResponse:
-    """Which tasks there are, by what worker; which of them are lost with theirs."""
+    """News that list tasks with their workers, and say which of the workers are lost."""
     served = [ev.TransferServer(protocol="tcp", address="h:1")]
     tasks = [
         pb.TaskInfo(
@@ -53,7 +53,7 @@ def says(
 
 
 def hear(consumer: Consumer, response: pb.ConsumerHeartbeatResponse) -> None:
-    """As its thread of heartbeats does."""
+    """Pass the response on as the heartbeat thread does."""
     consumer._hear(response)
 
 
@@ -62,7 +62,7 @@ def numbers(block: Block) -> list[int]:
     return values
 
 
-def test_who_never_waits_for_elements_keeps_none_that_were_taken(consumer: Consumer) -> None:
+def test_a_consumer_that_never_waits_keeps_no_taken_elements(consumer: Consumer) -> None:
     hear(consumer, says({1: 11}))
     blocks = consumer.blocks(NOTHING)
     consumer.handle_inbox()
@@ -72,7 +72,7 @@ def test_who_never_waits_for_elements_keeps_none_that_were_taken(consumer: Consu
         assert consumer._inbox.qsize() <= 1
 
 
-def test_who_never_waits_for_elements_hears_of_what_happens(consumer: Consumer) -> None:
+def test_a_consumer_that_never_waits_handles_news(consumer: Consumer) -> None:
     hear(consumer, says({1: 11}))
     consumer.handle_inbox()
     blocks = consumer.blocks(NOTHING)
@@ -88,7 +88,7 @@ def test_who_never_waits_for_elements_hears_of_what_happens(consumer: Consumer) 
         next(blocks)
 
 
-def test_who_was_paused_while_workers_came_and_went_goes_on(consumer: Consumer) -> None:
+def test_a_paused_consumer_survives_changes_of_workers(consumer: Consumer) -> None:
     """The heartbeats went on meanwhile."""
     hear(consumer, says({1: 11}))
     consumer.handle_inbox()
@@ -105,7 +105,7 @@ def test_who_was_paused_while_workers_came_and_went_goes_on(consumer: Consumer) 
     assert 13 not in Client.all
 
 
-def test_a_removed_task_is_let_go_after_its_last_round(consumer: Consumer) -> None:
+def test_a_removed_task_is_read_up_to_its_last_round(consumer: Consumer) -> None:
     hear(consumer, says({1: 11, 2: 12}))
     consumer.handle_inbox()
     Client.all[11].send(1, 0)

@@ -87,16 +87,16 @@ def test_an_iterator_is_not_saved(
         tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))
 
 
-def test_before_the_first_element_neither(read: Datasets, tmp_path: pathlib.Path) -> None:
+def test_a_new_iterator_is_not_saved(read: Datasets, tmp_path: pathlib.Path) -> None:
     dataset = with_options(tf.data.Dataset.range(3).apply(read), True, "FAIL")
     with pytest.raises(tf.errors.UnimplementedError, match=NAMED_YET):
         tf.train.Checkpoint(iterator=iter(dataset)).save(str(tmp_path / "saved"))
 
 
-def test_what_was_saved_of_another_iterator_is_not_restored(
+def test_the_checkpoint_of_another_iterator_is_not_restored(
     read: Datasets, tmp_path: pathlib.Path
 ) -> None:
-    """As one that read without the service; and the job's epoch is whole afterwards."""
+    """The other one read without the service. Afterwards the job's epoch is complete."""
     numbers = tf.data.Dataset.range(NUMBER)
     theirs = iter(with_options(numbers, True, "FAIL"))
     for _ in range(7):
@@ -108,7 +108,7 @@ def test_what_was_saved_of_another_iterator_is_not_restored(
     assert sorted(int(e) for e in dataset) == list(range(NUMBER))
 
 
-def test_what_reads_no_service_is_saved(tmp_path: pathlib.Path) -> None:
+def test_iterators_of_other_datasets_are_saved(tmp_path: pathlib.Path) -> None:
     iterators = [iter(tf.data.Dataset.range(9)) for _ in range(2)]
     assert [int(next(iterators[0])) for _ in range(4)] == [0, 1, 2, 3]
     saved = tf.train.Checkpoint(iterator=iterators[0]).save(str(tmp_path / "saved"))

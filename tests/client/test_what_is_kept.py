@@ -41,18 +41,18 @@ def read(of: Any) -> list[int]:
 
 
 def others(number: int = 10) -> None:
-    """Are made, read and dropped."""
+    """Make, read and drop other datasets."""
     for first in range(number):
         assert read(dataset(first)) == [first, first + 1, first + 2]
     gc.collect()
 
 
 def graph_of(of: Any) -> Any:
-    """The same, of which Python knows nothing; as are clones for tf.distribute."""
+    """The same dataset without its Python object, as tf.distribute clones it."""
     return dataset_ops._VariantDataset(of._variant_tensor, of.element_spec)
 
 
-def test_what_was_dropped_is_kept_for_a_while() -> None:
+def test_dropped_datasets_are_kept_in_an_lru() -> None:
     cloned = graph_of(dataset(100))
     for _ in range(10):
         others(2)
@@ -63,7 +63,7 @@ def test_what_was_dropped_is_kept_for_a_while() -> None:
         read(cloned)
 
 
-def test_what_the_program_has_is_kept() -> None:
+def test_referenced_datasets_are_kept() -> None:
     held = [dataset(first) for first in range(10)]
     behind = [dataset(first).map(lambda i: i).batch(1).unbatch() for first in range(10)]
     others()
@@ -71,8 +71,8 @@ def test_what_the_program_has_is_kept() -> None:
         assert [read(each) for each in some] == [[i, i + 1, i + 2] for i in range(10)]
 
 
-def test_an_iteration_goes_on() -> None:
-    """When nothing is kept that it came from, nor any dataset of its kind."""
+def test_an_iteration_outlives_its_dataset() -> None:
+    """Neither its dataset nor another one of the same spec is kept."""
     iterator = iter(graph_of(dataset(100)))
     assert int(next(iterator)) == 100
     others()
@@ -84,7 +84,7 @@ def test_an_iteration_goes_on() -> None:
     assert not tf_elements.under_way
 
 
-def test_a_function_can_be_run_for_as_long_as_it_is_there() -> None:
+def test_a_tf_function_keeps_its_datasets() -> None:
     def of_all() -> Any:
         return dataset(100).reduce(tf.constant(0, tf.int64), lambda a, b: a + b)
 

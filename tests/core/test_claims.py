@@ -1,4 +1,4 @@
-"""Claims: who gets which bundles, how far their trainers are, and what comes of who leaves."""
+"""Claims: which consumer gets which bundles, cursors, and what happens when a consumer leaves."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_a_consumer_gets_half_of_its_share_of_what_is_left() -> None:
     assert given.then == []
 
 
-def test_one_consumer_has_so_many_claims() -> None:
+def test_the_claims_of_a_consumer_are_bounded() -> None:
     given = Claiming(10 * MAX_CLAIMS)
     consumer = given.join()
     assert len(given.claim(consumer, most=10 * MAX_CLAIMS).claims) == MAX_CLAIMS
 
 
-def test_the_last_bundles_go_to_who_has_none() -> None:
+def test_the_last_bundles_go_to_consumers_without_claims() -> None:
     given = Claiming(4)
     consumers = [given.join() for _ in range(4)]
     assert [*given.claim(consumers[0]).claims] == [0]
@@ -103,7 +103,7 @@ def test_the_last_bundles_go_to_who_has_none() -> None:
     assert given.claim(consumers[2]) == Claimed({}, 0)
 
 
-def test_what_was_returned_is_claimed_first_from_its_cursor() -> None:
+def test_returned_claims_are_claimed_first_at_their_cursors() -> None:
     given = Claiming(10)
     one, other = given.join(), given.join()
     given.claim(one, most=3)
@@ -180,7 +180,7 @@ def test_the_last_one_done_finishes_the_epoch() -> None:
     assert given.claim(again, most=1).claims == {0: 0}
 
 
-def test_an_empty_dataset_is_finished_by_who_asks() -> None:
+def test_the_first_request_finishes_an_empty_dataset() -> None:
     given = Claiming(0)
     consumer = given.join()
     assert given.claim(consumer) == Claimed({}, 0)
@@ -244,7 +244,7 @@ def test_stock_workers_and_clients_have_no_part_in_it() -> None:
         ({"dataset_id": "endless"}, r"dataset endless has no end.*use take\(n\), or remove repeat"),
     ],
 )
-def test_what_such_a_job_cannot_be(fields: dict[str, Any], why: str) -> None:
+def test_options_that_do_not_go_with_claims_are_refused(fields: dict[str, Any], why: str) -> None:
     given = Claiming()
     given.register("endless", ev.SplitSource(endless=ev.Endless()))
     with pytest.raises(InvalidArgument, match=why):
@@ -272,7 +272,7 @@ def test_members_of_a_group_do_not_join_it() -> None:
         given.when(c.JoinIteration(job_id=given.job().job_id, epoch=0, member=member))
 
 
-def test_who_reads_otherwise_claims_nothing() -> None:
+def test_other_kinds_of_consumers_cannot_claim() -> None:
     given = Claiming()
     joined = given.iteration("other")
     with pytest.raises(InvalidArgument, match="which is not read at least once"):
@@ -360,8 +360,10 @@ class Training:
 
 @drawn(st.lists(st.integers(0, 6), max_size=12), st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_nothing_is_missing_whoever_dies(lengths: list[int], data: st.DataObject) -> None:
-    """And what is given twice is what a dead trainer was given since its last report."""
+def test_no_element_is_missing_whichever_trainer_dies(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    """Elements come twice only if a dead trainer was given them after its last report."""
     training = Training(lengths)
     training.join()
     steps = st.sampled_from(["join", "claim", "claim", "take", "take", "unheard", "leave", "die"])

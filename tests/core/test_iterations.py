@@ -25,7 +25,7 @@ def test_a_named_job_is_found_whosever_dataset_it_is() -> None:
         )
 
 
-def test_a_job_is_created_and_joined_in_one_decision_which_a_retry_is_answered_by() -> None:
+def test_one_decision_creates_and_joins_a_job_and_answers_retries() -> None:
     given = Given()
     given.worker(1)
     asked = c.JoinJob(

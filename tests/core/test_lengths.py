@@ -33,7 +33,7 @@ class Learning(Ordered):
         return self.state.jobs[self.iteration_of(consumer).job_id]
 
 
-def test_only_what_is_new_is_learned() -> None:
+def test_only_new_lengths_are_learned() -> None:
     given = Learning()
     job = given.job_of(given.consumer)
     assert lengths_of(given.state, job) == [-1] * 5
@@ -64,7 +64,7 @@ def test_a_length_that_is_known_stays() -> None:
 
 
 @pytest.mark.parametrize("learned", [(5, 1), (-1, 1), (0, -1)])
-def test_what_no_bundle_has_is_refused(learned: tuple[int, int]) -> None:
+def test_impossible_lengths_are_refused(learned: tuple[int, int]) -> None:
     given = Learning()
     with pytest.raises(InvalidArgument, match=r"bundles are 0 to 4"):
         given.learn((1, 1), learned)

@@ -1,4 +1,4 @@
-"""What nobody reads goes, and nothing is given out again by it; what is finished stays so."""
+"""Garbage collection: it assigns no split twice, and finished epochs stay finished."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def finished(given: Given, name: str, sharding: int, epoch: int = 0) -> ev.Consu
 
 
 @pytest.mark.parametrize("sharding", [ev.OFF, ev.DYNAMIC])
-def test_who_comes_to_a_finished_epoch_that_was_collected_gets_its_end(sharding: int) -> None:
+def test_a_consumer_of_a_collected_epoch_gets_its_end(sharding: int) -> None:
     given = Given()
     worker = given.worker(1)
     read = finished(given, "named", sharding)
@@ -77,7 +77,7 @@ def test_finished_epochs_leave_little_behind() -> None:
     assert given.state.jobs[given.state.job_by_name["n"]].summarized == [(1, 800)]
 
 
-def test_what_was_summarized_says_how_many_splits_were_lost() -> None:
+def test_a_summary_counts_lost_splits() -> None:
     given = Given()
     one, _two = given.worker(1), given.worker(2)
     joined = given.iteration("n")
@@ -140,7 +140,7 @@ def test_a_dataset_goes_with_its_jobs_and_leaves_its_graph_to_be_deleted() -> No
             given.when(wrong)
 
 
-def test_a_dataset_that_is_read_goes_only_by_force() -> None:
+def test_a_dataset_in_use_is_removed_only_by_force() -> None:
     given = Given()
     given.worker(1)
     dataset_id = removable(given)

@@ -1,4 +1,4 @@
-"""What cannot follow what is there is refused, with what happened before; nothing is changed."""
+"""Invalid transitions are refused with the recent events; the state stays as it is."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def wrong_steps() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "found", "kind"), sorted(wrong_steps()))
-def test_what_cannot_follow_is_refused(name: str, found: str, kind: str) -> None:
+def test_invalid_transitions_are_refused(name: str, found: str, kind: str) -> None:
     cluster, ids = cluster_with_one_in_each_state()
     state = cluster.state
     entity: Entity = next(e for e in lifecycles.ENTITIES if e.name == name)
@@ -108,7 +108,7 @@ def test_what_cannot_follow_is_refused(name: str, found: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["worker_lost", "worker_drains", "consumer_left"])
-def test_who_is_unknown_cannot_go(kind: str) -> None:
+def test_unknown_members_cannot_leave(kind: str) -> None:
     cluster = Cluster()
     cluster.elect(1)
     before = encode_state(cluster.state)

@@ -118,7 +118,7 @@ def test_an_order_is_completed_when_the_job_is_created(
         ({"dataset_id": "endless"}, r"dataset endless has no end.*use take\(n\), or remove repeat"),
     ],
 )
-def test_what_an_ordered_job_cannot_be(fields: dict[str, Any], why: str) -> None:
+def test_options_that_do_not_go_with_an_order_are_refused(fields: dict[str, Any], why: str) -> None:
     given = Ordered()
     given.register("large", numbers(2 * MAX_BUNDLES + 1))
     given.register("endless", source(endless=ev.Endless()))

@@ -168,7 +168,7 @@ def test_a_consumer_that_came_back_does_not_stand_for_another() -> None:
     rounds.leave(idle)
 
 
-def test_who_is_waited_for_may_leave() -> None:
+def test_a_consumer_that_others_wait_for_may_leave() -> None:
     rounds = Rounds(num_consumers=2)
     rounds.worker(1)
     a, b, more = rounds.join(), rounds.join(), rounds.join()
@@ -381,7 +381,7 @@ def test_all_begin_anew_with_a_consumer_that_left_in_order_and_comes_back(shardi
     assert "consumer_left" not in rounds.then
 
 
-def test_who_joined_and_never_began_makes_room_alone() -> None:
+def test_a_consumer_that_never_began_is_replaced_without_a_restart() -> None:
     """Its client gave up before it was answered, and joins again as another caller."""
     rounds = Rounds()
     rounds.worker(1)
@@ -462,7 +462,9 @@ def test_an_index_of_no_consumer(index: int) -> None:
         ({"target_workers": 3}, 'LOCAL". Coordinated reads require non-local workers: all'),
     ],
 )
-def test_what_a_coordinated_read_does_not_go_with(fields: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_go_with_a_coordinated_read_are_refused(
+    fields: dict[str, Any], message: str
+) -> None:
     wanted = {"dataset_id": "d", "name": "n", "sharding": ev.OFF, "num_consumers": 2}
     with pytest.raises(InvalidArgument, match=message):
         Given().when(c.GetOrCreateJob(**{**wanted, **fields}))
@@ -479,7 +481,7 @@ def test_another_number_of_consumers_is_another_job() -> None:
 
 
 @pytest.mark.parametrize("reported", [(-1, None), (1 << 62, None), (1, -1), (1, 1 << 62)])
-def test_rounds_that_are_none(reported: tuple[int, int | None]) -> None:
+def test_invalid_rounds_are_refused(reported: tuple[int, int | None]) -> None:
     rounds = Rounds()
     consumer = rounds.join()
     with pytest.raises(InvalidArgument, match="rounds are from 0"):

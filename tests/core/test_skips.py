@@ -61,7 +61,7 @@ def test_a_request_that_is_repeated_is_counted_once() -> None:
     assert reading.state.iterations[reading.joined.iteration_id].skipped == 1
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_remembered_skips_are_bounded() -> None:
     reading = ReadSplits()
     for number in range(1, 2 * MAX_SKIPS + 1):
         assert reading.skip(0, number, number, limit=100, reason="x" * 5_000)
@@ -70,7 +70,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert {len(skip.reason) for skip in skips} == {MAX_REASON}
 
 
-def test_who_has_no_task_skips_nothing() -> None:
+def test_a_skip_needs_a_task() -> None:
     reading = ReadSplits()
     reading.when(c.LoseWorker(worker_id=reading.workers[0], reason="no sign of life"))
     with pytest.raises(Unavailable):

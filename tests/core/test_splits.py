@@ -50,7 +50,7 @@ def test_a_lease_is_at_most_half_of_an_even_share() -> None:
     assert sum(counts) == 100
 
 
-def test_who_wants_none_is_told_of_the_end_of_the_pass_only() -> None:
+def test_a_request_for_no_splits_only_asks_whether_the_pass_has_ended() -> None:
     given = Given()
     first, second = given.worker(1), given.worker(2)
     given.iteration()

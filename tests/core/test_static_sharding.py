@@ -78,7 +78,7 @@ def test_places_are_exact_or_go_to_whoever_of_the_host_comes_first() -> None:
 
 
 @pytest.mark.parametrize("address", ["d:1", "a:2", "aa:1", "a", "b", "b:1:2"])
-def test_who_is_not_on_the_list_is_refused(address: str) -> None:
+def test_a_worker_that_is_not_listed_is_refused(address: str) -> None:
     given = Listed("a:1", "b:%port%")
     with pytest.raises(FailedPrecondition, match=r"a:1, b:%port%.*address is not configured"):
         given.comes(address, 1)
@@ -188,7 +188,7 @@ def test_who_comes_back_to_its_place_goes_on() -> None:
     assert given.task_of(given.comes("a:1", 1)) == before
 
 
-def test_no_list_no_static_sharding() -> None:
+def test_static_sharding_needs_a_list_of_workers() -> None:
     given = Listed()
     given.worker(1)
     with pytest.raises(NotFound, match=r"Worker w:1 is not in the workers list.*worker_addresses"):

@@ -18,9 +18,9 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import AnotherJournal, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
-from forebay.storage.redis.storage import RedisStorage
 
 from ..cluster import WorkerProcess
+from ..redis_server import opened_keys
 from ..standbys import status, wait_until
 from ..stock import GRAPH, DispatcherProcess
 
@@ -47,18 +47,19 @@ def beat(
 
 def set_aside(url: str) -> Callable[[], None]:
     """Empty the storage; what is returned brings back what was there."""
-    storage = open_storage(url)
-    if isinstance(storage, RedisStorage):
-        kept = [(key, f"{key}:kept") for key in storage.keys]
-        for key, aside in kept:
-            if storage.client.run("EXISTS", key):
-                storage.client.run("RENAME", key, aside)
+    if url.startswith("redis://"):
+        with opened_keys(url) as (client, keys):
+            kept = [(key, f"{key}:kept") for key in keys]
+            for key, aside in kept:
+                if client.exists(key):
+                    client.rename(key, aside)
 
         def bring_back() -> None:
-            for key, aside in kept:
-                storage.client.run("DEL", key)
-                if storage.client.run("EXISTS", aside):
-                    storage.client.run("RENAME", aside, key)
+            with opened_keys(url) as (client, _):
+                for key, aside in kept:
+                    client.delete(key)
+                    if client.exists(aside):
+                        client.rename(aside, key)
 
         return bring_back
     path, away = pathlib.Path(url), pathlib.Path(f"{url}.kept")

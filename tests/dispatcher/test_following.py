@@ -38,9 +38,16 @@ from ..stock import DispatcherProcess
 from .leading import dataset, elected, run_dispatcher, until
 
 
+class LossyStorage(MemoryStorage):
+    """A storage that can lose its last records, whether they were acknowledged or not."""
+
+    def lose(self, records: int) -> None:
+        del self._records[-records:]
+
+
 class TestFollower:
     def setup_method(self) -> None:
-        self.storage = MemoryStorage()
+        self.storage = LossyStorage()
         self.follower = Follower(self.storage)
         self.writer = self.storage.open_writer("the test")
         self.writer.append([elected(1), dataset("a")])
@@ -62,7 +69,7 @@ class TestFollower:
         self.writer.append([dataset("vanishes"), dataset("too")])
         self.follower.catch_up()
         assert "vanishes" in self.follower.state.datasets
-        del self.storage.records[-2:]
+        self.storage.lose(2)
         self.writer.close()
         successor = self.storage.open_writer("its successor")
         successor.append([elected(successor.term), *map(dataset, "xyz"[:more])])
@@ -72,7 +79,7 @@ class TestFollower:
     def test_what_was_seen_vanishes_and_nothing_follows(self) -> None:
         self.writer.append([dataset("vanishes")])
         self.follower.catch_up()
-        del self.storage.records[-1:]
+        self.storage.lose(1)
         self.expect_current()
 
     def test_it_is_overtaken_by_a_trim(self) -> None:
@@ -165,12 +172,12 @@ def lead_once(candidate: Candidate) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_who_led_does_not_lead_on_less(kept: int) -> None:
-    storage = MemoryStorage()
+    storage = LossyStorage()
     candidate = Candidate(storage, DispatcherOptions(), "here:1")
     lead_once(candidate)
     lead_once(candidate)
     assert storage.extent().last == 2
-    del storage.records[kept:]
+    storage.lose(2 - kept)
     # With nothing left, the first event of a new journal is not yet written when it is found out.
     with pytest.raises(Corrupt, match=f"knows of event 2 of .*, and the log ends at {kept}"):
         lead_once(candidate)
@@ -179,7 +186,7 @@ def test_who_led_does_not_lead_on_less(kept: int) -> None:
 
 
 def test_who_followed_does_not_lead_on_less() -> None:
-    storage = MemoryStorage()
+    storage = LossyStorage()
     writer = storage.open_writer("the leader")
     writer.append([elected(1)])
     candidate = Candidate(storage, DispatcherOptions(standby=True, leader_lease_ms=100), "here:1")
@@ -189,7 +196,7 @@ def test_who_followed_does_not_lead_on_less() -> None:
         await until(lambda: candidate._follower.state.sequence == 1)
         writer.append([dataset("a")])  # so the event before was acknowledged
         await until(lambda: candidate._follower.state.sequence == 2)
-        storage.records.clear()
+        storage.lose(2)
         writer.close()
         with pytest.raises(Corrupt, match="knows of event 1 of journal j, and the log ends at 0"):
             await following
@@ -199,11 +206,11 @@ def test_who_followed_does_not_lead_on_less() -> None:
 
 @pytest.mark.parametrize("repaired", [True, False])
 def test_a_dispatcher_follows_its_journal_over_a_repair_only(repaired: bool) -> None:
-    storage = MemoryStorage()
+    storage = LossyStorage()
     candidate = Candidate(storage, DispatcherOptions(), "here:1")
     lead_once(candidate)
     lead_once(candidate)
-    storage.records.clear()
+    storage.lose(2)
     writer = storage.open_writer("a repair, or somebody with another journal")
     writer.append([elected(writer.term, after_repair=repaired)])
     writer.close()

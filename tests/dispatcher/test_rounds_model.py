@@ -44,7 +44,7 @@ class Consumer(RoundsMode):
 
     def __init__(self, consumer_id: int, index: int, of: int) -> None:
         self._step = threading.Lock()
-        self.tasks, self._round, self._limit = {}, 0, None
+        self._tasks, self._round, self._limit = {}, 0, None
         self._reading = ReadOptions(consumer_index=index, num_consumers=of)
         self.consumer_id = consumer_id
         self.version = 0
@@ -62,6 +62,11 @@ class Consumer(RoundsMode):
         response = self.answers.pop(0)
         self.heard(response)
         self.told = {info.task_id: info for info in response.tasks}
+
+    def received_of(self, task_id: int) -> int:
+        """How many of its elements have come from the task."""
+        task = self._tasks[task_id]
+        return task.received - task.starting_round
 
     def go_on(self, steps: int) -> None:
         for _ in range(steps):
@@ -254,8 +259,7 @@ def test_what_all_have_received_of_a_lost_worker_they_are_given() -> None:
                 await cluster.beat(consumer, lost=False)
             for consumer in cluster.consumers:
                 consumer.hear()
-        tasks = [consumer.tasks[task_id] for consumer in cluster.consumers]
-        received = min(task.received - task.starting_round for task in tasks)
+        received = min(consumer.received_of(task_id) for consumer in cluster.consumers)
         assert received > len(one.took) + 4
         for consumer in cluster.consumers:
             consumer.go_on(100)

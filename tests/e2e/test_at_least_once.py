@@ -16,11 +16,11 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import claims, slices
+from forebay.service.client import claims, silence
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, Unimplemented
 
 from ..cluster import WorkerProcess
-from ..ordered_reads import Cluster
+from ..ordered_reads import At, Cluster, stop_and_continue_worker, uneven_numbers
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from .test_ordered import of_split
@@ -32,25 +32,16 @@ ONCE: dict[str, Any] = {"delivery": "at_least_once", "bundle_splits": 50}
 NAMES = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
-        yield running
-
-
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers ask for little ahead, so that workers are asked until the end."""
     monkeypatch.setattr(claims, "WINDOW_BYTES", 4 << 10)
 
 
-def uneven() -> tf.data.Dataset:
-    """Bundles of all lengths; some are empty."""
-    return tf.data.Dataset.range(SPLITS).filter(lambda x: (x * x) % 7 < x // 100 % 7)
-
-
 def register(cluster: Cluster, dataset: tf.data.Dataset | None = None) -> str:
-    return service.register_dataset(cluster.target, uneven() if dataset is None else dataset)
+    return service.register_dataset(
+        cluster.target, uneven_numbers(SPLITS) if dataset is None else dataset
+    )
 
 
 EXPECTED = sorted(x for x in range(SPLITS) if (x * x) % 7 < x // 100 % 7)
@@ -147,7 +138,9 @@ class TestWithoutTrouble:
         )
         for _ in range(2):  # epochs
             assert sorted(int(x) for x in dataset) == EXPECTED
-        distributed = uneven().apply(service.distribute("parallel_epochs", cluster.target, **ONCE))
+        distributed = uneven_numbers(SPLITS).apply(
+            service.distribute("parallel_epochs", cluster.target, **ONCE)
+        )
         assert sorted(int(x) for x in distributed) == EXPECTED
 
     @pytest.mark.parametrize("job_name", [None, "drawn"])
@@ -175,23 +168,19 @@ class TestWithoutTrouble:
         assert read(cluster.target, dataset_id, initial_epoch=1, **how) == []
 
 
-def kill_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
+def kill_worker(cluster: Cluster) -> At:
     return {60: cluster.replace_worker, 200: cluster.replace_worker}
 
 
-def remove_and_add_workers(cluster: Cluster) -> dict[int, Callable[[], object]]:
+def remove_and_add_workers(cluster: Cluster) -> At:
     return {60: lambda: cluster.resize(1), 200: lambda: cluster.resize(3)}
 
 
-def stop_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
-    paused = cluster.stopped_worker()
-    return {
-        60: paused.__enter__,
-        61: lambda: threading.Timer(3, paused.__exit__, (None, None, None)).start(),
-    }
+def stop_worker(cluster: Cluster) -> At:
+    return stop_and_continue_worker(cluster, 60)
 
 
-def kill_dispatcher(cluster: Cluster) -> dict[int, Callable[[], object]]:
+def kill_dispatcher(cluster: Cluster) -> At:
     return {60: cluster.dispatcher.kill, 61: threading.Timer(1, cluster.dispatcher.restart).start}
 
 
@@ -224,7 +213,7 @@ class TestServersDie:
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What it was asked for is read from the other one."""
-        monkeypatch.setattr(slices, "SLOW_S", 0.5)
+        monkeypatch.setattr(silence, "SLOW_S", 0.5)
         paused = cluster.stopped_worker()
         how: Any = {"job_name": new_name(), "at": {60: paused.__enter__}}
         try:

@@ -118,7 +118,7 @@ def _consumers(mode: RoundsMode) -> int | None:
 
 def all_have_heard_of_a_loss(number: int) -> bool:
     return all(
-        any(task.lost or task.stop is not None for task in list(consumer.tasks.values()))
+        any(task.lost or task.stop is not None for task in list(consumer._tasks.values()))
         for consumer in rounds_of(number)
     )
 
@@ -126,10 +126,10 @@ def all_have_heard_of_a_loss(number: int) -> bool:
 def all_have_what_one_has_taken(number: int) -> bool:
     """Of each task."""
     consumers = rounds_of(number)
-    tasks = {task_id for consumer in consumers for task_id in consumer.tasks}
+    tasks = {task_id for consumer in consumers for task_id in consumer._tasks}
     return all(
-        max(consumer.tasks[task_id].next_round for consumer in consumers)
-        <= min(consumer.tasks[task_id].received for consumer in consumers)
+        max(consumer._tasks[task_id].next_round for consumer in consumers)
+        <= min(consumer._tasks[task_id].received for consumer in consumers)
         for task_id in tasks
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,19 +12,21 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import ordered, portions, slices
+from forebay.service.client import ordered, portions, silence
 from forebay.service.order import permuted
 
-from ..ordered_reads import Cluster, Got, interleaved, read
+from ..ordered_reads import (
+    At,
+    Cluster,
+    Got,
+    interleaved,
+    read,
+    stop_and_continue_worker,
+    uneven_numbers,
+)
 
 SPLITS = 3_000
 ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 5, "block_length": 2, "bundle_splits": 100}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
-        yield running
 
 
 @pytest.fixture
@@ -33,11 +34,6 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers ask for little ahead, so that workers are asked until the end."""
     monkeypatch.setattr(ordered, "WINDOW_BYTES", 8 << 10)
     monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
-
-
-def numbers() -> tf.data.Dataset:
-    """Bundles of all lengths, one of which is empty."""
-    return tf.data.Dataset.range(SPLITS).filter(lambda x: (x * x) % 7 < x // 100 % 7)
 
 
 def random_texts() -> tf.data.Dataset:
@@ -69,7 +65,7 @@ class TestManyReaders:
         self, cluster: Cluster, texts: str, alone: Got, workers: int
     ) -> None:
         cluster.resize(workers)
-        of_numbers = service.register_dataset(cluster.target, numbers())
+        of_numbers = service.register_dataset(cluster.target, uneven_numbers(SPLITS))
         by_one = read(cluster.target, of_numbers, **ORDER)
         for dataset_id, one in ((of_numbers, by_one), (texts, alone)):
             for consumers, batch_size in ((1, 12), (2, 6), (3, 5), (6, 2), (2, None)):
@@ -78,19 +74,15 @@ class TestManyReaders:
                 assert group.state["position"] == len(one.elements)
 
 
-def kill_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
+def kill_worker(cluster: Cluster) -> At:
     return {5: cluster.replace_worker, 20: cluster.replace_worker}
 
 
-def stop_worker(cluster: Cluster) -> dict[int, Callable[[], object]]:
-    paused = cluster.stopped_worker()
-    return {
-        5: paused.__enter__,
-        6: lambda: threading.Timer(3, paused.__exit__, (None, None, None)).start(),
-    }
+def stop_worker(cluster: Cluster) -> At:
+    return stop_and_continue_worker(cluster, 5)
 
 
-def kill_dispatcher(cluster: Cluster) -> dict[int, Callable[[], object]]:
+def kill_dispatcher(cluster: Cluster) -> At:
     return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
 
 
@@ -129,7 +121,7 @@ class TestTrouble:
         self, cluster: Cluster, texts: str, alone: Got, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its bundles are read from the other one."""
-        monkeypatch.setattr(slices, "SLOW_S", 0.5)
+        monkeypatch.setattr(silence, "SLOW_S", 0.5)
         cluster.resize(2)
         with contextlib.ExitStack() as stack:
             at = {5: lambda: stack.enter_context(cluster.stopped_worker())}
@@ -170,8 +162,8 @@ def bundles_of(numbers: list[int]) -> list[list[int]]:
 
 
 def test_it_is_the_order_of_tf_datas_interleave(cluster: Cluster) -> None:
-    dataset_id = service.register_dataset(cluster.target, numbers())
-    bundles = bundles_of([int(x) for x in numbers()])
+    dataset_id = service.register_dataset(cluster.target, uneven_numbers(SPLITS))
+    bundles = bundles_of([int(x) for x in uneven_numbers(SPLITS)])
     assert [] in bundles and len(set(map(len, bundles))) > 3
     for cycle_length, block_length in ((1, 1), (5, 2), (3, 40), (64, 1)):
         order = {**ORDER, "cycle_length": cycle_length, "block_length": block_length}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -22,53 +22,23 @@ from forebay.service import Role, TaskContext
 from forebay.service.client.positions import OrderedRead
 from forebay.service.errors import FailedPrecondition, ForebayError
 
-from ..cluster import WorkerProcess
+from ..ordered_numbers import (
+    BATCH,
+    NUMBER,
+    ORDER,
+    STEPS,
+    in_steps,
+    ordered_dataset,
+    register_numbers,
+    steps_of,
+)
 from ..ordered_reads import Cluster
-from ..stock import DispatcherProcess
-
-NUMBER, BATCH = 50, 4
-STEPS = 13  # of an epoch, the last of 2
-ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A dispatcher, with two workers."""
-    with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
-    ):
-        yield dispatcher.target
-
-
-@pytest.fixture(scope="module")
-def numbers(target: str) -> str:
-    return service.register_dataset(target, tf.data.Dataset.range(NUMBER))
-
-
-def steps_of(target: str, dataset_id: str, epochs: int = 2) -> list[list[int]]:
-    """The global batches of an undisturbed training."""
-    found = []
-    for start in range(0, epochs * NUMBER, NUMBER):
-        read = service.read(target, dataset_id, ordered=True, start_position=start, **ORDER)
-        elements = [int(x) for x in read]
-        assert sorted(elements) == [*range(NUMBER)]
-        found += [elements[i : i + BATCH] for i in range(0, NUMBER, BATCH)]
-    return found
 
 
 def dataset(target: str, dataset_id: str, position: Any, **how: Any) -> Any:
-    how = {"batch_size": BATCH, **ORDER, **how}
-    return service.from_dataset_id(
-        "distributed_epoch",
-        target,
-        dataset_id,
-        ordered=True,
-        add_position=True,
-        start_position=position,
-        **how,
-    )
+    """Its elements come with their positions."""
+    how = {"batch_size": BATCH, **how}
+    return ordered_dataset(target, dataset_id, add_position=True, start_position=position, **how)
 
 
 class Training:
@@ -168,10 +138,8 @@ def test_keras_fit_goes_on_by_the_steps_that_a_callback_counts(
         saving = Saving(model, tmp_path)
         if restored:
             saving.checkpoint.read(saving.path)
-        read = service.from_dataset_id(
-            "distributed_epoch", target, dataset_id, ordered=True, batch_size=BATCH,
-            start_step=int(saving.steps), **ORDER,
-        )  # fmt: skip
+        start = int(saving.steps)
+        read = ordered_dataset(target, dataset_id, batch_size=BATCH, start_step=start)
         model.fit(read, verbose=0, shuffle=False, callbacks=[saving])
         assert int(saving.steps) == STEPS
         models.append(model)
@@ -225,8 +193,7 @@ def group(
         thread.start()
     for thread in threads:
         thread.join()
-    at_each_step = itertools.zip_longest(*found, fillvalue=[])
-    return [[*itertools.chain.from_iterable(step)] for step in at_each_step], positions
+    return in_steps(found), positions
 
 
 @pytest.mark.timeout(180)
@@ -234,7 +201,7 @@ def test_other_numbers_of_consumers_and_workers(tmp_path: pathlib.Path) -> None:
     """The position is saved by one consumer, for all."""
     seen: list[list[int]] = []
     with Cluster(tmp_path / "journal", workers=2) as cluster:
-        numbers = service.register_dataset(cluster.target, tf.data.Dataset.range(NUMBER))
+        numbers = register_numbers(cluster.target)
         for consumers, workers, steps in ((2, 2, 4), (1, 1, 5), (4, 3, 2), (2, 2, None)):
             cluster.resize(workers)
             training = Training(tmp_path / "saved")
@@ -419,10 +386,7 @@ def test_an_iterator_says_what_to_save_instead(
     ]
     for behind in chains:
         for size in (None, BATCH):
-            read = service.from_dataset_id(
-                "distributed_epoch", target, numbers, ordered=True, batch_size=size, **ORDER
-            )
-            iterator = iter(behind(read))
+            iterator = iter(behind(ordered_dataset(target, numbers, batch_size=size)))
             next(iterator)
             with pytest.raises(tf.errors.UnimplementedError, match="OrderedPosition"):
                 tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "saved"))

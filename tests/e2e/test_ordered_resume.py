@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,12 +27,6 @@ from ..ordered_reads import Cluster, opened, read
 from ..standbys import status, wait_until
 
 ORDER: dict[str, Any] = {"seed": 3, "cycle_length": 3, "block_length": 2, "bundle_splits": 5}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import itertools
 import json
 import pathlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,46 +17,16 @@ from forebay import service
 from forebay.service import Role, TaskContext
 from forebay.service.errors import ForebayError
 
-from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess
-
-NUMBER, BATCH = 50, 4
-ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
-STEPS = 13  # of an epoch of one consumer, the last of 2
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A dispatcher, with two workers."""
-    with (
-        DispatcherProcess(tmp_path_factory.mktemp("journal")) as dispatcher,
-        WorkerProcess(dispatcher.address),
-        WorkerProcess(dispatcher.address),
-    ):
-        yield dispatcher.target
-
-
-@pytest.fixture(scope="module")
-def numbers(target: str) -> str:
-    return service.register_dataset(target, tf.data.Dataset.range(NUMBER))
-
-
-def epoch(target: str, dataset_id: str, number: int) -> list[int]:
-    start = number * NUMBER
-    return [
-        int(x)
-        for x in service.read(target, dataset_id, ordered=True, start_position=start, **ORDER)
-    ]
-
-
-def batches_of(elements: list[int]) -> list[list[int]]:
-    return [[*each] for each in (elements[i : i + BATCH] for i in range(0, len(elements), BATCH))]
-
-
-def dataset(target: str, dataset_id: str, **how: Any) -> Any:
-    return service.from_dataset_id(
-        "distributed_epoch", target, dataset_id, ordered=True, **ORDER | how
-    )
+from ..ordered_numbers import (
+    BATCH,
+    NUMBER,
+    ORDER,
+    STEPS,
+    batches_of,
+    epoch_of,
+    in_steps,
+    ordered_dataset,
+)
 
 
 def together(*datasets: Any) -> list[list[Any]]:
@@ -75,33 +44,27 @@ def together(*datasets: Any) -> list[list[Any]]:
     return found
 
 
-def in_steps(consumers: list[list[list[int]]]) -> list[list[int]]:
-    """What all consumers were given in each step."""
-    steps = itertools.zip_longest(*consumers, fillvalue=[])
-    return [[*itertools.chain.from_iterable(step)] for step in steps]
-
-
 def test_each_iteration_is_the_next_epoch_of_what_read_gives(target: str, numbers: str) -> None:
-    read = dataset(target, numbers)
+    read = ordered_dataset(target, numbers)
     epochs = [[int(x) for x in read] for _ in range(2)]
-    assert epochs == [epoch(target, numbers, 0), epoch(target, numbers, 1)]
+    assert epochs == [epoch_of(target, numbers, 0), epoch_of(target, numbers, 1)]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == [*range(NUMBER)]
-    batched = dataset(target, numbers, batch_size=BATCH)
+    batched = ordered_dataset(target, numbers, batch_size=BATCH)
     assert [b.tolist() for b in batched.as_numpy_iterator()] == batches_of(epochs[0])
-    whole = dataset(target, numbers, batch_size=BATCH, drop_remainder=True)
+    whole = ordered_dataset(target, numbers, batch_size=BATCH, drop_remainder=True)
     assert whole.element_spec.shape == [BATCH]
     assert [b.tolist() for b in whole.as_numpy_iterator()] == batches_of(epochs[0])[:-1]
     assert [b.tolist() for b in whole.as_numpy_iterator()] == batches_of(epochs[1])[:-1]
-    repeated = dataset(target, numbers, batch_size=BATCH).repeat(2).prefetch(2)
+    repeated = ordered_dataset(target, numbers, batch_size=BATCH).repeat(2).prefetch(2)
     assert [b.tolist() for b in repeated.as_numpy_iterator()] == [
         *batches_of(epochs[0]), *batches_of(epochs[1])
     ]  # fmt: skip
 
 
 def test_an_iteration_that_is_left_begins_again(target: str, numbers: str) -> None:
-    read = dataset(target, numbers)
-    first = epoch(target, numbers, 0)
+    read = ordered_dataset(target, numbers)
+    first = epoch_of(target, numbers, 0)
     assert [int(x) for x in read.take(3)] == first[:3]
     assert [int(x) for x in read] == first
 
@@ -127,23 +90,23 @@ def test_distribute_reads_in_order_too(target: str) -> None:
 
 def test_two_consumers_go_on_where_one_has_stopped(target: str, numbers: str) -> None:
     """And the other way round, with the same global batch."""
-    first = batches_of(epoch(target, numbers, 0))
+    first = batches_of(epoch_of(target, numbers, 0))
     two = [
-        dataset(
+        ordered_dataset(
             target, numbers, batch_size=BATCH // 2, start_step=5, consumer_index=i, num_consumers=2
         )
         for i in range(2)
     ]
     assert in_steps(together(*two)) == first[5:]
-    second = batches_of(epoch(target, numbers, 1))
+    second = batches_of(epoch_of(target, numbers, 1))
     assert in_steps(together(*two)) == second
-    one = dataset(target, numbers, batch_size=BATCH, start_step=STEPS + 3)
+    one = ordered_dataset(target, numbers, batch_size=BATCH, start_step=STEPS + 3)
     assert [b.tolist() for b in one.as_numpy_iterator()] == second[3:]
 
 
 def test_positions_travel_with_the_elements(target: str, numbers: str) -> None:
     for size in (None, BATCH):
-        read = dataset(target, numbers, batch_size=size, add_position=True)
+        read = ordered_dataset(target, numbers, batch_size=size, add_position=True)
         ahead = read.prefetch(10)
         seen = [(e.tolist(), int(p)) for _ in range(2) for e, p in ahead.as_numpy_iterator()]
         step = size or 1
@@ -153,7 +116,7 @@ def test_positions_travel_with_the_elements(target: str, numbers: str) -> None:
             *(NUMBER + min(step * i, NUMBER) for i in range(1, steps + 1)),
         ]
         for at in (0, 4, steps - 2, steps - 1, steps + 2):
-            rest = dataset(target, numbers, batch_size=size, start_position=seen[at][1])
+            rest = ordered_dataset(target, numbers, batch_size=size, start_position=seen[at][1])
             until = steps if at + 1 < steps else 2 * steps
             assert [e.tolist() for e in rest.as_numpy_iterator()] == [
                 e for e, _ in seen[at + 1 : until]
@@ -162,7 +125,7 @@ def test_positions_travel_with_the_elements(target: str, numbers: str) -> None:
 
 def test_positions_of_a_group_and_a_dropped_remainder(target: str, numbers: str) -> None:
     two = [
-        dataset(
+        ordered_dataset(
             target, numbers, batch_size=BATCH, drop_remainder=True, add_position=True,
             consumer_index=i, num_consumers=2,
         ).map(lambda _, position: position)
@@ -176,7 +139,7 @@ def test_elements_of_any_kind_have_positions(target: str) -> None:
         lambda i: {"text": tf.strings.as_string(i), "ragged": tf.range(i), "wide": tf.fill([3], i)}
     )
     dataset_id = service.register_dataset(target, kinds)
-    read = dataset(target, dataset_id, add_position=True)
+    read = ordered_dataset(target, dataset_id, add_position=True)
     elements, positions = zip(*read.as_numpy_iterator(), strict=True)
     assert [*positions] == [*range(1, 9)]
     for element in elements:
@@ -273,7 +236,7 @@ def test_a_training_that_is_resumed_by_its_step_is_the_same(
 
     def fit(made: Any, steps: int, start_step: int) -> list[float]:
         losses = []
-        read = dataset(target, dataset_id, batch_size=BATCH, start_step=start_step)
+        read = ordered_dataset(target, dataset_id, batch_size=BATCH, start_step=start_step)
         for x, y in read.repeat(2).take(steps):
             losses.append(float(made.train_on_batch(x, y)))
             made.reset_metrics()
@@ -291,7 +254,7 @@ def test_a_training_that_is_resumed_by_its_step_is_the_same(
 
     losses = Losses()
     model().fit(
-        dataset(target, dataset_id, batch_size=BATCH),
+        ordered_dataset(target, dataset_id, batch_size=BATCH),
         epochs=2,
         verbose=0,
         shuffle=False,

@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import subprocess
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,28 +13,20 @@ import tensorflow as tf
 
 from forebay import service
 
+from ..ordered_numbers import BATCH, NUMBER, ORDER, STEPS, register_numbers, steps_of
 from .programs import said_by
 from .test_jax import said
-
-NUMBER, BATCH = 50, 4
-STEPS = 13
-ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 3, "bundle_splits": 5}
 
 
 @pytest.fixture(scope="module")
 def numbers(target: str) -> str:
-    return service.register_dataset(target, tf.data.Dataset.range(NUMBER))
+    return register_numbers(target)
 
 
 @pytest.fixture(scope="module")
 def steps(target: str, numbers: str) -> list[list[int]]:
     """The global batches of two epochs."""
-    found = []
-    for start in (0, NUMBER):
-        read = service.read(target, numbers, ordered=True, start_position=start, **ORDER)
-        elements = [int(x) for x in read]
-        assert sorted(elements) == [*range(NUMBER)]
-        found += [elements[i : i + BATCH] for i in range(0, NUMBER, BATCH)]
+    found = steps_of(target, numbers)
     assert found[:STEPS] != found[STEPS:]
     return found
 

@@ -79,9 +79,9 @@ def test_who_reads_keeps_writes_and_is_cut_off_has_its_own_elements_once() -> No
                 value, array = kept.pop(dice.randrange(len(kept)))
                 assert (array == value).all()
             if dice.random() < 0.2:
-                session = server.sessions.by_consumer.get(dice.choice([1, 2]))
-                if session is not None and session.connection is not None:
-                    session.connection.cut()
+                connection = server.sessions.connection_of(dice.choice([1, 2]))
+                if connection is not None:
+                    connection.cut()
         producer.join()
         for value, array in kept:
             assert (array == value).all()

@@ -7,6 +7,7 @@ import pytest
 from forebay.storage import Storage, Writer
 from forebay.storage.redis.storage import RedisStorage
 
+from ..redis_server import opened_keys
 from .contract import StorageContract
 
 
@@ -24,6 +25,6 @@ class TestRedisStorage(StorageContract):
         return RedisStorage(storage.url)
 
     def steal(self, storage: Storage) -> Writer:
-        assert isinstance(storage, RedisStorage)
-        storage.client.run("HSET", storage.keys.meta, "owner", "")
+        with opened_keys(storage.url) as (client, keys):
+            client.hset(keys.meta, "owner", "")
         return storage.open_writer("a thief")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, EndPending,
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient
-from forebay.service.transport.sending import Farewell
+from forebay.service.transport.sending import Connection, Farewell
 from forebay.service.transport.sessions import Sessions
 
 from ..delivery.contract import block, numbers
@@ -50,6 +52,19 @@ def connect(request: pytest.FixtureRequest, output: AnyOutput) -> Iterator[Any]:
     for consumer in consumers:
         consumer.client.close()
     server.stop()
+
+
+@contextlib.contextmanager
+def waiting_sender(sessions: Sessions, connection: Connection) -> Iterator[Future[Any]]:
+    """A sender that waits for the connection's next batch, and that batch."""
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(sessions.next_batch, connection)
+        while not sessions.is_waiting(connection):
+            time.sleep(0.001)
+        try:
+            yield batch
+        finally:
+            sessions.refuse(connection, "the test is over")  # a sender that still waits ends
 
 
 def got(consumer: Consumer) -> Any:
@@ -106,12 +121,11 @@ def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None
     sessions.read(connection, TASK, 0, HANDS_BACK)
     sessions.give_credit(connection, 1 << 20, [])
     assert sessions.next_batch(connection)
-    sessions.idle[connection] = None  # as its sender does that waits
-    sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1, elements=1)])
-    assert output.waiting_elements == 1
-    assert (
-        sessions.next_batch(connection) == [Farewell()] and sessions.next_batch(connection) is None
-    )
+    with waiting_sender(sessions, connection) as batch:
+        sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1, elements=1)])
+        assert output.waiting_elements == 1
+        assert batch.result(TIMEOUT_S) == [Farewell()]
+    assert sessions.next_batch(connection) is None
 
 
 def test_a_sender_whose_blocks_wait_for_credit_does_not_ask_again_and_again() -> None:
@@ -147,17 +161,17 @@ def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:
     output.finish()
     for received in (0, 1):
         connection = sessions.attach(1, lambda: None)
-        sessions.idle[connection] = None  # as its sender does that waits
-        sessions.read(connection, TASK, received, HANDS_BACK)
-        sessions.give_credit(connection, 1 << 20, [])
-        assert sessions.next_batch(connection)
+        with waiting_sender(sessions, connection) as batch:
+            sessions.read(connection, TASK, received, HANDS_BACK)
+            sessions.give_credit(connection, 1 << 20, [])
+            assert batch.result(TIMEOUT_S)
         sessions.detach(connection, 0)
     connection = sessions.attach(1, lambda: None)
-    sessions.idle[connection] = None
-    sessions.read(connection, TASK, 1, HANDS_BACK)
-    sessions.give_credit(connection, 1 << 20, [])
-    sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1)])
-    assert output.waiting_elements == 2
+    with waiting_sender(sessions, connection):
+        sessions.read(connection, TASK, 1, HANDS_BACK)
+        sessions.give_credit(connection, 1 << 20, [])
+        sessions.goodbye(connection, [pb.Position(task_id=TASK, received=1)])
+        assert output.waiting_elements == 2
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_who_waits_is_told_what_there_is(late: str) -> None:
     assert run is not None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.sessions.next_batch, connection)
-        while connection not in world.sessions.idle:
+        while not world.sessions.is_waiting(connection):
             threading.Event().wait(0.001)
         try:
             if late == "end":
@@ -199,7 +199,7 @@ def test_who_waits_is_told_that_another_took_its_place() -> None:
     older = world.connect(1, Rounds(0, 2))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.sessions.next_batch, older)
-        while older not in world.sessions.idle:
+        while not world.sessions.is_waiting(older):
             threading.Event().wait(0.001)
         world.connect(2, Rounds(0, 2))
         try:
@@ -381,7 +381,7 @@ def test_whoever_waits_is_given_what_another_leaves(how: str) -> None:
     stays = world.connect(2, ANY)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.sessions.next_batch, stays)
-        while stays not in world.sessions.idle:
+        while not world.sessions.is_waiting(stays):
             threading.Event().wait(0.001)
         match how:
             case "stop":

@@ -191,7 +191,7 @@ def test_a_block_goes_to_who_has_been_idle_longest() -> None:
             waiting = []
             for connection in connections:
                 waiting.append(pool.submit(world.sessions.next_batch, connection))
-                while connection not in world.sessions.idle:
+                while not world.sessions.is_waiting(connection):
                     time.sleep(0.001)
             for part in range(2):
                 world.output.put(numbered(2 * number + part))

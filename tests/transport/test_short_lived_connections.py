@@ -426,9 +426,9 @@ def test_only_over_a_unix_socket_is_a_silent_worker_waited_for(
     consumer = Consumer(only(server, "unix"), reads=TASK)
     closing.callback(consumer.client.close)
     wait_until(lambda: server.is_read(TASK))
-    connection = server.sessions.by_consumer[1].connection
+    connection = server.sessions.connection_of(1)
     threading.Event().wait(2 * client.SILENCE_S)
-    assert server.sessions.by_consumer[1].connection is connection
+    assert connection is not None and server.sessions.connection_of(1) is connection
     filled(output)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
 
