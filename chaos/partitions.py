@@ -1,0 +1,61 @@
+"""Partitions of the network: between which hosts, and when. Each host has the name of its member.
+
+This is pure: hosts.py makes partitions, and the audits excuse with them what a pause excuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from .history import History
+
+SILENT_S = 20.0
+"""How long after a pause or partition its member's removal still counts as its effect, as does a
+connection that is not back yet."""
+
+
+class Partition(msgspec.Struct):
+    """No packet passed between the two sides. Times are CLOCK_MONOTONIC."""
+
+    sides: tuple[tuple[str, ...], tuple[str, ...]]
+    since_s: float
+    until_s: float
+
+    def cuts(self, host: str, role: str) -> bool:
+        """Whether the host is cut off from a host of that role, or from that host."""
+        one, other = self.sides
+        return (host in one and any(name.startswith(role) for name in other)) or (
+            host in other and any(name.startswith(role) for name in one)
+        )
+
+
+def periods(
+    partitions: Iterable[Partition], host: str, role: str, later_s: float = SILENT_S
+) -> list[tuple[float, float]]:
+    """When the host was cut off from that role or host; each period ends `later_s` later."""
+    return [(p.since_s, p.until_s + later_s) for p in partitions if p.cuts(host, role)]
+
+
+def given_up(
+    history: History,
+    consumers: Mapping[int, str],
+    hosts: Mapping[str, str],
+    partitions: Iterable[Partition],
+    wall_s: float,
+) -> set[str]:
+    """The processes of which a consumer was given up because it was cut off from a dispatcher.
+
+    `consumers` are the processes' names by their consumers' ids, `hosts` the hosts by those names.
+    """
+    found = set()
+    for consumer_id, name in consumers.items():
+        at_ms = history.given_up_ms.get(consumer_id)
+        if at_ms is None:
+            continue
+        at_s = at_ms / 1000 - wall_s
+        away = periods(partitions, hosts[name], "dispatcher")
+        if any(since_s <= at_s <= until_s for since_s, until_s in away):
+            found.add(name)
+    return found
