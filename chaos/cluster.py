@@ -12,6 +12,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 import msgspec
 
@@ -25,7 +26,7 @@ from .members import Life, Member
 from .partitions import Partition
 from .plan import host_names
 from .proxy import Proxies
-from .records import Record, read_records
+from .records import Joined, Record, Started, read_records
 from .saves import Saved
 from .trainer import CREDIT_BYTES, TrainerTask
 
@@ -114,9 +115,7 @@ class Cluster:
         self.members: dict[str, list[Member]] = {}
         self.storage = self._make_storage()
         self._ports = [free_port() for _ in range(options.dispatchers)]
-        self.addresses = [
-            self._proxy(f"dispatcher{n}", port) for n, port in enumerate(self._ports)
-        ]
+        self.addresses = [self._proxy(f"dispatcher{n}", port) for n, port in enumerate(self._ports)]
         self.service = ",".join(self.addresses)
         # Workers without a fixed port share the places with "%port%".
         self._worker_ports = [0 if n % 2 else free_port() for n in range(options.workers)]
@@ -265,6 +264,23 @@ class Cluster:
             }
             for life in self.members["crowd"][0].lives
         }
+
+    def consumers(self) -> dict[int, str]:
+        """The processes of all consumers, by the consumers' ids."""
+        found = {}
+        for records in (*self.records(), *self.records("claimer")):
+            name = ""
+            for record in records:
+                if isinstance(record, Started):
+                    name = record.name
+                elif isinstance(record, Joined):
+                    found[record.consumer_id] = name
+        for crowds in (self.crowds(), self.modes()):
+            for name, readers in crowds.items():
+                of_crowd = chain.from_iterable(chain.from_iterable(readers.values()))
+                joined = (record for record in of_crowd if isinstance(record, Joined))
+                found |= dict.fromkeys((record.consumer_id for record in joined), name)
+        return found
 
     def saved(self) -> dict[str, Saved]:
         """Each crowd's save, by process. Raises ValueError if it cannot be read."""

@@ -157,9 +157,7 @@ class Network:
                 f"neigh replace {self.hosts[other].address} lladdr {_NOBODY} dev eth0 nud permanent"
                 for other in after - before
             ]
-            lines += [
-                f"neigh del {self.hosts[other].address} dev eth0" for other in before - after
-            ]
+            lines += [f"neigh del {self.hosts[other].address} dev eth0" for other in before - after]
             if lines:
                 changes[name] = lines
             self._cut_off[name] = after

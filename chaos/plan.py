@@ -81,8 +81,9 @@ def make_plan(
 ) -> list[Fault]:
     """Faults at random instants, `every_s` apart on average, for `duration_s`.
 
-    `members` is the number of members of each role, `only` the kinds to choose from, such as "kill
-    worker" (none: all). There are partitions if `members` has a network. Raises InvalidArgument for a kind that this cluster does not have.
+    `members` is the number of members of each role; with a "network", there are partitions. `only`
+    are the kinds to choose from, such as "kill worker" (none: all). Raises InvalidArgument for a
+    kind that this cluster does not have.
     """
     chance = random.Random(seed)
     weight = {
