@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .history import Epoch, History, LeasedSplits, listed
+from .history import Epoch, History, LeasedSplits, WorkerProcess, listed
 from .members import Life
 from .partitions import SILENT_S, Partition, periods
 from .records import Got, Joined, Left, ReadToEnd, Record, Started
@@ -362,12 +362,7 @@ class _Audit:
         if life is not None and life.killed_s is not None and life.killed_s <= read_until_s:
             self._excused(WORKER_KILLED, len(lost))
             return
-        if (worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms)) or (
-            worker.lost_ms is not None
-            and life is not None
-            and life.terminated_s is not None
-            and self._was_cut_off(life, worker.lost_ms)
-        ):
+        if self._was_given_up(worker, life):
             self._excused(WORKER_GIVEN_UP, len(lost))
             return
         worker_of = self._history.worker_of
@@ -406,16 +401,23 @@ class _Audit:
             self._excused(excuse, held)
         return rest
 
-    def _was_paused(self, life: Life | None, at_ms: int) -> bool:
-        if life is None:
+    def _was_given_up(self, worker: WorkerProcess, life: Life | None) -> bool:
+        """Whether it was paused or cut off, and removed for its silence; or removed because it
+        could not say goodbye, as it stopped while it was cut off.
+        """
+        if life is None or worker.lost_ms is None:
             return False
+        silent = worker.given_up_ms is not None
+        if self._was_cut_off(life, worker.lost_ms):
+            return silent or life.terminated_s is not None
+        return silent and self._was_paused(life, worker.lost_ms)
+
+    def _was_paused(self, life: Life, at_ms: int) -> bool:
         at_s = at_ms / 1000 - self._wall_s
         return any(since_s <= at_s <= until_s + SILENT_S for since_s, until_s in life.pauses)
 
-    def _was_cut_off(self, life: Life | None, at_ms: int) -> bool:
+    def _was_cut_off(self, life: Life, at_ms: int) -> bool:
         """Whether it was cut off from a dispatcher then, or SILENT_S before."""
-        if life is None:
-            return False
         at_s = at_ms / 1000 - self._wall_s
         away = periods(self._partitions, life.host, "dispatcher")
         return any(since_s <= at_s <= until_s for since_s, until_s in away)

@@ -46,7 +46,7 @@ class WorkerProcess:
 
     name: str
     given_up_ms: int | None = None  # when the failure detector removed it for its silence
-    lost_ms: int | None = None  # when it was removed, unless it said goodbye
+    lost_ms: int | None = None  # when it was removed; None: not, or it said goodbye
 
 
 @dataclass

@@ -14,6 +14,7 @@ Workers make the same elements, so a round's worker is unknown. This is pure, as
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,9 @@ def check_modes(
     """
     verdict = Verdict([])
     visits = {mode: [_visits(records, verdict) for records in modes[mode]] for mode in modes}
+    for reader in visits["rounds"] if given_up else ():
+        for visit in reader[-1:]:
+            visit.until_s = math.inf  # it waited for more when its process ended
     found = [
         *(("rounds", what) for what in _check_rounds(visits["rounds"], lives, partitions)),
         *(("cached", what) for what in _check_cached(visits["cached"], history)),
