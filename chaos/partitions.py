@@ -47,12 +47,13 @@ def given_up(
 ) -> set[str]:
     """The processes of which a consumer was given up because it was cut off from a dispatcher.
 
-    `consumers` are the processes' names by their consumers' ids, `hosts` the hosts by those names.
+    `consumers` are the processes' names by their consumers' ids, `hosts` the hosts of those that
+    were not killed, by name.
     """
     found = set()
     for consumer_id, name in consumers.items():
         at_ms = history.given_up_ms.get(consumer_id)
-        if at_ms is None:
+        if at_ms is None or name not in hosts:
             continue
         at_s = at_ms / 1000 - wall_s
         away = periods(partitions, hosts[name], "dispatcher")

@@ -79,7 +79,8 @@ def judge(
         storage.close()
     records, lives, partitions = cluster.records(), cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
-    consumers, hosts = cluster.consumers(), {name: life.host for name, life in lives.items()}
+    consumers = cluster.consumers()
+    hosts = {name: life.host for name, life in lives.items() if life.killed_s is None}
     cut_off = given_up(history, consumers, hosts, partitions, wall_s)
     verdict = check(
         history,
