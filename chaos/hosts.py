@@ -25,9 +25,11 @@ from ..service.errors import ForebayError
 from ..service.processes import ChildProcess
 from .partitions import Partition
 
-NETWORK = "192.0.2.{}"  # reserved for documentation, so it is nobody's
+OWN_ADDRESS = "192.0.2.254"
+"""The address of this process on the bridge. The network is for documentation, so nobody's."""
+
+_ADDRESS = "192.0.2.{}"
 MOST_HOSTS = 253
-_OURS = 254  # the address of this process on the bridge
 _NOBODY = "02:00:00:00:00:00"
 """No host's hardware address: theirs are random, and this one would be drawn once in 2^46."""
 
@@ -90,11 +92,11 @@ class Network:
         self.partitions: list[Partition] = []  # those that are over, too
         self._cut_off: dict[str, frozenset[str]] = dict.fromkeys(names, frozenset())
         for number, name in enumerate(names, start=1):
-            self.hosts[name] = Host(NETWORK.format(number), _make_namespace())
+            self.hosts[name] = Host(_ADDRESS.format(number), _make_namespace())
         lines = [
             "link set lo up",
             "link add bridge type bridge",
-            f"addr add {NETWORK.format(_OURS)}/24 dev bridge",
+            f"addr add {OWN_ADDRESS}/24 dev bridge",
             "link set bridge up",
         ]
         for number, host in enumerate(self.hosts.values(), start=1):
