@@ -90,6 +90,7 @@ class Network:
             )
         self.hosts: dict[str, Host] = {}  # by name
         self.partitions: list[Partition] = []  # those that are over, too
+        self._present: list[Partition] = []  # those that are not
         self._cut_off: dict[str, frozenset[str]] = dict.fromkeys(names, frozenset())
         for number, name in enumerate(names, start=1):
             self.hosts[name] = Host(_ADDRESS.format(number), _make_namespace())
@@ -112,28 +113,29 @@ class Network:
         }
         _ip_on(self.hosts, of_hosts)
 
-    def others(self, name: str) -> tuple[str, ...]:
-        """All hosts but this one."""
-        return tuple(other for other in self.hosts if other != name)
-
     def cut(self, sides: tuple[tuple[str, ...], tuple[str, ...]], seconds: float) -> None:
         """Cut the two sides off from each other; `attend` heals it in time."""
         now = time.monotonic()
-        self.partitions.append(Partition(sides, now, now + seconds))
-        self._arrange(now)
+        partition = Partition(sides, now, now + seconds)
+        self.partitions.append(partition)
+        self._present.append(partition)
+        self._arrange()
 
     def attend(self) -> None:
         """Heal what is due. Poll this often."""
         now = time.monotonic()
-        if any(self._cut_off.values()):
-            self._arrange(now)
+        self._heal([p for p in self._present if p.until_s <= now])
 
     def heal(self) -> None:
         """End all partitions."""
-        now = time.monotonic()
-        for partition in self.partitions:
-            partition.until_s = min(partition.until_s, now)
-        self._arrange(now)
+        self._heal([*self._present])
+
+    def _heal(self, ending: list[Partition]) -> None:
+        if ending:
+            self._present = [p for p in self._present if p not in ending]
+            self._arrange()
+            for partition in ending:
+                partition.until_s = time.monotonic()
 
     def close(self) -> None:
         """Leave the hosts, which end with their last process."""
@@ -142,16 +144,15 @@ class Network:
             os.close(host.namespace)
         self.hosts.clear()
 
-    def _arrange(self, now: float) -> None:
+    def _arrange(self) -> None:
         """Have exactly those hosts cut off from each other that a present partition divides."""
         wanted: dict[str, set[str]] = {name: set() for name in self._cut_off}
-        for partition in self.partitions:
-            if partition.until_s > now:
-                one, other = partition.sides
-                for name in one:
-                    wanted[name].update(other)
-                for name in other:
-                    wanted[name].update(one)
+        for partition in self._present:
+            one, other = partition.sides
+            for name in one:
+                wanted[name].update(other)
+            for name in other:
+                wanted[name].update(one)
         changes = {}
         for name, before in self._cut_off.items():
             after = frozenset(wanted[name])
