@@ -19,6 +19,7 @@ from forebay.chaos.hosts import REMEDY, Network, enter_private_network
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHAOS = (sys.executable, "-m", "forebay.service.cli", "chaos", "--hosts")
+ONLY = (f"--only={fault}" for fault in ("isolate worker", "sever network", "kill dispatcher"))
 TIMEOUT_S = 280
 
 
@@ -54,7 +55,8 @@ def test_every_promise_is_kept_under_partitions(tmp_path: pathlib.Path) -> None:
     report_file = tmp_path / "report.json"
     code, said = call(
         *CHAOS, "--minutes", "0.1", "--seed", "2", "--kill-every", "0.7", "--elements", "100",
-        "--trainers", "1", "--json", str(report_file), TMPDIR=str(tmp_path),
+        "--dispatchers", "1", "--workers", "1", "--trainers", "1", *ONLY,
+        "--json", str(report_file), TMPDIR=str(tmp_path),
     )  # fmt: skip
     if require_allowed_or_refused(code, said):
         assert code == 0 and "every promise was kept" in said, said
