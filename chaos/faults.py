@@ -10,6 +10,7 @@ stall       its connections stay, but pass nothing for a while
 mute        requests reach it, but answers are lost; a while later, all connections are reset
 silence     its network is silently cut for a while: packets to it vanish
 isolate     its host is silently cut off from all others for a while
+deafen      packets to its host vanish for a while, and what it sends arrives
 split       hosts are divided into two groups that cannot reach each other, for a while
 sever       the same, but there are three groups, and the third one reaches both others
 empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
@@ -112,7 +113,7 @@ class Faults:
         at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
         network = self._cluster.network
         assert network is not None, "a plan without hosts has no partitions"
-        network.cut(fault.sides, fault.lasts_s)
+        network.cut(fault.sides, fault.lasts_s, one_way=fault.action == "deafen")
         if fault.role == "network":
             name = " | ".join(", ".join(side) for side in fault.sides)
         else:

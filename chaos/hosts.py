@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from ..service.errors import ForebayError
 from ..service.processes import ChildProcess
 from .partitions import Partition
+from .plan import Sides
 
 OWN_ADDRESS = "192.0.2.254"
 """The address of this process on the bridge. The network is for documentation, so nobody's."""
@@ -92,6 +93,7 @@ class Network:
         self.partitions: list[Partition] = []  # those that are over, too
         self._present: list[Partition] = []  # those that are not
         self._cut_off: dict[str, frozenset[str]] = dict.fromkeys(names, frozenset())
+        """To whom what this host sends vanishes."""
         for number, name in enumerate(names, start=1):
             self.hosts[name] = Host(_ADDRESS.format(number), _make_namespace())
         lines = [
@@ -113,10 +115,13 @@ class Network:
         }
         _ip_on(self.hosts, of_hosts)
 
-    def cut(self, sides: tuple[tuple[str, ...], tuple[str, ...]], seconds: float) -> None:
-        """Cut the two sides off from each other; `attend` heals it in time."""
+    def cut(self, sides: Sides, seconds: float, *, one_way: bool = False) -> None:
+        """Cut the two sides off from each other; `attend` heals it in time.
+
+        `one_way`: only what the second side sends to the first one vanishes.
+        """
         now = time.monotonic()
-        partition = Partition(sides, now, now + seconds)
+        partition = Partition(sides, now, now + seconds, one_way)
         self.partitions.append(partition)
         self._present.append(partition)
         self._arrange()
@@ -145,14 +150,14 @@ class Network:
         self.hosts.clear()
 
     def _arrange(self) -> None:
-        """Have exactly those hosts cut off from each other that a present partition divides."""
+        """Have each host reach exactly those that no present partition keeps it from."""
         wanted: dict[str, set[str]] = {name: set() for name in self._cut_off}
         for partition in self._present:
             one, other = partition.sides
-            for name in one:
-                wanted[name].update(other)
             for name in other:
                 wanted[name].update(one)
+            for name in () if partition.one_way else one:
+                wanted[name].update(other)
         changes = {}
         for name, before in self._cut_off.items():
             after = frozenset(wanted[name])

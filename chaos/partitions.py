@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from .history import History
+from .plan import Sides
 
 SILENT_S = 20.0
 """How long after a pause or partition its member's removal still counts as its effect, as does a
@@ -17,11 +18,14 @@ connection that is not back yet."""
 
 
 class Partition(msgspec.Struct):
-    """No packet passed between the two sides. Times are CLOCK_MONOTONIC."""
+    """No packet passed between the two sides. `one_way`: none from the second to the first one.
+    Times are CLOCK_MONOTONIC.
+    """
 
-    sides: tuple[tuple[str, ...], tuple[str, ...]]
+    sides: Sides
     since_s: float
     until_s: float
+    one_way: bool = False
 
     def cuts(self, host: str, role: str) -> bool:
         """Whether the host is cut off from a host of that role, or from that host."""
@@ -45,10 +49,11 @@ def given_up(
     partitions: Iterable[Partition],
     wall_s: float,
 ) -> set[str]:
-    """The processes of which a consumer was given up because it was cut off from a dispatcher.
+    """The processes that failed, and of which a consumer was given up because it was cut off from a
+    dispatcher.
 
     `consumers` are the processes' names by their consumers' ids, `hosts` the hosts of those that
-    were not killed, by name.
+    failed, by name.
     """
     found = set()
     for consumer_id, name in consumers.items():

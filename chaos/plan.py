@@ -33,18 +33,18 @@ WEIGHTS: dict[str, dict[str, int]] = {
 """The relative frequency of each action, by role. faults.py explains the actions."""
 
 PARTITIONS: dict[str, dict[str, int]] = {
-    "dispatcher": {"isolate": 2},
-    "worker": {"isolate": 2},
-    "trainer": {"isolate": 1},
+    "dispatcher": {"isolate": 2, "deafen": 1},
+    "worker": {"isolate": 2, "deafen": 1},
+    "trainer": {"isolate": 1, "deafen": 1},
     "claimer": {"isolate": 1},
-    "redis": {"isolate": 1},
+    "redis": {"isolate": 1, "deafen": 1},
     "network": {"split": 2, "sever": 2},
 }
 """The same of partitions, where each member has a host of its own."""
 
 LASTING = {"pause", "stall", "mute", "silence", "empty"}
 LASTS_S = (0.3, 3.0)  # less than any failure detector's timeout
-PARTED = {"isolate", "split", "sever"}
+PARTED = {"isolate", "deafen", "split", "sever"}
 PARTED_S = (1.0, 30.0)  # some longer than the timeouts; as many below 5.5 s as above
 
 Sides = tuple[tuple[str, ...], tuple[str, ...]]
@@ -117,7 +117,7 @@ def make_plan(
 
 def _sides(chance: random.Random, action: str, host: str, hosts: list[str]) -> Sides:
     """The sides of a partition. Nobody is on the third side of a split; see faults.py."""
-    if action == "isolate":
+    if action in ("isolate", "deafen"):
         return (host,), tuple(other for other in hosts if other != host)
     while True:
         side_of = {name: chance.randrange(2 if action == "split" else 3) for name in hosts}

@@ -44,7 +44,7 @@ class ChaosReport(msgspec.Struct):
     faults: dict[str, int]  # by kind
     missed: int  # faults that hit no process
     partitions: list[Partition]  # in seconds after the faults' beginning
-    given_up: list[str]  # processes that were given up because they were cut off
+    given_up: list[str]  # processes that failed because they were cut off, and given up
     ended_by_themselves: list[str]  # processes, with the end of their logs
     verdict: Verdict  # of the trainers, and all broken promises
     claims: Verdict  # of the trainers that read at least once
@@ -80,7 +80,8 @@ def judge(
     records, lives, partitions = cluster.records(), cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
     consumers = cluster.consumers()
-    hosts = {name: life.host for name, life in lives.items() if life.killed_s is None}
+    failed = (life for life in lives.values() if life.code and life.killed_s is None)
+    hosts = {life.name: life.host for life in failed}
     cut_off = given_up(history, consumers, hosts, partitions, wall_s)
     verdict = check(
         history,
@@ -139,7 +140,9 @@ def judge(
         missed=len(kinds) - len(done),
         given_up=sorted(cut_off),
         partitions=[
-            Partition(p.sides, round(p.since_s - began_s, 2), round(p.until_s - began_s, 2))
+            Partition(
+                p.sides, round(p.since_s - began_s, 2), round(p.until_s - began_s, 2), p.one_way
+            )
             for p in partitions
         ],
         ended_by_themselves=[

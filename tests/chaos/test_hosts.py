@@ -150,6 +150,17 @@ def try_partitions(network: Network) -> None:
     assert other_end.recv(9) == b"meanwhile"  # it was on its way, and is sent again
     network.heal()
     require_cut()
+    network.cut((("a",), ("b", "c")), 60, one_way=True)
+    other_end.sendall(b"lost")
+    end.sendall(b"heard")
+    assert other_end.recv(5) == b"heard"
+    end.settimeout(SOON_S)
+    with pytest.raises(TimeoutError):
+        end.recv(1)
+    require_cut("ab", "ac")  # a connection needs both ways
+    network.heal()
+    end.settimeout(TIMEOUT_S)
+    assert end.recv(4) == b"lost"
     assert network.partitions[1].until_s < network.partitions[1].since_s + 60
 
 

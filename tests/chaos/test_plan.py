@@ -73,7 +73,7 @@ def test_partitions() -> None:
         one, other = map(set, fault.sides)
         assert one and other and not one & other and one | other <= hosts
         assert PARTED_S[0] <= fault.lasts_s <= PARTED_S[1]
-        if fault.action == "isolate":
+        if fault.action in ("isolate", "deafen"):
             assert one == {f"{fault.role}{fault.number}"}
         assert fault.action == "sever" or one | other == hosts
     assert any(len(hosts.difference(*fault.sides)) > 3 for fault in plan)
