@@ -6,6 +6,7 @@ This is pure: hosts.py makes partitions, and the audits excuse with them what a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from string import digits
 
 import msgspec
 
@@ -27,19 +28,15 @@ class Partition(msgspec.Struct):
     until_s: float
     one_way: bool = False
 
-    def cuts(self, host: str, role: str) -> bool:
-        """Whether the host is cut off from a host of that role, or from that host."""
-        one, other = self.sides
-        return (host in one and any(name.startswith(role) for name in other)) or (
-            host in other and any(name.startswith(role) for name in one)
-        )
+    def cuts(self, host: str, whom: str) -> bool:
+        """Whether the host is cut off from that host, or from one of that role."""
+        one, other = ({*side, *(name.rstrip(digits) for name in side)} for side in self.sides)
+        return (host in one and whom in other) or (host in other and whom in one)
 
 
-def periods(
-    partitions: Iterable[Partition], host: str, role: str, later_s: float = SILENT_S
-) -> list[tuple[float, float]]:
-    """When the host was cut off from that role or host; each period ends `later_s` later."""
-    return [(p.since_s, p.until_s + later_s) for p in partitions if p.cuts(host, role)]
+def periods(partitions: Iterable[Partition], host: str, whom: str) -> list[tuple[float, float]]:
+    """When the host was cut off from that host or role, or had been in the SILENT_S before."""
+    return [(p.since_s, p.until_s + SILENT_S) for p in partitions if p.cuts(host, whom)]
 
 
 def given_up(

@@ -24,6 +24,13 @@ def run() -> Run:
     return Run()
 
 
+def test_who_is_cut_off() -> None:
+    partition = Partition((("worker1", "trainer0"), ("worker10", "dispatcher0")), 2.0, 20.0)
+    assert partition.cuts("worker1", "dispatcher") and partition.cuts("dispatcher0", "worker1")
+    assert partition.cuts("trainer0", "worker") and partition.cuts("trainer0", "worker10")
+    assert not partition.cuts("trainer0", "worker1") and not partition.cuts("worker2", "worker")
+
+
 class TestWorkers:
     def give_up(self, run: Run, at_s: float, *others: str) -> Verdict:
         """Worker 1 is given up then, and was cut off from those from 2 to 20 s."""
