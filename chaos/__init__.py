@@ -5,5 +5,6 @@
 
 plan.py derives the plan of faults from the seed. cluster.py runs the processes and injects the
 faults. Trainers record every element that they get (records.py). audit.py, which is pure, checks
-those records against the journal.
+those records against the journal. With hosts.py each process runs on a host of its own, and
+partitions (partitions.py) are faults, too.
 """

@@ -4,20 +4,23 @@ Delivery is at most once. So no element may come twice, none may come that was n
 missing element needs an excuse:
 
 - the worker that it was leased to was killed before the epoch had been read;
-- that worker was removed for its silence, after it had been paused;
+- that worker was removed for its silence, after it had been paused or cut off from a dispatcher;
+- that worker stopped while it was cut off from a dispatcher, and so could not hand it back;
 - a trainer was killed in the midst of the epoch, or left it and the worker did not hear what it
   hands back, and the element may have been in its buffers: that is, it was leased before, and there
   are no more of them than that trainer's credit with that worker allows;
 - as many that a trainer may have handed back to a worker that had been told to stop;
 - as many that who left for good may have handed back when all others had come to the end: the epoch
   waits for somebody who joins it;
-- its worker was told to stop at a time when no trainer was there to take what it had made;
+- its worker was told to stop at a time when no trainer was there to take what it had made, or all
+  were cut off from it; as many as a trainer can hold, if that one was cut off from it;
 - the dispatcher stopped its task, while nobody read the epoch;
 - every trainer left the epoch for good, so that nobody asked for the rest.
 
-No fault hits a crowd, so only its workers' faults excuse elements that its readers miss. Readers
-that share a job are checked against its leases, like trainers. Without sharding, each worker's
-process gives a reader each element once; that is checked against the completed tasks.
+No fault but a partition hits a crowd, so only its workers' faults excuse elements that its readers
+miss. Readers that share a job are checked against its leases, like trainers. Without sharding, each
+worker's process gives a reader each element once; that is checked against the completed tasks. A
+crowd of which a consumer was given up, because it was cut off from a dispatcher, may miss elements.
 
 Anything else is a broken promise. A pipeline passes several times over its source, so an epoch has
 each id several times: once for each lease that was not returned, from the task with the lease. A
@@ -34,24 +37,23 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .history import Epoch, History, LeasedSplits, listed
+from .history import Epoch, History, LeasedSplits, WorkerProcess, listed
 from .members import Life
+from .partitions import SILENT_S, Partition, periods
 from .records import Got, Joined, Left, ReadToEnd, Record, Started
 
 WORKER_KILLED = "its worker was killed"
-WORKER_GIVEN_UP = "its worker was paused and given up"
+WORKER_GIVEN_UP = "its worker was paused or cut off, and given up"
 TRAINER_GONE = "in the buffers of a trainer that left"
 HANDED_BACK_LATE = "handed back to a worker that was stopping"
 NOBODY_READ = "its worker stopped while nobody read"
 EPOCH_PAUSED = "its epoch was paused while nobody read"
 EPOCH_LEFT = "of an epoch that every trainer left"
+CUT_OFF = "its worker stopped, and a trainer was cut off from it"
 HANDED_BACK_TO_NOBODY = "handed back when all others had come to the end"
 
 HANDING_BACK_S = 1.0
 """The longest time from a trainer's leaving until the workers know of it."""
-
-SILENT_S = 20.0
-"""How long after a pause the removal of a worker still counts as the pause's effect."""
 
 
 class Verdict(msgspec.Struct):
@@ -71,6 +73,7 @@ class Visit:
     """One consumer's visit: from joining an epoch to the epoch's end, or to its process's."""
 
     name: str
+    consumer_id: int
     joined_s: float
     ended_s: float | None = None  # when it had everything
     gone_s: float = math.inf  # when it left before that
@@ -92,22 +95,25 @@ def check(
     passes: int,
     lost_with_a_trainer: int,
     wall_s: float = 0.0,
+    partitions: Sequence[Partition] = (),
+    given_up: Collection[str] = (),
 ) -> Verdict:
     """Find every broken promise.
 
     `trainers` are the records of each reader of `job`, `lives` all processes by name. Ids of
     elements are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer` is
     the most elements that one consumer can hold from one worker. `wall_s` is the Unix time at
-    which CLOCK_MONOTONIC was 0.
+    which CLOCK_MONOTONIC was 0. Processes that were `given_up` because they were cut off may end by
+    themselves (partitions.py).
     """
     verdict = Verdict(list(history.broken))
-    audit = _Audit(history, lives, lost_with_a_trainer, wall_s, verdict)
+    audit = _Audit(history, lives, lost_with_a_trainer, wall_s, partitions, verdict)
     for records in trainers:
         audit.take(records)
     for number, epoch in audit.enter_epochs(job):
         audit.check_epoch(number, epoch, elements, passes)
     audit.check_strays()
-    audit.check_lives()
+    audit.check_lives(given_up)
     return verdict
 
 
@@ -119,16 +125,19 @@ def check_crowd(
     elements: int,
     of_a_split: Mapping[str, int] = {},
     wall_s: float = 0.0,
+    partitions: Sequence[Partition] = (),
+    given_up: bool = False,
 ) -> Verdict:
     """Find every broken promise to a crowd.
 
     `readers` are the records of each reader, by job: a job's readers share its elements, and a
     job's only reader reads all of them, unsharded. `of_a_split` is the number of elements of a
-    split, by job; the default is one. For the other arguments, see `check`.
+    split, by job; the default is one. A crowd of which a consumer was `given_up` may miss elements.
+    For the other arguments, see `check`.
     """
     verdict = Verdict([])
     for job, of_job in readers.items():
-        audit = _Audit(history, lives, 0, wall_s, verdict, f"{job}, ")
+        audit = _Audit(history, lives, 0, wall_s, partitions, verdict, f"{job}, ", not given_up)
         for number, records in enumerate(of_job):
             audit.take(records)
             audit.check_end(number, records)
@@ -142,7 +151,9 @@ def check_crowd(
 
 
 class _Audit:
-    """The audit of one job's readers. `prefix` begins its messages."""
+    """The audit of one job's readers. `prefix` begins its messages. Unless `whole`, elements
+    may be missing.
+    """
 
     def __init__(
         self,
@@ -150,13 +161,17 @@ class _Audit:
         lives: Mapping[str, Life],
         lost_with_a_trainer: int,
         wall_s: float,
+        partitions: Sequence[Partition],
         verdict: Verdict,
         prefix: str = "",
+        whole: bool = True,
     ) -> None:
         self._history = history
         self._lives = lives
         self._lost_with_a_trainer = lost_with_a_trainer
         self._wall_s = wall_s
+        self._partitions = partitions
+        self._whole = whole
         # By epoch: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
         self._visits: defaultdict[int, list[Visit]] = defaultdict(list)
@@ -173,7 +188,7 @@ class _Audit:
                 case Joined():
                     life = self._lives[name]
                     gone_s = math.inf if life.ended_s is None else life.ended_s
-                    visit = Visit(name, record.at_s, gone_s=gone_s)
+                    visit = Visit(name, record.consumer_id, record.at_s, gone_s=gone_s)
                     self._visits[record.epoch].append(visit)
                 case Got():
                     self._got[record.epoch].update((record.task_id, i) for i in record.ids)
@@ -225,6 +240,8 @@ class _Audit:
         outside = [i for in_pass, i in lease_of if in_pass >= passes or i >= elements]
         if outside:
             self._broken(f"epoch {number}: {listed(outside)} leased that it does not have")
+        if not self._whole:
+            return
         # If a task had several leases of an id, nobody knows which one's element is missing.
         missing = [
             (i, lease)
@@ -269,6 +286,8 @@ class _Audit:
                     f"epoch {number}: {listed(twice)} of {process} delivered more than once"
                 )
                 self.verdict.twice += sum(counts[i] - 1 for i in twice)
+        if not self._whole:
+            return
         if not epoch.completed:
             self._broken(f"epoch {number} ended, and no worker had read it to its end")
         for task in sorted(epoch.completed):
@@ -283,7 +302,7 @@ class _Audit:
 
     def check_end(self, number: int, records: Iterable[Record]) -> None:
         """Check that the reader came to the end."""
-        if not any(isinstance(record, ReadToEnd) for record in records):
+        if self._whole and not any(isinstance(record, ReadToEnd) for record in records):
             self._broken(f"reader {number} did not come to the end")
 
     def check_strays(self) -> None:
@@ -292,9 +311,11 @@ class _Audit:
             ids = sorted({i for _, i in got})
             self._broken(f"epoch {number}: {listed(ids)} delivered, and it is not in the journal")
 
-    def check_lives(self) -> None:
+    def check_lives(self, given_up: Collection[str]) -> None:
         """Check for process failures that no fault excuses."""
         for life in self._lives.values():
+            if life.name in given_up and not life.stuck:
+                continue
             if life.role in ("worker", "trainer", "claimer", "crowd") and life.ended_by_itself:
                 self._broken(f"{life.name} ended by itself, with {life.code}")
             elif life.stopped_badly:
@@ -323,7 +344,14 @@ class _Audit:
         if paused_ms is None:
             return False
         at_s = paused_ms / 1000 - self._wall_s
-        return not any(v.joined_s <= at_s < v.until_s for v in self._visits[number])
+        return not any(v.joined_s <= at_s < self._member_until_s(v) for v in self._visits[number])
+
+    def _member_until_s(self, visit: Visit) -> float:
+        """When it had the end or left, or was given up because it was cut off."""
+        at_ms = self._history.given_up_ms.get(visit.consumer_id)
+        if at_ms is None or not self._was_cut_off(self._lives[visit.name], at_ms):
+            return visit.until_s
+        return min(visit.until_s, at_ms / 1000 - self._wall_s)
 
     def _excuse(self, number: int, worker_id: int, lost: list[tuple[int, LeasedSplits]]) -> None:
         """Find excuses for the missing elements of one worker."""
@@ -334,7 +362,7 @@ class _Audit:
         if life is not None and life.killed_s is not None and life.killed_s <= read_until_s:
             self._excused(WORKER_KILLED, len(lost))
             return
-        if worker.given_up_ms is not None and self._was_paused(life, worker.given_up_ms):
+        if self._was_given_up(worker, life):
             self._excused(WORKER_GIVEN_UP, len(lost))
             return
         worker_of = self._history.worker_of
@@ -348,10 +376,13 @@ class _Audit:
         stops_s = math.inf if life is None or life.terminated_s is None else life.terminated_s
         late = [v for v in visits if v.unheard is not None and v.gone_s + HANDING_BACK_S >= stops_s]
         lost = self._excuse_held(HANDED_BACK_LATE, late, lost)
+        reading = [period for visit in visits for period in self._attends(visit, life)]
+        if lost and life is not None and _unattended(life, reading, read_until_s):
+            self._excused(NOBODY_READ, len(lost))
+            return
+        lost = self._excuse_held(CUT_OFF, self._cut_off_from_stopping(life, visits), lost)
         rest = sorted(i for i, _ in lost)
-        if rest and life is not None and _unattended(life, visits, read_until_s):
-            self._excused(NOBODY_READ, len(rest))
-        elif rest:
+        if rest:
             self._unexplained(number, rest, f"{worker.name or worker_id} had them")
 
     def _excuse_held(
@@ -370,11 +401,52 @@ class _Audit:
             self._excused(excuse, held)
         return rest
 
-    def _was_paused(self, life: Life | None, at_ms: int) -> bool:
-        if life is None:
+    def _was_given_up(self, worker: WorkerProcess, life: Life | None) -> bool:
+        """Whether it was paused or cut off, and removed for its silence; or removed because it
+        could not say goodbye, as it stopped while it was cut off.
+        """
+        if life is None or worker.lost_ms is None:
             return False
+        silent = worker.given_up_ms is not None
+        if self._was_cut_off(life, worker.lost_ms):
+            return silent or life.terminated_s is not None
+        return silent and self._was_paused(life, worker.lost_ms)
+
+    def _was_paused(self, life: Life, at_ms: int) -> bool:
         at_s = at_ms / 1000 - self._wall_s
         return any(since_s <= at_s <= until_s + SILENT_S for since_s, until_s in life.pauses)
+
+    def _was_cut_off(self, life: Life, at_ms: int) -> bool:
+        """Whether it was cut off from a dispatcher then, or SILENT_S before."""
+        at_s = at_ms / 1000 - self._wall_s
+        away = periods(self._partitions, life.host, "dispatcher")
+        return any(since_s <= at_s <= until_s for since_s, until_s in away)
+
+    def _away(self, visit: Visit, worker: Life | None) -> list[tuple[float, float]]:
+        """When the visitor was cut off from the worker, or not yet back."""
+        if worker is None:
+            return []
+        return sorted(periods(self._partitions, self._lives[visit.name].host, worker.host))
+
+    def _attends(self, visit: Visit, worker: Life | None) -> list[tuple[float, float]]:
+        """When the visitor could read from the worker."""
+        found, from_s = [], visit.joined_s
+        for since_s, until_s in self._away(visit, worker):
+            if from_s < min(since_s, visit.until_s):
+                found.append((from_s, min(since_s, visit.until_s)))
+            from_s = max(from_s, until_s)
+        return [*found, (from_s, visit.until_s)] if from_s < visit.until_s else found
+
+    def _cut_off_from_stopping(self, worker: Life | None, visits: list[Visit]) -> list[Visit]:
+        if worker is None or worker.terminated_s is None:
+            return []
+        stops_s, ends_s = worker.terminated_s, worker.ended_s or math.inf
+        return [
+            visit
+            for visit in visits
+            if any(since_s < ends_s and stops_s < until_s
+                   for since_s, until_s in self._away(visit, worker))
+        ]  # fmt: skip
 
     def _excused(self, excuse: str, count: int) -> None:
         self.verdict.lost[excuse] = self.verdict.lost.get(excuse, 0) + count
@@ -387,13 +459,13 @@ class _Audit:
         self.verdict.broken.append(self._prefix + promise)
 
 
-def _unattended(life: Life, visits: list[Visit], read_until_s: float) -> bool:
+def _unattended(life: Life, reading: Iterable[tuple[float, float]], read_until_s: float) -> bool:
     """Whether the worker was stopping at a time when nobody read the unfinished epoch."""
     if life.terminated_s is None or life.terminated_s > read_until_s:
         return False
     reached_s, stop_s = life.terminated_s, min(life.ended_s or math.inf, read_until_s)
-    for visit in sorted(visits, key=lambda visit: visit.joined_s):
-        if visit.joined_s > reached_s:
+    for since_s, until_s in sorted(reading):
+        if since_s > reached_s:
             return True
-        reached_s = max(reached_s, visit.until_s)
+        reached_s = max(reached_s, until_s)
     return reached_s < stop_s

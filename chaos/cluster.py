@@ -9,10 +9,10 @@ in a new container, and offer only TCP. faults.py disturbs them.
 from __future__ import annotations
 
 import pathlib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 import msgspec
 
@@ -21,9 +21,12 @@ from ..service.errors import ForebayError
 from ..service.processes import forebay, free_port, redis_program, tail
 from . import crowd, modes, saves
 from .dataset import ELEMENT_BYTES
+from .hosts import LOOPBACK, Host, Network
 from .members import Life, Member
+from .partitions import Partition
+from .plan import host_names
 from .proxy import Proxies
-from .records import Record, read_records
+from .records import Joined, Record, Started, read_records
 from .saves import Saved
 from .trainer import CREDIT_BYTES, TrainerTask
 
@@ -47,6 +50,9 @@ SETTLE_S = 120.0
 LEADS = "leads journal"
 """A line of a leader's log."""
 
+REDIS_SERVES = "Ready to accept connections"
+"""A line of Redis's and Valkey's log."""
+
 DISPATCHER_OPTIONS = [
     "--snapshot-events=200",  # so that recovery uses snapshots
     # Longer than any pause, but short enough that a lost worker does not delay an epoch long.
@@ -67,6 +73,7 @@ class Options(msgspec.Struct, frozen=True):
     trainers: int
     elements: int  # in a pass; an epoch has several
     only: tuple[str, ...] = ()  # kinds of faults, such as "kill worker"; none: all
+    hosts: bool = False  # each member has a host of its own
 
     @property
     def members(self) -> dict[str, int]:
@@ -79,7 +86,8 @@ class Options(msgspec.Struct, frozen=True):
             "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "files": {"storage": 1}}
-        return counts | own.get(self.storage, {})
+        network = {"network": 1} if self.hosts else {}
+        return counts | own.get(self.storage, {}) | network
 
 
 def find_redis_server() -> str:
@@ -101,14 +109,13 @@ class Cluster:
         self._directory = directory
         self._stop = directory / "stop"
         self.journal = directory / "journal"
+        names = host_names(options.members) if options.hosts else []
+        self.network = Network(names) if names else None
         self.proxies = Proxies()
         self.members: dict[str, list[Member]] = {}
         self.storage = self._make_storage()
         self._ports = [free_port() for _ in range(options.dispatchers)]
-        self.addresses = [
-            f"127.0.0.1:{self.proxies.add(f'dispatcher{n}', port)}"
-            for n, port in enumerate(self._ports)
-        ]
+        self.addresses = [self._proxy(f"dispatcher{n}", port) for n, port in enumerate(self._ports)]
         self.service = ",".join(self.addresses)
         # Workers without a fixed port share the places with "%port%".
         self._worker_ports = [0 if n % 2 else free_port() for n in range(options.workers)]
@@ -121,6 +128,8 @@ class Cluster:
             member.retired = True
             member.kill()
         self.proxies.close()
+        if self.network is not None:
+            self.network.close()
 
     # -- what runs -----------------------------------------------------------------------------
 
@@ -128,12 +137,26 @@ class Cluster:
         self, role: str, count: int, command: Callable[[int], Callable[[str], list[str]]]
     ) -> None:
         self.members[role] = [
-            Member(role, number, command(number), self._directory) for number in range(count)
+            Member(role, n, command(n), self._directory, self._host(f"{role}{n}"))
+            for n in range(count)
         ]
+
+    def _host(self, name: str) -> Host:
+        return LOOPBACK if self.network is None else self.network.hosts.get(name, LOOPBACK)
+
+    def _proxy(self, name: str, port: int) -> str:
+        """The address of a new proxy of that member."""
+        host = self._host(name)
+        return f"{host.address}:{self.proxies.add(name, port, host)}"
 
     def _all(self) -> Iterator[Member]:
         for members in self.members.values():
             yield from members
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """All partitions so far."""
+        return [] if self.network is None else self.network.partitions
 
     @property
     def lives(self) -> dict[str, Life]:
@@ -146,28 +169,34 @@ class Cluster:
         if self._options.storage != "redis":
             return self._options.storage
         server, data = find_redis_server(), self._directory / "redis"
-        port = self._redis_port = free_port()
+        port = free_port()
         data.mkdir()
         command = [
             *(server, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(data)),
             *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         ]
         self._add("redis", 1, lambda number: lambda name: command)
-        return f"redis://127.0.0.1:{self.proxies.add('redis0', port)}?prefix=chaos"
+        return f"redis://{self._proxy('redis0', port)}?prefix=chaos"
 
     def _dispatcher(self, number: int) -> Callable[[str], list[str]]:
         options = [
             *(f"--storage={self.storage}", f"--port={self._ports[number]}"),
             *(f"--address={self.addresses[number]}", *DISPATCHER_OPTIONS),
         ]
-        places = ",".join(f"127.0.0.1:{port or '%port%'}" for port in self._worker_ports)
+        places = ",".join(
+            f"{self._host(f'worker{n}').address}:{port or '%port%'}"
+            for n, port in enumerate(self._worker_ports)
+        )
         options.append(f"--workers={places}")
         if self._options.dispatchers > 1:
             options.append("--standby")
         return lambda name: forebay("service.cli", "dispatcher", *options)
 
     def _worker(self, number: int) -> Callable[[str], list[str]]:
-        options = [f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"]
+        options = [
+            *(f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"),
+            *(f"--host={self._host(f'worker{number}').address}", "--allow-python"),
+        ]
         # The tag identifies the process in the journal.
         if number % 2:
             options.append("--data-transfer-protocol=tcp")
@@ -236,6 +265,23 @@ class Cluster:
             for life in self.members["crowd"][0].lives
         }
 
+    def consumers(self) -> dict[int, str]:
+        """The processes of all consumers, by the consumers' ids."""
+        found = {}
+        for records in (*self.records(), *self.records("claimer")):
+            name = ""
+            for record in records:
+                if isinstance(record, Started):
+                    name = record.name
+                elif isinstance(record, Joined):
+                    found[record.consumer_id] = name
+        for crowds in (self.crowds(), self.modes()):
+            for name, readers in crowds.items():
+                of_crowd = chain.from_iterable(chain.from_iterable(readers.values()))
+                joined = (record for record in of_crowd if isinstance(record, Joined))
+                found |= dict.fromkeys((record.consumer_id for record in joined), name)
+        return found
+
     def saved(self) -> dict[str, Saved]:
         """Each crowd's save, by process. Raises ValueError if it cannot be read."""
         names = [life.name for life in self.members["crowd"][0].lives]
@@ -254,9 +300,9 @@ class Cluster:
         self._add("dataset", 1, lambda number: lambda name: forebay("chaos.dataset", *arguments))
         registering = self.members["dataset"][0]
         registering.retired = True
-        for member in self.members.get("redis", []):
-            member.start()
-            self.wait(lambda: _answers(self._redis_port), START_S, starting=True)
+        for redis in self.members.get("redis", []):
+            redis.start()
+            self.wait(lambda: REDIS_SERVES in self.members["redis"][0].said, START_S, starting=True)
         first = self.members["dispatcher"][0]  # so that a seed's faults hit the same roles
         first.start()
         self.wait(lambda: LEADS in first.said, START_S, starting=True)
@@ -292,6 +338,8 @@ class Cluster:
         """
         give_up_s = time.monotonic() + timeout_s
         while not condition():
+            if self.network is not None:
+                self.network.attend()
             for member in self._all():
                 member.attend()
                 if starting and member.lives and member.life.ended_by_itself:
@@ -312,6 +360,8 @@ class Cluster:
     def settle(self) -> bool:
         """End the faults, and let all readers finish; return whether they did."""
         self._stop.touch()
+        if self.network is not None:
+            self.network.heal()
         for member in self._all():
             member.resume()
 
@@ -331,11 +381,6 @@ class Cluster:
             member.retired = True
             member.terminate()
         self.wait(lambda: not any(member.running for member in members), SETTLE_S)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def content(path: pathlib.Path) -> bytes:

@@ -9,6 +9,10 @@ leave       all trainers leave their epoch at once, and continue with the next
 stall       its connections stay, but pass nothing for a while
 mute        requests reach it, but answers are lost; a while later, all connections are reset
 silence     its network is silently cut for a while: packets to it vanish
+isolate     its host is silently cut off from all others for a while
+deafen      packets to its host vanish for a while, and what it sends arrives
+split       hosts are divided into two groups that cannot reach each other, for a while
+sever       the same, but there are three groups, and the third one reaches both others
 empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
             had not been mounted; then the storage is back
 """
@@ -24,7 +28,7 @@ import msgspec
 
 from .cluster import LEADS, START_S, Cluster, content
 from .members import Member
-from .plan import Fault
+from .plan import PARTED, Fault
 from .records import Joined, Started, read_records
 
 KNOWN_S = 20.0
@@ -65,6 +69,9 @@ class Faults:
             name = "storage" if hits else None
             self.done.append(DoneFault(fault, at_s, at_ms, name, time.monotonic()))
             return
+        if fault.action in PARTED:
+            self._cut_network(fault)
+            return
         member = self._members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
         able = {"kill": member.running, "start": not member.running}.get(
@@ -99,6 +106,18 @@ class Faults:
             case _:
                 raise AssertionError(f"no such fault: {fault}")
         name = member.life.name if able else None
+        self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
+
+    def _cut_network(self, fault: Fault) -> None:
+        """Also where the member is down or disturbed: its next process is cut off, too."""
+        at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
+        network = self._cluster.network
+        assert network is not None, "a plan without hosts has no partitions"
+        network.cut(fault.sides, fault.lasts_s, one_way=fault.action == "deafen")
+        if fault.role == "network":
+            name = " | ".join(", ".join(side) for side in fault.sides)
+        else:
+            name = self._members[fault.role][fault.number].life.name
         self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
     def _may_empty_storage(self) -> bool:

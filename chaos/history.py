@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from ..journal.proto import events_pb2 as ev
 
+SILENT = "no sign of life"
+"""The failure detector's reason, in the journal."""
+
 
 @dataclass
 class LeasedSplits:
@@ -43,6 +46,7 @@ class WorkerProcess:
 
     name: str
     given_up_ms: int | None = None  # when the failure detector removed it for its silence
+    lost_ms: int | None = None  # when it was removed; None: not, or it said goodbye
 
 
 @dataclass
@@ -59,6 +63,8 @@ class History:
     places: list[str] = field(default_factory=list)  # of static sharding
     no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
     left: dict[int, str] = field(default_factory=dict)  # why, by consumer
+    given_up_ms: dict[int, int] = field(default_factory=dict)
+    """When the failure detector removed a consumer for its silence, by consumer."""
     claims: dict[int, dict[int, int]] = field(default_factory=dict)
     """The first element of each claim, by consumer and place."""
 
@@ -126,7 +132,10 @@ class _Fold:
                 joined = event.consumer_joined
                 self._iteration_of[joined.consumer_id] = joined.iteration_id
             case "consumer_left":
-                history.left[event.consumer_left.consumer_id] = event.consumer_left.reason
+                gone = event.consumer_left
+                history.left[gone.consumer_id] = gone.reason
+                if gone.reason == SILENT:
+                    history.given_up_ms[gone.consumer_id] = event.time_ms
             case "bundles_claimed":
                 who = event.bundles_claimed.consumer_id
                 iteration, claims = self._iteration_of[who], history.claims.setdefault(who, {})
@@ -147,8 +156,11 @@ class _Fold:
                 self._present.discard(event.worker_lost.worker_id)
                 if not self._present:
                     history.no_worker_ms.append((event.time_ms, math.inf))
-                if event.worker_lost.reason == "no sign of life":
-                    history.workers[event.worker_lost.worker_id].given_up_ms = event.time_ms
+                lost = history.workers[event.worker_lost.worker_id]
+                if not event.worker_lost.left:
+                    lost.lost_ms = event.time_ms
+                if event.worker_lost.reason == SILENT:
+                    lost.given_up_ms = event.time_ms
             case "task_created":
                 created = event.task_created
                 history.worker_of[created.task_id] = created.worker_id

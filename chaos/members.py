@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..service.processes import DROPPED, ChildProcess, tail
+from .hosts import LOOPBACK, Host
 
 RESTART_S = 0.3
 """The delay before the restart of a process, like RestartSec= of a unit."""
@@ -34,6 +35,11 @@ class Life(msgspec.Struct):
     last_words: str = ""  # the end of its log, if it ended by itself
 
     @property
+    def host(self) -> str:
+        """The name of its host, if each member has one."""
+        return f"{self.role}{self.number}"
+
+    @property
     def ended_by_itself(self) -> bool:
         """Whether it failed although nobody told it to end."""
         told = self.killed_s is not None or self.terminated_s is not None
@@ -52,7 +58,12 @@ class Member:
     """Keeps a process running. `command` returns the command for a process name."""
 
     def __init__(
-        self, role: str, number: int, command: Callable[[str], list[str]], directory: pathlib.Path
+        self,
+        role: str,
+        number: int,
+        command: Callable[[str], list[str]],
+        directory: pathlib.Path,
+        host: Host = LOOPBACK,
     ) -> None:
         self.role = role
         self.number = number
@@ -61,6 +72,7 @@ class Member:
         self.retired = False  # never restarted again
         self.held = False  # not restarted for now
         self._command = command
+        self._host = host
         self._process: ChildProcess | None = None
         self._resume_at_s = 0.0
         self._restart_at_s = 0.0
@@ -89,7 +101,8 @@ class Member:
         name = f"{self.role}{self.number}.{len(self.lives) + 1}"
         self.lives.append(Life(name, self.role, self.number, time.monotonic()))
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
-        self._process = ChildProcess(self._command(name), self.log)
+        with self._host.inside():
+            self._process = ChildProcess(self._command(name), self.log)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""

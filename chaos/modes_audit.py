@@ -14,6 +14,7 @@ Workers make the same elements, so a round's worker is unknown. This is pure, as
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from .audit import Verdict
 from .history import History, listed
 from .members import Life
 from .modes import STEPS, job_of
+from .partitions import Partition
 from .records import Got, Joined, ReadToEnd, Record
 from .saves import ELEMENTS, Saved
 
@@ -43,30 +45,41 @@ class ReaderVisit:
 
 def check_modes(
     history: History, name: str, modes: Mapping[str, Readers], lives: Mapping[str, Life],
-    *, elements: int,
+    *, elements: int, partitions: Sequence[Partition] = (), given_up: bool = False,
 ) -> Verdict:  # fmt: skip
     """Find every broken promise to the crowd `name`.
 
     `modes` are the records of each reader, by its mode, `lives` all processes by name. The static
-    mode's dataset has the elements 0 … `elements` − 1.
+    mode's dataset has the elements 0 … `elements` − 1. A crowd of which a consumer was `given_up`
+    because it was cut off need not come to its end.
     """
     verdict = Verdict([])
     visits = {mode: [_visits(records, verdict) for records in modes[mode]] for mode in modes}
+    for reader in visits["rounds"] if given_up else ():
+        for visit in reader[-1:]:
+            visit.until_s = math.inf  # it waited for more when its process ended
     found = [
-        *(("rounds", what) for what in _check_rounds(visits["rounds"], lives)),
+        *(("rounds", what) for what in _check_rounds(visits["rounds"], lives, partitions)),
         *(("cached", what) for what in _check_cached(visits["cached"], history)),
-        *(("static", what) for what in _check_static(visits["static"], history, name, elements)),
+        *(
+            ("static", what)
+            for what in _check_static(visits["static"], history, name, elements, not given_up)
+        ),
     ]
     for mode, readers in visits.items():
         for number, reader in enumerate(readers):
-            if not (reader and reader[-1].ended):
+            if not (given_up or (reader and reader[-1].ended)):
                 found.append((mode, f"reader {number} did not come to the end"))
     verdict.broken += [f"{job_of(name, mode)}: {what}" for mode, what in found]
     return verdict
 
 
-def check_saved(name: str, saved: Saved | None) -> Verdict:
-    """Find every broken promise to the save of the crowd `name`; None: it did not finish."""
+def check_saved(name: str, saved: Saved | None, given_up: bool = False) -> Verdict:
+    """Find every broken promise to the save of the crowd `name`; None: it did not finish, for which
+    a crowd that was `given_up` did not wait.
+    """
+    if saved is None and given_up:
+        return Verdict([])
     if saved is None:
         return Verdict([f"{name} save: it did not come to its end"])
     verdict = Verdict([], delivered=len(saved.ids), damaged=len(saved.damaged))
@@ -101,7 +114,9 @@ def _visits(records: Iterable[Record], verdict: Verdict) -> list[ReaderVisit]:
     return visits
 
 
-def _check_rounds(readers: list[list[ReaderVisit]], lives: Mapping[str, Life]) -> list[str]:
+def _check_rounds(
+    readers: list[list[ReaderVisit]], lives: Mapping[str, Life], partitions: Sequence[Partition]
+) -> list[str]:
     found = []
     of = len(readers)
     for attempt, together in enumerate(zip(*readers, strict=False)):
@@ -120,7 +135,10 @@ def _check_rounds(readers: list[list[ReaderVisit]], lives: Mapping[str, Life]) -
                     break
         since_s = min(visit.joined_s for visit in together) - LINGERS_S
         until_s = max(visit.until_s for visit in together)
-        if not all(visit.ended for visit in together) and not _was_hit(lives, since_s, until_s):
+        hit = _was_hit(lives, since_s, until_s) or any(
+            p.since_s <= until_s and since_s <= p.until_s for p in partitions
+        )
+        if not all(visit.ended for visit in together) and not hit:
             found.append(f"attempt {attempt} ended early, and nobody was hit")
     if all(reader and reader[-1].ended for reader in readers):
         short = [n for n, reader in enumerate(readers) if len(reader[-1].got) < STEPS]
@@ -157,7 +175,7 @@ def _check_cached(readers: list[list[ReaderVisit]], history: History) -> list[st
 
 
 def _check_static(
-    readers: list[list[ReaderVisit]], history: History, name: str, elements: int
+    readers: list[list[ReaderVisit]], history: History, name: str, elements: int, whole: bool
 ) -> list[str]:
     found = []
     counts = Counter(one for reader in readers for visit in reader for one in visit.got)
@@ -171,6 +189,7 @@ def _check_static(
     num_shards = len(history.places)
     if stray := sorted({i for task, i in counts if tasks.get(task, -1) != i % num_shards}):
         found.append(f"{listed(stray)} delivered by a task that has not their shard")
-    if lost := sorted(set(range(elements)) - {i for _, i in counts}):
+    lost = sorted(set(range(elements)) - {i for _, i in counts})
+    if lost and whole:
         found.append(f"{listed(lost)} lost")
     return found

@@ -5,6 +5,7 @@ The plan is reproducible; a run is not, because real processes interleave differ
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Mapping
 
@@ -29,10 +30,25 @@ WEIGHTS: dict[str, dict[str, int]] = {
     "storage": {"empty": 1},
     "crowd": {"start": 2},
 }
-"""The relative frequency of each action, by role. cluster.py explains the actions."""
+"""The relative frequency of each action, by role. faults.py explains the actions."""
+
+PARTITIONS: dict[str, dict[str, int]] = {
+    "dispatcher": {"isolate": 2, "deafen": 1},
+    "worker": {"isolate": 2, "deafen": 1},
+    "trainer": {"isolate": 1, "deafen": 1},
+    "claimer": {"isolate": 1},
+    "redis": {"isolate": 1, "deafen": 1},
+    "network": {"split": 2, "sever": 2},
+}
+"""The same of partitions, where each member has a host of its own."""
 
 LASTING = {"pause", "stall", "mute", "silence", "empty"}
 LASTS_S = (0.3, 3.0)  # less than any failure detector's timeout
+PARTED = {"isolate", "deafen", "split", "sever"}
+PARTED_S = (1.0, 30.0)  # some longer than the timeouts; as many below 5.5 s as above
+
+Sides = tuple[tuple[str, ...], tuple[str, ...]]
+"""Two groups of hosts, by their names, that cannot reach each other."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -43,10 +59,17 @@ class Fault(msgspec.Struct, frozen=True):
     number: int
     action: str
     lasts_s: float = 0.0
+    sides: Sides = ((), ())  # of a partition
 
     @property
     def kind(self) -> str:
         return f"{self.action} {self.role}"
+
+
+def host_names(members: Mapping[str, int]) -> list[str]:
+    """The hosts of these members: each process has one."""
+    counts = {role: n for role, n in members.items() if role not in ("storage", "network")}
+    return [f"{role}{number}" for role, n in counts.items() for number in range(n)]
 
 
 def make_plan(
@@ -58,22 +81,46 @@ def make_plan(
 ) -> list[Fault]:
     """Faults at random instants, `every_s` apart on average, for `duration_s`.
 
-    `members` is the number of members of each role, `only` the kinds to choose from, such as "kill
-    worker" (none: all). Raises InvalidArgument for a kind that this cluster does not have.
+    `members` is the number of members of each role; with a "network", there are partitions. `only`
+    are the kinds to choose from, such as "kill worker" (none: all). Raises InvalidArgument for a
+    kind that this cluster does not have.
     """
     chance = random.Random(seed)
-    kinds = [(role, action) for role in WEIGHTS if members.get(role) for action in WEIGHTS[role]]
+    weight = {
+        (role, action): frequency
+        for weights in (WEIGHTS, PARTITIONS if members.get("network") else {})
+        for role, actions in weights.items()
+        if members.get(role)
+        for action, frequency in actions.items()
+    }
+    kinds = list(weight)
     if wrong := set(only) - {f"{action} {role}" for role, action in kinds}:
         known = ", ".join(f"{action} {role}" for role, action in kinds)
         raise InvalidArgument(f"no fault is called {wrong.pop()!r} here; there are: {known}")
     kinds = [kind for kind in kinds if not only or f"{kind[1]} {kind[0]}" in only]
-    weights = [WEIGHTS[role][action] for role, action in kinds]
+    weights = [weight[kind] for kind in kinds]
     plan = []
     at_s = chance.expovariate(1 / every_s)
     while at_s < duration_s:
         role, action = chance.choices(kinds, weights)[0]
         lasts_s = round(chance.uniform(*LASTS_S), 2) if action in LASTING else 0.0
         number = chance.randrange(members[role])
-        plan.append(Fault(round(at_s, 3), role, number, action, lasts_s))
+        sides: Sides = ((), ())
+        if action in PARTED:
+            shortest, longest = map(math.log, PARTED_S)
+            lasts_s = round(math.exp(chance.uniform(shortest, longest)), 2)
+            sides = _sides(chance, action, f"{role}{number}", host_names(members))
+        plan.append(Fault(round(at_s, 3), role, number, action, lasts_s, sides))
         at_s += chance.expovariate(1 / every_s)
     return plan
+
+
+def _sides(chance: random.Random, action: str, host: str, hosts: list[str]) -> Sides:
+    """The sides of a partition. Nobody is on the third side of a split; see faults.py."""
+    if action in ("isolate", "deafen"):
+        return (host,), tuple(other for other in hosts if other != host)
+    while True:
+        side_of = {name: chance.randrange(2 if action == "split" else 3) for name in hosts}
+        one, other = (tuple(n for n in hosts if side_of[n] == side) for side in (0, 1))
+        if one and other:
+            return one, other

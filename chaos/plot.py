@@ -10,7 +10,7 @@ from .report import ChaosReport
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",
            "claimer": "tab:olive", "redis": "tab:purple", "storage": "tab:brown",
-           "crowd": "tab:orange"}  # fmt: skip
+           "crowd": "tab:orange", "network": "tab:cyan"}  # fmt: skip
 LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-.", "start": "-"}
 CONNECTIONS: Any = ":"  # faults of connections
 

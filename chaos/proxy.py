@@ -13,6 +13,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .hosts import LOOPBACK, Host
+
 CALL_TIMEOUT_S = 10.0
 CHUNK_BYTES = 64 << 10
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
@@ -70,10 +72,11 @@ class _ConnectionLimit:
 
 
 class _Proxy:
-    """One listening port, and the connections that came through it."""
+    """One listening port, and the connections that came through it to a port of the same host."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, host: Host) -> None:
         self._target_port = target_port
+        self._host = host
         self._connections: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
@@ -85,7 +88,9 @@ class _Proxy:
         self._limited = 0  # connections
 
     async def listen(self) -> int:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        listening = self._host.socket()
+        listening.bind((self._host.address, 0))
+        self._server = await asyncio.start_server(self._accept, sock=listening)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -145,7 +150,7 @@ class _Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            target = await asyncio.open_connection("127.0.0.1", self._target_port)
+            target = await self._connect()
         except OSError:  # nobody listens there now
             _reset(writer)
             return
@@ -165,6 +170,17 @@ class _Proxy:
             self._connections.discard(ends)
             for end in ends:
                 _reset(end)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection = self._host.socket()
+        connection.setblocking(False)
+        address = ("127.0.0.1", self._target_port)
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, address)
+            return await asyncio.open_connection(sock=connection)
+        except OSError:
+            connection.close()
+            raise
 
     async def _pass(
         self,
@@ -193,7 +209,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class Proxies:
-    """Proxies by name, in their own thread. They listen on loopback only. Close it."""
+    """Proxies by name, in their own thread. Each listens on its host only. Close it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -203,9 +219,11 @@ class Proxies:
         )
         self._thread.start()
 
-    def add(self, name: str, target_port: int) -> int:
-        """Add a proxy to a port of this machine; return the proxy's port. Connects only on use."""
-        proxy = self._proxies[name] = _Proxy(target_port)
+    def add(self, name: str, target_port: int, host: Host = LOOPBACK) -> int:
+        """Add a proxy to a loopback port of the host; return the proxy's port. Connects only on
+        use.
+        """
+        proxy = self._proxies[name] = _Proxy(target_port, host)
         port: int = self._call(proxy.listen())
         return port
 

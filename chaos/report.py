@@ -22,6 +22,7 @@ from .function import SPLIT_ELEMENTS
 from .history import History, read_history
 from .modes import EACH, MODES
 from .modes_audit import check_modes, check_saved
+from .partitions import Partition, given_up
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
 
@@ -42,6 +43,8 @@ class ChaosReport(msgspec.Struct):
     hits: list[Hit]
     faults: dict[str, int]  # by kind
     missed: int  # faults that hit no process
+    partitions: list[Partition]  # in seconds after the faults' beginning
+    given_up: list[str]  # processes that failed because they were cut off, and given up
     ended_by_themselves: list[str]  # processes, with the end of their logs
     verdict: Verdict  # of the trainers, and all broken promises
     claims: Verdict  # of the trainers that read at least once
@@ -74,8 +77,12 @@ def judge(
         )
     finally:
         storage.close()
-    records, lives = cluster.records(), cluster.lives
+    records, lives, partitions = cluster.records(), cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
+    consumers = cluster.consumers()
+    failed = (life for life in lives.values() if life.code and life.killed_s is None)
+    hosts = {life.name: life.host for life in failed}
+    cut_off = given_up(history, consumers, hosts, partitions, wall_s)
     verdict = check(
         history,
         JOB,
@@ -85,6 +92,8 @@ def judge(
         passes=PASSES,
         lost_with_a_trainer=LOST_WITH_A_TRAINER,
         wall_s=wall_s,
+        partitions=partitions,
+        given_up=cut_off,
     )
     claims = check_claims(history, cluster.records("claimer"), elements=options.elements)
     crowds = {
@@ -95,16 +104,21 @@ def judge(
             elements=CROWD_ELEMENTS,
             of_a_split={job_of(name, READERS): SPLIT_ELEMENTS},
             wall_s=wall_s,
+            partitions=partitions,
+            given_up=name in cut_off,
         )
         for name, readers in cluster.crowds().items()
     }
     modes = {
-        name: check_modes(history, name, readers, lives, elements=CROWD_ELEMENTS)
+        name: check_modes(
+            history, name, readers, lives,
+            elements=CROWD_ELEMENTS, partitions=partitions, given_up=name in cut_off,
+        )
         for name, readers in cluster.modes().items()
-    }
+    }  # fmt: skip
     try:
         saved = cluster.saved()
-        saves = {name: check_saved(name, saved.get(name)) for name in modes}
+        saves = {name: check_saved(name, saved.get(name), name in cut_off) for name in modes}
     except ValueError as error:
         saves = {"all": Verdict([str(error)])}
     found = [claims, *crowds.values(), *modes.values(), *saves.values()]
@@ -124,6 +138,13 @@ def judge(
         hits=[Hit(round(d.at_s - began_s, 2), kind, d.name or "") for kind, d in done],
         faults=dict(sorted(Counter(kind for kind, _ in done).items())),
         missed=len(kinds) - len(done),
+        given_up=sorted(cut_off),
+        partitions=[
+            Partition(
+                p.sides, round(p.since_s - began_s, 2), round(p.until_s - began_s, 2), p.one_way
+            )
+            for p in partitions
+        ],
         ended_by_themselves=[
             f"{life.name}: {life.last_words}" for life in lives.values() if life.ended_by_itself
         ],
@@ -179,11 +200,14 @@ def render(report: ChaosReport) -> Any:
     found = Table(show_header=False, title=f"forebay chaos, seed {options.seed}",
                   title_justify="left")  # fmt: skip
     cluster = f"{options.dispatchers} dispatchers, {options.workers} workers, "
-    found.add_row("cluster", f"{cluster}{options.trainers} trainers on {options.storage}")
+    apart = ", each on a host of its own" if options.hosts else ""
+    found.add_row("cluster", f"{cluster}{options.trainers} trainers on {options.storage}{apart}")
     found.add_row(
         "faults",
         f"{len(report.hits)} in {report.faults_s:.0f} s; {report.missed} more found nobody",
     )
+    if report.given_up:
+        found.add_row("cut off, and given up", ", ".join(report.given_up))
     found.add_row("ended by themselves", "\n".join(report.ended_by_themselves) or "none")
     found.add_row("epochs", f"{verdict.epochs} of {PASSES} × {options.elements} elements")
     found.add_row("delivered", str(verdict.delivered))

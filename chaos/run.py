@@ -23,6 +23,11 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
     Leaves no process behind. Raises ForebayError if the cluster cannot be started, and
     StorageError if its journal cannot be read at the end.
     """
+    if options.hosts and "://" in options.storage and not options.storage.startswith("file:"):
+        raise InvalidArgument(
+            f"--hosts with --storage {options.storage}: the hosts of a run reach only each other; "
+            "use --storage redis, which starts a Redis for the run, or files"
+        )
     _require_empty(options.storage)
     plan = make_plan(
         options.seed, options.duration_s, options.kill_every_s, options.members, options.only

@@ -46,6 +46,10 @@ def chaos(
         1000, min=1, help="Elements in each of an epoch's 4 passes; two workers make 500 a second.",
         envvar="FOREBAY_ELEMENTS",
     ),
+    hosts: bool = typer.Option(
+        False, help="Give each process a host of its own (a network namespace of Linux), and cut "
+        "hosts off from each other, too.", envvar="FOREBAY_HOSTS",
+    ),
     only: list[str] = ONLY,
     out: str = typer.Option(
         "", help="Keep logs, records and journal in this directory, which must not exist.",
@@ -65,6 +69,10 @@ def chaos(
     interleave: the same seed may find something at one time and not at another.
     """
     require_tools("chaos", "chaos")
+    if hosts:  # before there are threads
+        from ...chaos.hosts import enter_private_network
+
+        enter_private_network()
     from rich.console import Console
 
     from ...chaos.cluster import Options
@@ -84,6 +92,7 @@ def chaos(
         trainers=trainers,
         elements=elements,
         only=tuple(only),
+        hosts=hosts,
     )
     directory, keep = _make_directory(out), True
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C

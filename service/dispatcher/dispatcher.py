@@ -17,7 +17,7 @@ from ..core import commands as c
 from ..core.state import Consumer, State
 from ..errors import NotFound, Unavailable
 from .decider import Decider
-from .failure_detector import FailureDetector
+from .failure_detector import SILENT, FailureDetector
 from .garbage_collector import GarbageCollector
 from .graphs import Graphs
 from .growing_sources import GrowingSources
@@ -117,7 +117,13 @@ class Dispatcher(Decider):
         """Raises NotFound, with the reason why the consumer is gone."""
         consumer = self.state.consumers.get(consumer_id)
         if consumer is None:
-            why = self._left.get(consumer_id) or (
+            why = self._left.get(consumer_id)
+            if why == SILENT:
+                why += (
+                    f" for {self.options.client_timeout_ms} ms (--client-timeout-ms): its process "
+                    "was stopped, or cut off from the dispatcher; read the dataset again"
+                )
+            why = why or (
                 "it left, or was given up after too long a silence, or its dataset was removed by "
                 "force, or it belongs to another dispatcher, or this one lost its state (it was in "
                 "memory, or was repaired); read the dataset again"

@@ -24,6 +24,7 @@ from forebay.chaos.audit import (
 )
 from forebay.chaos.history import read_history
 from forebay.chaos.members import Life
+from forebay.chaos.partitions import Partition
 from forebay.chaos.records import Got, Joined, Left, ReadToEnd, Record, Started
 from forebay.journal.proto import events_pb2 as ev
 
@@ -46,6 +47,7 @@ class Run:
             name: Life(name, name[:-3], int(name[-3]), 0.0, ended_s=100.0, code=0)
             for name in ("worker0.1", "worker1.1", "trainer0.1", "trainer1.1")
         }
+        self.partitions: list[Partition] = []
         self.lease_ids = itertools.count(100)
         self.term = 0
         self.elect(1)
@@ -96,6 +98,7 @@ class Run:
             elements=ELEMENTS,
             passes=self.passes,
             lost_with_a_trainer=HELD,
+            partitions=self.partitions,
         )
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.chaos.plan import LASTS_S, WEIGHTS, make_plan
+from forebay.chaos.plan import (
+    LASTS_S,
+    PARTED,
+    PARTED_S,
+    PARTITIONS,
+    WEIGHTS,
+    host_names,
+    make_plan,
+)
 from forebay.service.errors import InvalidArgument
 
 MEMBERS = {
@@ -50,3 +58,23 @@ def test_only_some_kinds() -> None:
         make_plan(7, 600, 2, MEMBERS, ["kill time"])
     with pytest.raises(InvalidArgument, match="'kill redis'"):
         make_plan(7, 600, 2, {"worker": 1}, ["kill redis"])
+
+
+def test_partitions() -> None:
+    """Where members have hosts: one is cut off from all others, or one group from another."""
+    members = MEMBERS | {"network": 1}
+    plan = [fault for fault in make_plan(7, 6000, 2, members) if fault.action in PARTED]
+    assert {(f.role, f.action) for f in plan} == {
+        (role, action) for role, actions in PARTITIONS.items() for action in actions
+    }
+    hosts = set(host_names(members))
+    assert "crowd0" in hosts and not hosts & {"storage0", "network0"}
+    for fault in plan:
+        one, other = map(set, fault.sides)
+        assert one and other and not one & other and one | other <= hosts
+        assert PARTED_S[0] <= fault.lasts_s <= PARTED_S[1]
+        if fault.action in ("isolate", "deafen"):
+            assert one == {f"{fault.role}{fault.number}"}
+        assert fault.action == "sever" or one | other == hosts
+    assert any(len(hosts.difference(*fault.sides)) > 3 for fault in plan)
+    assert min(f.lasts_s for f in plan) < 2 and max(f.lasts_s for f in plan) > 25

@@ -77,7 +77,8 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
         await face.close()
 
     async def led_by_another(dispatcher: Dispatcher) -> None:
-        with pytest.raises(NotFound, match=f"{left[0]} not found: no sign of life"):
+        why = f"{left[0]} not found: no sign of life for .* ms .* read the dataset again"
+        with pytest.raises(NotFound, match=why):
             dispatcher.find_consumer(left[0])
 
     storage = MemoryStorage()

@@ -1,4 +1,4 @@
-"""A worker on another host: two network namespaces, and a cable between them.
+"""Workers on other hosts: network namespaces, as those of `forebay chaos --hosts`.
 
 Run as a program, this file is what happens in the first of them.
 """
@@ -13,24 +13,21 @@ from typing import Any
 
 import pytest
 
+from forebay.chaos.hosts import OWN_ADDRESS, Host, Network
+
 from ..forks import Fork
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HERE, THERE = "192.0.2.1", ("192.0.2.2", "192.0.2.3")
+WORKERS = ("worker0", "worker1")
 
 WORKER = """
-import ctypes, os, runpy, subprocess, sys
-here, there, device, *sys.argv[1:] = sys.argv[1:]
-CLONE_NEWNET = 0x40000000
-assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, ctypes.get_errno()
-print("moved", flush=True)
-sys.stdin.read()
-for command in ("link set lo up", f"addr add {there} peer {here} dev {device}",
-                f"link set {device} up"):
-    subprocess.run(["ip", *command.split()], check=True)
-runpy.run_module("forebay.service.cli", run_name="__main__", alter_sys=True)
+import os, runpy, sys
+from forebay.chaos.hosts import Host
+namespace, *sys.argv[1:] = sys.argv[1:]
+with Host(namespace=os.open(namespace, os.O_RDONLY)).inside():
+    runpy.run_module("forebay.service.cli", run_name="__main__", alter_sys=True)
 """
 
 TRAINER = """
@@ -139,37 +136,27 @@ def require_namespaces() -> None:
     )
 
 
-def ip(command: str) -> None:
-    subprocess.run(["ip", *command.split()], check=True)
-
-
 class WorkerThere:
-    """In a namespace of its own, at the other end of a cable."""
+    """A worker on a host of its own."""
 
-    def __init__(self, number: int, dispatcher: str) -> None:
-        here, there = f"here{number}", f"there{number}"
-        ip(f"link add {here} type veth peer name {there}")
-        ip(f"addr add {HERE} peer {THERE[number]} dev {here}")
-        ip(f"link set {here} up")
-        options = ["--dispatcher", dispatcher, "--host", THERE[number], "--processes=1"]
+    def __init__(self, host: Host, dispatcher: str) -> None:
+        self.host = host
+        options = ["--dispatcher", dispatcher, "--host", host.address, "--processes=1"]
         options += ["--allow-python", "--drain-timeout-ms=80000"]
-        self.process = Fork(["-c", WORKER, HERE, THERE[number], there, "worker", *options])
-        assert self.process.line() == "moved"
-        ip(f"link set {there} netns {self.process.pid}")
-        self.process.close_input()
+        namespace = f"/proc/{os.getpid()}/fd/{host.namespace}"
+        self.process = Fork(["-c", WORKER, namespace, "worker", *options])
 
-    def wait_until_registered(self, number: int) -> None:
-        assert self.process.line().startswith(f"{THERE[number]}:")
+    def wait_until_registered(self) -> None:
+        assert self.process.line().startswith(f"{self.host.address}:")
 
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
-    ip("link set lo up")
-    ip(f"addr add {HERE} dev lo")
-    with DispatcherProcess("memory:", host=HERE) as dispatcher:
-        workers = [WorkerThere(number, dispatcher.address) for number in range(len(THERE))]
-        for number, worker in enumerate(workers):
-            worker.wait_until_registered(number)
+    network = Network(WORKERS)
+    with DispatcherProcess("memory:", host=OWN_ADDRESS) as dispatcher:
+        workers = [WorkerThere(network.hosts[name], dispatcher.address) for name in WORKERS]
+        for worker in workers:
+            worker.wait_until_registered()
         trainer = Fork(["-c", TRAINER, dispatcher.target, str(folder)])
         assert trainer.line() == "drains"
         workers[1].process.terminate()
@@ -181,6 +168,7 @@ def main() -> None:
         print(trainer.line(), flush=True)
         trainer.finish(60)
         workers[0].process.kill()
+    network.close()
 
 
 def is_draining(dispatcher: DispatcherProcess) -> bool:
