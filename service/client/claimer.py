@@ -191,12 +191,13 @@ class Claimer:
     # What follows is called with `_changed` held.
 
     def _look_at_block(self) -> None:
-        """Move the cursor of the block that the trainer has, as far as it was given."""
+        """Move the cursor of the block that the trainer has up to the element that it works on: if it
+        is killed meanwhile, that one comes again."""
         if self._given is None or self._taker is None or self._taker.begun != self._blocks:
             return
         given, left = self._given, self._taker.left()
         if self._taker.begun == self._blocks:
-            self._cursors[given.place] = max(given.start, given.end - left)
+            self._cursors[given.place] = max(given.start, given.end - left - 1)
 
     def _wants(self) -> bool:
         """Whether it is time to claim more, or to say that all is done."""

@@ -237,7 +237,7 @@ def test_reports_have_the_cursor_within_a_block(claiming: list[Claiming]) -> Non
     assert reported(start), "the trainer's iterator has not begun the block"
     reading.taker.left = lambda: 5
     reading.taker.begun = blocks + 1
-    assert reported(start + 11)
+    assert reported(start + 10), "the trainer works on the next one"
 
 
 @pytest.mark.parametrize(("looks", "asks_another"), [([60.0], False), ([0.0, *range(1, 12)], True)])
