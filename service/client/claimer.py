@@ -191,8 +191,8 @@ class Claimer:
     # What follows is called with `_changed` held.
 
     def _look_at_block(self) -> None:
-        """Move the cursor of the trainer's block up to the element that it works on. If it is killed
-        meanwhile, that one comes again."""
+        """Move the cursor of the trainer's block up to the element that it works on. If the trainer
+        is killed meanwhile, that one comes again."""
         if self._given is None or self._taker is None or self._taker.begun != self._blocks:
             return
         given, left = self._given, self._taker.left()
