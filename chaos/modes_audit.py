@@ -32,6 +32,12 @@ Readers = Sequence[Iterable[Record]]
 LINGERS_S = 15.0
 """After this time the dispatcher has removed a consumer that left without a message."""
 
+NEEDED = [
+    *(("crowd", "worker"), ("crowd", "dispatcher"), ("worker", "dispatcher")),
+    *(("dispatcher", "dispatcher"), ("dispatcher", "redis")),
+]
+"""Between which hosts a partition may end a coordinated read early."""
+
 
 @dataclass
 class ReaderVisit:
@@ -136,7 +142,8 @@ def _check_rounds(
         since_s = min(visit.joined_s for visit in together) - LINGERS_S
         until_s = max(visit.until_s for visit in together)
         hit = _was_hit(lives, since_s, until_s) or any(
-            p.since_s <= until_s and since_s <= p.until_s for p in partitions
+            p.since_s <= until_s and since_s <= p.until_s and any(p.cuts(*ends) for ends in NEEDED)
+            for p in partitions
         )
         if not all(visit.ended for visit in together) and not hit:
             found.append(f"attempt {attempt} ended early, and nobody was hit")

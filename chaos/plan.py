@@ -48,7 +48,7 @@ PARTED = {"isolate", "deafen", "split", "sever"}
 PARTED_S = (1.0, 30.0)  # some longer than the timeouts; as many below 5.5 s as above
 
 Sides = tuple[tuple[str, ...], tuple[str, ...]]
-"""Two groups of hosts, by their names, that cannot reach each other."""
+"""Two groups of hosts, by their names: nothing passes between them, or only in one direction."""
 
 
 class Fault(msgspec.Struct, frozen=True):

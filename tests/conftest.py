@@ -63,18 +63,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)  # inside of those that warn of exceptions
+@pytest.hookimpl(wrapper=True, trylast=True)  # before hooks that make a warning of it
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Reports a failure, where Python says instead that it can't parse the test's source.
 
     CPython 3.11 raises SystemError, "AST constructor recursion depth mismatch", where two threads
-    parse at once (gh-106905). That would end pytest itself, and not just one test.
+    parse at once (gh-106905). That would end pytest itself, and not just one test. To be deleted
+    once 3.12 is the least version.
     """
     try:
         return (yield)
-    except SystemError:
+    except SystemError as error:
+        if "AST constructor" not in str(error):
+            raise
         return pytest.TestReport.from_item_and_call(item, call)
 
 

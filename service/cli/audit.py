@@ -157,6 +157,7 @@ def _unordered(state: Any, history: Any) -> dict[str, Any]:
 def _claimed(history: Any) -> dict[str, Any]:
     """Of a job that is read at least once: who claimed what, what returned, and what may have come
     again."""
+    from ..core.checks import describe_differing
     from ..core.consumers import GOODBYE
     from ..order import permuted
 
@@ -213,6 +214,8 @@ def _claimed(history: Any) -> dict[str, Any]:
         if again
         else "no element came twice"
     )
+    if differing := describe_differing(job):
+        promise += f"; {differing}"
     return {
         "dataset_id": job.dataset_id,
         "delivery": "at_least_once",

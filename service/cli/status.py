@@ -120,6 +120,7 @@ def render(summary: dict[str, Any]) -> Any:
                     ),
                 )
     parts: list[Any] = [head, workers, jobs]
+    parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
     skips = Table(
         "job", "epoch", "split", "worker", "why", title="skipped splits", title_justify="left"
     )

@@ -49,7 +49,7 @@ class Heartbeats:
         self._consumer_id = consumer_id
         self._joined = news
         self._told = ""  # the last logged reason why no worker has a task
-        self._differing = ""  # the last logged bundles that had other elements when run again
+        self._has_warned = False  # of what the reader of bundles should know
         self._answered_s = time.monotonic()
         self._report = report
         self._hear = hear
@@ -124,9 +124,9 @@ class Heartbeats:
         if news.no_task != self._told:
             self._told = news.no_task
             log.warning("%s", self._told or "a worker that can run the dataset has come")
-        if news.differing != self._differing:
-            self._differing = news.differing
-            log.warning("%s", self._differing)
+        if news.warning and not self._has_warned:
+            self._has_warned = True
+            log.warning("%s", news.warning)
 
     def _fill_in(self, request: pb.ConsumerHeartbeatRequest) -> None:
         with self._lock:

@@ -97,7 +97,9 @@ def find_consumer(state: State, consumer_id: int) -> Consumer:
     """Raises NotFound."""
     consumer = state.consumers.get(consumer_id)
     if consumer is None:
-        raise NotFound(f"Consumer id {consumer_id} not found: it left, or was given up")
+        raise NotFound(
+            f"Consumer id {consumer_id} not found: it left, or was given up; read the dataset again"
+        )
     return consumer
 
 

@@ -7,13 +7,16 @@ have its own elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from .base import Command, Decide, Decision, EventKind, Events
 from .state import Job, State
 
 MAX_CHECKSUMS = 1 << 17
-"""How many checksums of a job are kept, and up to twice as many: those of the latest epochs."""
+"""How many checksums of a job are kept at least: those that were reported last. At most twice as
+many."""
 
 MAX_DIFFERING = 100
 """How many differing bundles of a job are kept: the first ones that were found."""
@@ -39,6 +42,11 @@ def _check_bundles(state: State, command: CheckBundles) -> Decision:
     job = state.jobs.get(command.job_id)
     if job is None or job.order is None:  # the worker is late: the job was removed
         return Decision([], [])
+    if job.order.bundles == 0 or min(command.bundles, default=0) < 0:
+        raise InvalidArgument(
+            f"checksums of bundles {command.bundles[:10]} of job {job.user_name}, which has "
+            f"{job.order.bundles} bundles in each epoch; report those that it has"
+        )
     new: dict[int, int] = {}
     differing: dict[int, None] = {}
     for bundle, checksum in zip(command.bundles, command.checksums, strict=True):
@@ -59,25 +67,25 @@ def _bundles_checked(state: State, event: ev.BundlesChecked) -> None:
     job = state.jobs[event.job_id]
     job.checksums.update(zip(event.bundles, event.checksums, strict=True))
     if len(job.checksums) > 2 * MAX_CHECKSUMS:
-        for bundle in sorted(job.checksums)[:-MAX_CHECKSUMS]:
+        for bundle in list(job.checksums)[:-MAX_CHECKSUMS]:
             del job.checksums[bundle]
     job.differing += event.differing
 
 
-def describe_differing(job: Job) -> str:
-    """Which bundles had other elements when they were run again; empty if none had."""
-    if not job.differing or job.order is None:
+def describe_differing(job: Job, bundles: Sequence[int] | None = None) -> str:
+    """Which bundles had other elements when they were run again: these, or by default all that are
+    known; empty if there are none."""
+    bundles = job.differing if bundles is None else bundles
+    if not bundles or job.order is None:
         return ""
-    listed = [
-        f"{bundle % job.order.bundles} of epoch {bundle // job.order.bundles}"
-        for bundle in job.differing[:5]
-    ]
-    more = " and others" if len(job.differing) > len(listed) else ""
+    numbers = [divmod(bundle, job.order.bundles) for bundle in bundles[:5]]
+    listed = ", ".join(f"{bundle} of epoch {epoch}" for epoch, bundle in numbers)
+    more = " and others" if len(bundles) > len(numbers) else ""
     return (
-        f"bundles {', '.join(listed)}{more} of job {job.user_name} had other elements "
-        "when they were run again, so the pipeline does not give the same each time (clocks, "
-        "unseeded functions in Python, arithmetic that differs by machine): after a restart, or a "
-        "worker's death, its consumers may be given other elements than before"
+        f"bundles of job {job.user_name} had other elements when they were run again: {listed}"
+        f"{more}. After a restart, or a worker's death, its consumers may get other elements than "
+        "before: remove clocks from the pipeline, and give what draws in Python a seed from the "
+        "split (or machines differ in arithmetic)"
     )
 
 

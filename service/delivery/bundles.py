@@ -210,7 +210,7 @@ class BundleRun:
         known = bundle.at_least if bundle.length is None else bundle.length
         bundle.failed = TaskFailed(
             "FAILED_PRECONDITION",
-            f"a bundle had {known} elements when it was run first, and {now} "
+            f"bundle {bundle.number} had {known} elements when it was run first, and {now} "
             "now: the pipeline is not deterministic, so its elements have no names; give its "
             "random operations seeds, or read it without ordered=True and delivery",
         )
@@ -253,7 +253,7 @@ class _BundleState:
 
 
 class BundlesOutput(TaskOutput):
-    """The bundles of a task of an ordered read, from any number of producers."""
+    """The bundles of a task, from any number of producers."""
 
     def __init__(
         self,

@@ -354,7 +354,7 @@ class ForebayFace:
             tasks=[self._task_info(tasks[task_id]) for task_id in iteration.tasks],
             removed=iteration.removed,
             no_task=why_no_task(self._dispatcher.state, iteration),
-            differing=describe_differing(self._dispatcher.state.jobs[iteration.job_id]),
+            warning=describe_differing(self._dispatcher.state.jobs[iteration.job_id]),
         )
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
@@ -387,8 +387,6 @@ class ForebayFace:
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher = self._dispatcher
         dispatcher.user_metrics.told(request.known, request.metrics)
-        for checked in request.checked:
-            await self._check_bundles(checked)
         registration = c.RegisterWorker(
             address=request.address,
             uid=request.uid,
@@ -403,6 +401,8 @@ class ForebayFace:
             response.version = news.version
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
+            for checked in request.checked:
+                await self._check_bundles(checked)
         return response
 
     async def _check_bundles(self, checked: pb.BundleChecksums) -> None:
@@ -414,7 +414,8 @@ class ForebayFace:
             )
         )
         if differing:
-            log.warning("%s", describe_differing(self._dispatcher.state.jobs[checked.job_id]))
+            job = self._dispatcher.state.jobs[checked.job_id]
+            log.warning("%s", describe_differing(job, differing))
 
     def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
         state = self._dispatcher.state

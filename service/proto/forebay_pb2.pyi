@@ -265,7 +265,7 @@ class HeldTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., lost: _Optional[int] = ..., round: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ConsumerHeartbeatResponse(_message.Message):
-    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task", "differing")
+    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task", "warning")
     class RemovedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -280,7 +280,7 @@ class ConsumerHeartbeatResponse(_message.Message):
     BLOCK_ROUND_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     NO_TASK_FIELD_NUMBER: _ClassVar[int]
-    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
     finished: bool
@@ -288,8 +288,8 @@ class ConsumerHeartbeatResponse(_message.Message):
     block_round: int
     removed: _containers.ScalarMap[int, int]
     no_task: str
-    differing: str
-    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ..., differing: _Optional[str] = ...) -> None: ...
+    warning: str
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
     __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock", "starting_round", "lost")

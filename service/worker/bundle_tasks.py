@@ -18,6 +18,7 @@ from ..delivery import BundleRun, BundlesOutput, OutputCancelled, TaskFailed
 from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines import Pipeline, Run, SplitRange
 from ..proto import forebay_pb2 as pb
+from .bundle_checksums import BundleChecksums
 from .observer import Observer, Undelivered
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
 from .task_states import Ended, HandedOut, Instruction
@@ -28,41 +29,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How long the task's thread waits at a time for a bundle to run."""
 
-MAX_CHECKSUMS = 10_000
-"""Of one job, in one heartbeat."""
-
 MAX_RUNS = 1 << 17
 """Bounds a task's threads. Each run of a bundle that is being read has one: most of them wait for
 their readers, and an order may interleave tens of thousands of bundles (`cycle_length`)."""
-
-
-class BundleChecksums:
-    """The checksums of bundles that were run, until the worker has told the dispatcher."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[int, dict[int, int]] = {}  # by job, and number of the bundle
-
-    def add(self, job_id: int, bundle: int, checksum: int) -> None:
-        with self._lock:
-            self._found.setdefault(job_id, {})[bundle] = checksum
-
-    def take(self) -> list[pb.BundleChecksums]:
-        """At most MAX_CHECKSUMS of each job, which are then forgotten here."""
-        with self._lock:
-            found, self._found = self._found, {}
-            for job_id, checksums in found.items():
-                if len(checksums) > MAX_CHECKSUMS:
-                    rest = list(checksums.items())[MAX_CHECKSUMS:]
-                    self._found[job_id] = dict(rest)
-        return [
-            pb.BundleChecksums(
-                job_id=job_id,
-                bundles=list(checksums)[:MAX_CHECKSUMS],
-                checksums=list(checksums.values())[:MAX_CHECKSUMS],
-            )
-            for job_id, checksums in found.items()
-        ]
 
 
 class BundleTask:
@@ -85,7 +54,8 @@ class BundleTask:
         observer: Observer,
         report: Callable[[BundleTask, HandedOut | Ended], list[Instruction]],
         datasets: Datasets | None = None,
-        checksums: BundleChecksums | None = None,
+        *,
+        checksums: BundleChecksums,
     ) -> None:
         """The arguments are as of TaskRunner; `checksums` collects those of its bundles."""
         self.task = task
@@ -94,7 +64,7 @@ class BundleTask:
         self._starting = starting
         self._observer = observer
         self._report = report
-        self._checksums = BundleChecksums() if checksums is None else checksums
+        self._checksums = checksums
         self._splits = 0
         self._live: set[Run] = set()  # of bundles
         self._lock = threading.Lock()  # guards `_live`

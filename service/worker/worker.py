@@ -41,7 +41,8 @@ from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
 from . import not_a_dispatcher
-from .bundle_tasks import BundleChecksums, BundleTask
+from .bundle_checksums import BundleChecksums
+from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
@@ -232,7 +233,7 @@ class Worker:
             bundles = BundlesOutput(budget=self.idle.budget)
             return BundleTask(
                 task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
-                self.tasks.report, self._datasets, self._checksums,
+                self.tasks.report, self._datasets, checksums=self._checksums,
             )  # fmt: skip
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
@@ -292,15 +293,20 @@ class Worker:
         return [metrics for metrics in found if metrics is not None]
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
-        request = pb.WorkerHeartbeatRequest(metrics=self._metrics(), checked=self._checksums.take())
+        checked = self._checksums.take()
+        request = pb.WorkerHeartbeatRequest(metrics=self._metrics(), checked=checked)
         request.MergeFrom(self._registration)
-        return self._beats.call(
-            request,
-            pb.WorkerHeartbeatResponse,
-            timeout_s=self._registration.wait_ms / 1000 + 5,
-            patience_s=patience_s,
-            closed=self._stopping,
-        )
+        try:
+            return self._beats.call(
+                request,
+                pb.WorkerHeartbeatResponse,
+                timeout_s=self._registration.wait_ms / 1000 + 5,
+                patience_s=patience_s,
+                closed=self._stopping,
+            )
+        except ForebayError:
+            self._checksums.put_back(checked)
+            raise
 
     def _heartbeat(self) -> None:
         while not self._stopping.is_set():
@@ -318,6 +324,8 @@ class Worker:
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""
         self._dispatcher.learn(response.journal)
+        if response.journal.journal_id != self.journal_id:
+            self._checksums.forget()
         self.tasks.handle(JournalSeen(response.journal.journal_id))
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}

@@ -19,7 +19,7 @@ from forebay.chaos.hosts import REMEDY, Network, enter_private_network
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHAOS = (sys.executable, "-m", "forebay.service.cli", "chaos", "--hosts")
-ONLY = (f"--only={fault}" for fault in ("isolate worker", "sever network", "kill dispatcher"))
+ONLY = tuple(f"--only={each}" for each in ("isolate worker", "sever network", "kill dispatcher"))
 TIMEOUT_S = 280
 
 

@@ -49,8 +49,10 @@ def test_a_differing_one_is_told_once() -> None:
     assert given.check({3: 5}) == [] and given.then == []
     assert given.check({8: 2}) == [8]
     assert (job.checksums, job.differing) == ({3: 7, 8: 1, 9: 2}, [3, 8])
-    assert status(given.state)["jobs"][0]["differing_bundles"] == [3, 8]
-    assert "bundles 3 of epoch 0, 3 of epoch 1 of job" in checks.describe_differing(job)
+    told = status(given.state)["jobs"][0]
+    assert told["differing_bundles"] == [(0, 3), (1, 3)]
+    assert "when they were run again: 3 of epoch 0, 3 of epoch 1." in told["warning"]
+    assert "run again: 3 of epoch 1." in checks.describe_differing(job, [8])
 
 
 def test_both_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +64,21 @@ def test_both_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         given.check(dict.fromkeys(range(first, first + 5), 1))
         assert len(job.checksums) <= 20
     assert max(job.checksums) == 99 and min(job.checksums) >= 80
+    given.check({0: 1})
+    assert 0 in job.checksums
     assert given.check(dict.fromkeys(range(95, 100), 2)) == [95, 96, 97]
     assert given.check({99: 3}) == [] and given.then == []
-    assert "and others" not in checks.describe_differing(job)
 
 
-def test_who_is_late_or_wrong() -> None:
+def test_a_warning_names_the_first_five() -> None:
+    given = Checking()
+    given.check(dict.fromkeys(range(6), 1))
+    found = given.check(dict.fromkeys(range(6), 2))
+    text = checks.describe_differing(given.job_of(given.consumer), found)
+    assert "4 of epoch 0 and others." in text and "0 of epoch 1" not in text
+
+
+def test_reports_of_other_jobs_are_ignored_and_wrong_ones_refused() -> None:
     given = Checking()
     joined = given.iteration("unordered")
     assert given.check({1: 1}, job_id=99) == [] and given.then == []
@@ -79,3 +90,5 @@ def test_who_is_late_or_wrong() -> None:
                 job_id=given.job_of(given.consumer).job_id, bundles=(1,), checksums=()
             )
         )  # fmt: skip
+    with pytest.raises(InvalidArgument, match=r"bundles \(-1,\) of job .* has 5 bundles"):
+        given.check({-1: 1})

@@ -254,7 +254,7 @@ def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
                 if len(complete) == 100:
                     return complete
         raise AssertionError(
-            f"one worker gave nothing: {len(found)} numbers, {len(complete)} twice"
+            f"of 200,000 elements only {len(complete)} numbers came from both workers"
         )
 
     one, another = of_both_workers("one"), of_both_workers("another")

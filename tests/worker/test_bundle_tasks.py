@@ -25,7 +25,8 @@ from forebay.service.delivery import (
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker.bundle_tasks import BundleChecksums, BundleTask
+from forebay.service.worker.bundle_checksums import BundleChecksums
+from forebay.service.worker.bundle_tasks import BundleTask
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended
