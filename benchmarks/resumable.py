@@ -7,7 +7,8 @@ All files stay in the page cache.
 - Forebay: TFRecord files of FILE_RECORDS records; a file is a bundle, whose records the pipeline
   shuffles. A worker and a dispatcher, which go on while the trainer is started anew, and know the
   bundles' lengths: a trainer that has read the first half has told them.
-- Grain: an ArrayRecord file; records come from a `MapDataset`, batches from an `ElasticIterator`.
+- Grain: ArrayRecord files of 4,000 records, not compressed: to read one record takes time in
+  proportion to its file. Records come from a `MapDataset`, batches from an `ElasticIterator`.
 - MosaicML Streaming: MDS shards of 64 MB on the local disk; records come from a `StreamingDataset`,
   batches from a `StreamingDataLoader`.
 

@@ -28,6 +28,7 @@ SEED = 1
 BATCH = 250
 SAVED_AT = 3 * BATCH  # records of the epoch, whose position is saved
 NUMBER_BYTES = 8  # each record begins with its number
+ARRAY_RECORDS = 4_000  # a file
 COLUMN = "record"  # the records' name in MDS
 
 
@@ -120,15 +121,22 @@ def forebay(question: Question) -> Elements:
 # -- Grain: a MapDataset, and ElasticIterator -----------------------------------------------------
 
 
+def _array_records(question: Question) -> list[str]:
+    """Files of few records: to read one takes time in proportion to its file's."""
+    count = -(-question.records // ARRAY_RECORDS)
+    return [f"{question.directory}/{number:05}.array_record" for number in range(count)]
+
+
 def write_for_grain(question: Question) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    path = str(pathlib.Path(question.directory, "records.array_record"))
-    # As Grain's documentation advises; the other formats do not compress either.
-    writer = ArrayRecordWriter(path, "group_size:1,uncompressed")
-    for one in records(question):
-        writer.write(one)
-    writer.close()
+    all_records = records(question)
+    for path in _array_records(question):
+        # As Grain's documentation advises; the other formats do not compress either.
+        writer = ArrayRecordWriter(path, "group_size:1,uncompressed")
+        for one in itertools.islice(all_records, ARRAY_RECORDS):
+            writer.write(one)
+        writer.close()
 
 
 def _as_array(one: bytes) -> Any:
@@ -140,8 +148,8 @@ def grain(question: Question) -> Elements:
     from absl import flags
 
     flags.FLAGS.mark_as_parsed()  # a program of absl's would have; Grain reads flags of its own
-    path = str(pathlib.Path(question.directory, "records.array_record"))
-    dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource([path])).shuffle(SEED)
+    source = grain.sources.ArrayRecordDataSource(_array_records(question))
+    dataset = grain.MapDataset.source(source).shuffle(SEED)
     # No threads for what is in memory already, as Grain's documentation advises.
     how = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     processes = None

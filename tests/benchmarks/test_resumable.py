@@ -38,14 +38,7 @@ def files(peers: pathlib.Path | None, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.timeout(400)  # a peer's imports may take a minute on a busy machine
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=way.name, marks=() if way.library == FOREBAY else pytest.mark.long)
-        for batched in (False, True)
-        for way in ways(batched)
-    ],
-)
+@pytest.mark.parametrize("way", [*ways(False), *ways(True)], ids=lambda way: way.name)
 def test_each_way_gives_all_records_and_goes_on_at_half(
     way: Way, files: Files, peers: pathlib.Path | None
 ) -> None:
