@@ -222,7 +222,7 @@ def streaming(question: Question) -> Elements:
 
 
 LIBRARIES: dict[str, tuple[tuple[str, ...], Callable[[Question], Elements]]] = {
-    "forebay": (("forebay.service",), forebay),
+    "forebay": (("forebay.service.client.reader",), forebay),  # forebay.service imports lazily
     "grain": (("grain", "array_record"), grain),
     "streaming": (("streaming",), streaming),
 }
