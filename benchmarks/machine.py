@@ -10,8 +10,6 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..service.errors import ForebayError
-
 TURNS = 1_000_000
 EXTRAS = {
     "tensorflow": "tensorflow-cpu",
@@ -31,6 +29,8 @@ def require(*modules: str) -> None:
     """Raise ForebayError with the package to install, unless all modules can be imported."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
+        from ..service.errors import ForebayError  # peers use this module without Forebay
+
         extras = ",".join(sorted({EXTRAS[module] for module in missing}))
         raise ForebayError(
             f"this needs {' and '.join(missing)}, not installed here: pip install "

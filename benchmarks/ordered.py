@@ -1,8 +1,10 @@
 """Row `ordered`: reads in order, and at least once, beside those that give elements at most once.
 
 Two workers read files, and one or four trainers `read` elements one by one. A split, and so a
-bundle, is a file. Then: the time to a first element deep in a long epoch, whose bundles' lengths
-are known; and how long a trainer waits when one of two workers gets kill -9.
+bundle, is a file. Then: how long a trainer waits when one of two workers gets kill -9.
+
+Row `positions`: the time to a first element deep in a long epoch, whose bundles' lengths are known;
+the size of a saved state; and the events of an epoch whose lengths nobody knew.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ MOST_WAIT_S = 3.0
 
 def ordered(setting: Setting) -> list[Finding]:
     """Only our side: tf.data service has no such reads."""
-    return [*_throughput(setting), *_resume(setting), *_dead_worker(setting)]
+    return [*_throughput(setting), *_dead_worker(setting)]
+
+
+def positions(setting: Setting) -> list[Finding]:
+    """Only our side, too."""
+    return list(_resume(setting))
 
 
 # -- throughput -----------------------------------------------------------------------------------
@@ -127,13 +134,13 @@ def _resume(setting: Setting) -> Iterator[Finding]:
         lengths = lengths_of(bundles, SPLITS_OF_BUNDLE)
         total = sum(lengths)
         teach(address, dataset_id, SPLITS_OF_BUNDLE, lengths)
-        positions = {
+        starts = {
             "position 0": 0,
             f"position {min(POSITION, total // 10):,}": min(POSITION, total // 10),
             "half": total // 2,
             "the last element": total - 1,
         }
-        found = setting.alternate(**{where: _asking(start, at) for where, at in positions.items()})
+        found = setting.alternate(**{where: _asking(start, at) for where, at in starts.items()})
         for where, seconds in found.items():
             yield _less(
                 f"first element of {total:,} in {bundles:,} bundles, from {where}", "s",
@@ -266,7 +273,7 @@ def _servers(setting: Setting) -> Iterator[tuple[str, list[Any]]]:
 
 def _less(what: str, unit: str, figures: Sequence[float], most: float) -> Result:
     return Result(
-        row="ordered",
+        row="positions",
         what=what,
         unit=unit,
         better=Better.LESS,

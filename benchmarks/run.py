@@ -31,7 +31,7 @@ from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
 from .mirrored import mirrored
-from .ordered import ordered
+from .ordered import ordered, positions
 from .preemption import preemption
 from .python import python
 from .pytorch import pytorch
@@ -39,6 +39,7 @@ from .real_files import file_row
 from .redis import redis, redis_restart
 from .restart import restart
 from .results import Costs, Curve, Feeding, Finding, Result
+from .resumable import resumable
 from .scaling import consumers, workers
 from .setting import Setting
 from .shares import shares
@@ -76,6 +77,8 @@ ROWS: dict[str, Row] = {
     "jax": jax,
     "preemption": preemption,
     "ordered": ordered,
+    "positions": positions,
+    "resumable": resumable,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

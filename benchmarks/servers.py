@@ -26,25 +26,33 @@ class Responder(ChildProcess):
     Being a context manager, it stops at the end of the context.
     """
 
-    def __init__(self, module: str, *arguments: object, exit_with_parent: bool = False) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: object,
+        exit_with_parent: bool = False,
+        python: str = sys.executable,
+        environment: Mapping[str, str] = {},
+    ) -> None:
         self._module = module
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         super().__init__(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [python, "-m", module, *map(str, arguments)],
             self._log.fileno(),
             piped=True,
             exit_with_parent=exit_with_parent,
+            environment=environment,
         )
 
-    def answer(self) -> str:
+    def answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
         """Its next line of output. Raises ForebayError, with its error output, if it ends."""
-        line = self.line(ANSWER_TIMEOUT_S)
+        line = self.line(timeout_s)
         if not line:
             code = self.wait(STOP_TIMEOUT_S)
             self._log.seek(0)
             raise ForebayError(
                 f"{self._module} did not answer and ended with exit code {code} (-9 after "
-                f"{ANSWER_TIMEOUT_S} s):\n{self._log.read()}"
+                f"{timeout_s} s):\n{self._log.read()}"
             )
         return line
 

@@ -70,6 +70,7 @@ class OrderedMode(Mode):
         self._is_stale = True  # whether there is something new to plan with
         self._refill_at = -1  # plan again when no more elements than these are asked for
         self._located = False
+        self._given = 0  # elements
         self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
 
     # -- where it begins -----------------------------------------------------------------------
@@ -109,6 +110,7 @@ class OrderedMode(Mode):
         if taken is None:
             return None
         block, positions = taken
+        self._given += block.count
         if self._ordered.add_position:
             behind = Component(self.epoch.positions_behind(positions))
             block = replace(
@@ -175,8 +177,11 @@ class OrderedMode(Mode):
         return max(1, slots * self._spec.block_length)
 
     def _window(self) -> int:
-        """How many elements may be asked for ahead of the trainer."""
+        """How many elements may be asked for ahead of the trainer. It grows with what was given: a
+        trainer gets its first elements before workers make those that are far ahead.
+        """
         window = self._portions.fit(WINDOW_BYTES) or FIRST_WINDOW
+        window = min(window, max(FIRST_WINDOW, 4 * self._given))
         return max(window, 2 * (self._ordered.batch_size or 1))
 
     def _ask_for_rounds(self, last: int) -> None:

@@ -155,6 +155,22 @@ def test_a_group_agrees_on_the_first_element_of_a_bundle() -> None:
         assert (order.runs[0], order.keep) == (24 + 4 * index, 24)
 
 
+def test_the_window_grows_with_what_the_trainer_was_given() -> None:
+    """Small elements would fit into a window of millions, which workers would make first."""
+    reading = Reading([1 << 20], cycle_length=1)
+    asked = 0
+    for _ in range(8):
+        reading.take()
+        for query in reading.queries():
+            reading.answer(query, 1 << 20, complete=True)
+        reading.take()
+        most = max(s.stop for s in reading.worker.asked.values() if s.runs)
+        assert asked < most <= 2 * ordered.FIRST_WINDOW + 8 * len(reading.got)
+        asked = most
+        reading.give()
+    assert asked > 1_000
+
+
 def test_outstanding_slices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "MAX_REQUESTS", 50)
     reading = Reading([400] * 20, cycle_length=20)
