@@ -132,6 +132,8 @@ class Claimer:
             self._changed.notify_all()
             if (given := self._given) is not None:
                 self._given = None
+                if self._taker is not None and self._taker.failed:  # in the step of one of them
+                    left = min(left + 1, given.end - given.start)
                 self._cursors[given.place] = given.end - left
                 if given.is_last and not left:
                     del self._cursors[given.place]

@@ -27,6 +27,9 @@ class Taker(Protocol):
     begun: int = 0
     """How many blocks it has begun to give; always 0 if it does not count them."""
 
+    failed: bool = False
+    """Whether the iteration is closed because the trainer's step raised an exception."""
+
     def left(self) -> int:
         """How many elements of the current block were not given."""
 

@@ -144,7 +144,7 @@ class EpochIterator(_RepeatsErrors):
         give: Callable[[Blocks, Progress], Iterator[Any]],
     ) -> None:
         """`iterate` begins the epoch, as Reader.iterate does; `give` reports to the Progress."""
-        progress = Progress(self)
+        self._progress = progress = Progress(self)
         self._blocks = iterate(progress)
         self._items = give(self._blocks, progress)
 
@@ -160,5 +160,6 @@ class EpochIterator(_RepeatsErrors):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._progress.failed = error is not None and not issubclass(error, GeneratorExit)
         self.close()

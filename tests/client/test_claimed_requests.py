@@ -55,7 +55,7 @@ class Claiming:
             open=lambda task: self.workers.get(task.worker_uid), start=lambda: None,
             close_if_idle=lambda uid: None,
         )  # fmt: skip
-        self.taker = SimpleNamespace(begun=0, left=lambda: 0)
+        self.taker = SimpleNamespace(begun=0, failed=False, left=lambda: 0)
         self.closed, self.woken = threading.Event(), threading.Event()
         claimer = Claimer(
             cast(Any, self.dispatcher), 1, fail=print, wake=self.woken.set, closed=self.closed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pathlib
 import re
@@ -104,6 +105,21 @@ class TestWithoutTrouble:
         assert sorted(got + read(cluster.target, dataset_id, job_name=name)) == EXPECTED
 
     @pytest.mark.usefixtures("small_windows")
+    @pytest.mark.parametrize("batch", [1, 7])
+    def test_the_element_of_a_step_that_raised_comes_again(
+        self, cluster: Cluster, batch: int
+    ) -> None:
+        """Wherever in a block it was; of others, none comes again."""
+        dataset_id = register(cluster, uneven_numbers(SPLITS).batch(batch))
+        how, got = {**ONCE, "job_name": new_name()}, []
+        for steps in (1, 2, 40, 3, None):
+            raised = pytest.raises(ZeroDivisionError) if steps else contextlib.nullcontext()
+            with raised, service.read(cluster.target, dataset_id, **how) as elements:
+                for step, element in enumerate(elements):
+                    assert step != steps or 1 // 0
+                    got += element.tolist()
+        assert sorted(got) == EXPECTED
+
     def test_some_leave_while_others_read(self, cluster: Cluster) -> None:
         dataset_id, name = register(cluster), new_name()
         with ThreadPoolExecutor(3) as pool:

@@ -155,6 +155,7 @@ class Taker:
 
     unused = 0
     begun = 0  # it does not count blocks
+    failed = False
 
     def left(self) -> int:
         return self.unused
