@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import sys
 import uuid
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -83,6 +84,16 @@ def pytest_runtest_makereport(
 
 # Unless --hypothesis-profile names the long one.
 hypothesis.settings.load_profile("short")
+
+
+@pytest.fixture(autouse=True)
+def no_global_seed() -> Iterator[None]:
+    """No test leaves TensorFlow's global seed behind: graphs of other tests would draw by it, and
+    so would all workers alike."""
+    yield
+    context = sys.modules.get("tensorflow.python.eager.context")
+    if context is not None and context.global_seed() is not None:
+        sys.modules["tensorflow"].random.set_seed(None)
 
 
 @pytest.fixture(scope="session")
