@@ -261,7 +261,7 @@ def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
         raise AssertionError("it has ended")
 
     one, another = of_both_workers("one"), of_both_workers("another")
-    # gRPC breaks a stock worker's connection that answers no ping in a second, and loses elements.
+    # Where gRPC breaks a connection to a stock worker, elements are lost.
     both = one.keys() & another.keys()
     assert len(both) >= 50
     assert [one[number] for number in both] == [another[number] for number in both]
