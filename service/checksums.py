@@ -11,8 +11,8 @@ import numpy as np
 from .blocks import Array, Block, Component, Strings
 
 WHOLE_BYTES = 32 << 10
-"""Of a larger component of an element, pieces are read: all of it would take longer than sending it
-to another process."""
+"""Of a larger component of an element, pieces are read: reading all of it took a third more of a
+worker's processor time (decision 219)."""
 
 PIECES, PIECE_BYTES = 16, 512
 """So many, evenly from its beginning to its end."""
