@@ -21,7 +21,7 @@ import numpy as np
 
 from ..journal.proto import events_pb2 as ev
 from ..service import ShardingPolicy, read, register_dataset
-from ..service.client.ordered import MAX_LENGTHS
+from ..service.client.bundle_lengths import MAX_LENGTHS
 from ..service.client.reader import OrderedIterator
 from ..service.errors import ForebayError
 from ..service.proto import forebay_pb2 as pb

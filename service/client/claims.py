@@ -2,7 +2,8 @@
 
 A `Claimer` (claimer.py) claims the bundles and reports how far the trainer has come. Several claims
 are read side by side: more while the trainer waits, fewer while it does not, so that a slow trainer
-holds few. Blocks are given as they come, those of the oldest claim first.
+holds few. They are no more than that each may be read in slices of a good size. Blocks are given as
+they come, those of the oldest claim first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from google.protobuf.message import Message
@@ -32,6 +34,10 @@ PACE_S = 0.25
 
 FIRST_READ, MOST_READ = 2, 64
 """How many claims are read side by side: at the beginning, and at most."""
+
+MAX_SLICES_S = 100
+"""How many slices are asked for in a second, about: each costs both sides a fraction of a
+millisecond. Each claim has two, and all claims share a window, so this bounds the claims."""
 
 WINDOW_BYTES = 32 << 20
 """How much is asked for ahead of the trainer, over all claims."""
@@ -78,6 +84,7 @@ class ClaimsMode(Mode):
         self._waited = False  # the trainer, since the pace was set
         self._paced_s = 0.0
         self._came_bytes, self._came = 0, 0
+        self._paced_came = 0  # elements that had come when the pace was set
         claimer.start(FIRST_READ)
 
     # -- what it gives -------------------------------------------------------------------------
@@ -113,6 +120,8 @@ class ClaimsMode(Mode):
         del self._read[claim.place]
         self._slices.forget(claim.place)
         self._claimer.done(claim.place)
+        for active in self._active():
+            self._ask(active)
 
     @property
     def patience_s(self) -> float:
@@ -134,12 +143,20 @@ class ClaimsMode(Mode):
     def _pace(self) -> None:
         """Read more side by side if the trainer had to wait lately, else fewer."""
         now = time.monotonic()
-        if now < self._paced_s + PACE_S:
+        if (passed_s := now - self._paced_s) < PACE_S:
             return
         if self._came:
             more = 2 * self._side_by_side if self._waited else self._side_by_side - 1
-            self._side_by_side = max(1, min(more, MOST_READ, self._in_window() // 2))
-        self._paced_s, self._waited = now, False
+            window, rate = self._in_window(), (self._came - self._paced_came) / passed_s
+            most = MAX_SLICES_S * window // (2 * max(1, int(rate)))
+            self._side_by_side = max(1, min(more, MOST_READ, window // 2, max(most, FIRST_READ)))
+        self._paced_s, self._paced_came, self._waited = now, self._came, False
+        for claim in self._active():
+            self._ask(claim)
+
+    def _active(self) -> list[_Claim]:
+        """The claims that are asked for: the oldest ones."""
+        return list(islice(self._read.values(), self._side_by_side))
 
     def _begin(self) -> None:
         """Begin to read claims."""
@@ -152,7 +169,9 @@ class ClaimsMode(Mode):
             self._ask(claim)
 
     def _ask(self, claim: _Claim) -> None:
-        """Ask for the claim's next elements, unless enough are asked for."""
+        """Ask for the claim's next elements, unless enough are asked for, or older claims are."""
+        if claim not in self._active():
+            return
         if claim.length is not None and claim.asked >= claim.length:
             return
         if 2 * (claim.asked - claim.cursor) > claim.chunk:
@@ -166,7 +185,7 @@ class ClaimsMode(Mode):
 
     def _most_in_chunk(self) -> int:
         """Elements: half of the claim's share of the window."""
-        return max(1, self._in_window() // (2 * len(self._read)))
+        return max(1, self._in_window() // (2 * min(len(self._read), self._side_by_side)))
 
     def _in_window(self) -> int:
         """How many elements WINDOW_BYTES hold, as far as that is known."""

@@ -10,7 +10,6 @@ WINDOW_BYTES are on their way or here. It gives them in *portions*, each once it
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -20,10 +19,10 @@ from google.protobuf.message import Message
 from ..blocks import Block, Component
 from ..delivery import End, Slice
 from ..delivery.orders import MAX_INDEX, MAX_SLICE_RUNS
-from ..errors import FailedPrecondition
 from ..order import Ints
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
+from .bundle_lengths import BundleLengths
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
 from .modes import Mode
@@ -43,9 +42,6 @@ MAX_REQUESTS = 2000
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
 
-MAX_LENGTHS = 10_000
-"""Of bundles, in one heartbeat."""
-
 
 class OrderedMode(Mode):
     """Gives this consumer's elements of the order."""
@@ -57,12 +53,10 @@ class OrderedMode(Mode):
         self._spec = joined.order
         self._slices = Slices(links, self._slice)
         self._portions = Portions()
-        self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
+        self._lengths = BundleLengths(ordered, self._slices.ask)
         ordered.learn(joined.order, joined.lengths)
         self.epoch = ordered.begin(joined.order)
-        self._querying: dict[int, int] = {}  # by place: what a query's `until` is
         self._begun: dict[int, int] = {}  # by place that no worker was told of: its first element
-        self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._floor = 0  # nothing of places before this one is needed any more
         self._round = 0  # the next one to plan
         self._before = 0  # elements in the rounds before
@@ -71,7 +65,11 @@ class OrderedMode(Mode):
         self._refill_at = -1  # plan again when no more elements than these are asked for
         self._located = False
         self._given = 0  # elements
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
         self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
+        self._lengths.begin(self.epoch)
 
     # -- where it begins -----------------------------------------------------------------------
 
@@ -82,31 +80,23 @@ class OrderedMode(Mode):
         total = self._ordered.total
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
-            self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
-            self._querying.clear()
-            self._at_least.clear()
+            self._begin_epoch()
         if self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
-            if found is None or not (total is not None or self._has_a_step()):
+            if found is None or not (total is not None or self.epoch.has_a_step()):
                 return False
             self._round, self._before = found
             self._slices.withdraw_all()  # the queries that counted bundles in front of it
-            self._querying.clear()
+            self._lengths.withdrawn()
         self._located = True
         return True
-
-    def _has_a_step(self) -> bool:
-        """Whether it is known that not all from the start on is dropped."""
-        deal = self.epoch.deal
-        last = deal.start + deal.consumers * deal.batch_size - 1
-        return not self.epoch.drop_remainder or self.epoch.order.locate(last) is not None
 
     # -- what it gives -------------------------------------------------------------------------
 
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
         if self._is_stale or self._portions.elements <= self._refill_at:
             self._plan()
-        taken = self._portions.take(self._limit())
+        taken = self._portions.take(self.epoch.limit(self._before))
         if taken is None:
             return None
         block, positions = taken
@@ -118,14 +108,6 @@ class OrderedMode(Mode):
             )
         return block, None
 
-    def _limit(self) -> int:
-        """The position behind the last element that may be given."""
-        epoch = self.epoch
-        if (end := epoch.end()) is not None:
-            return end
-        # Only steps that are whole for all consumers: a position must not lie behind the end.
-        return epoch.deal.end(max(self._before, epoch.start), True)
-
     @property
     def patience_s(self) -> float:
         return self._slices.patience_s
@@ -133,7 +115,7 @@ class OrderedMode(Mode):
     def has_ended(self) -> bool:
         if not self._located or not self.epoch.order.ended(self._round):
             return False
-        self.epoch.complete = self._portions.next_position() >= self._limit()
+        self.epoch.complete = self._portions.next_position() >= self.epoch.limit(self._before)
         return self.epoch.complete
 
     def awaited(self) -> str:
@@ -164,17 +146,12 @@ class OrderedMode(Mode):
             if rounds <= 0 or (self._portions.is_waiting and is_full):
                 break
             self._horizon = min(2 * self._horizon, window // 2)
-            wanted = max(1, self._horizon * self._ordered.num_consumers // self._visited())
-            has_more = self._portions.next_position() < self._limit()
+            wanted = self._rounds_wanted()
+            has_more = self._portions.next_position() < self.epoch.limit(self._before)
             if rounds < wanted // 2 and has_more and order.length is None:
                 break  # more will be known soon
             self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
-
-    def _visited(self) -> int:
-        """About how many elements a round has."""
-        slots = min(self._spec.cycle_length, self._spec.bundles)
-        return max(1, slots * self._spec.block_length)
 
     def _window(self) -> int:
         """How many elements may be asked for ahead of the trainer. It grows with what was given: a
@@ -183,6 +160,10 @@ class OrderedMode(Mode):
         window = self._portions.fit(WINDOW_BYTES) or FIRST_WINDOW
         window = min(window, max(FIRST_WINDOW, 4 * self._given))
         return max(window, 2 * (self._ordered.batch_size or 1))
+
+    def _rounds_wanted(self) -> int:
+        """How many rounds to ask for at a time."""
+        return max(1, self._horizon * self._ordered.num_consumers // self.epoch.round_elements)
 
     def _ask_for_rounds(self, last: int) -> None:
         """Ask for this consumer's elements of the rounds from the present one to `last`."""
@@ -199,50 +180,48 @@ class OrderedMode(Mode):
         for of_place in by_place(places):
             for at in _parts(indexes[of_place], of_place):
                 place = int(places[at[0]])
-                request = Request(place, _runs(indexes[at]), firsts[place])
+                request = Request(
+                    place, _runs(indexes[at]), firsts[place], first + int(mine[at[0]])
+                )
                 self._portions.expect(request)
                 self._slices.ask(request)
         self._portions.plan(places, first + mine)
 
     def _query(self) -> None:
-        """Ask for the lengths of the bundles that are read now or soon. Those in front of the start
-        are only counted: workers keep nothing of them.
+        """Ask for the lengths of the bundles that are read now or soon, unless each is known to
+        have enough elements for the next plan. Bundles are opened ahead once as much is asked for
+        as ever is. Those in front of the start are only counted: workers keep nothing of them.
         """
-        order = self.epoch.order
+        order, block = self.epoch.order, self._spec.block_length
         here = self._round if self._located else order.known_until
         opened, coming = order.opened(here, AHEAD)
         needed = (*opened, *coming, *self._portions.lacking())
         self._floor = min(needed, default=self._spec.bundles)
-        for place in opened:  # no further round is known without another block of each
-            more = self._planned(place) + self._spec.block_length
-            self._query_place(place, more if self._located else 0)
-        for place in coming:
-            self._query_place(place, 0)
-
-    def _query_place(self, place: int, until: int) -> None:
-        if self._querying.get(place, -1) < until and not self._is_known(place):
-            self._querying[place] = until
-            self._slices.ask(Request(place, (), is_query=True, until=until))
-
-    def _bundle(self, place: int) -> int:
-        return self.epoch.bundles[place]
-
-    def _is_known(self, place: int) -> bool:
-        return self._ordered.lengths[self._bundle(place)] >= 0
+        enough = self._rounds_wanted() * block
+        is_small = self._located and 4 * self._horizon < self._window()
+        for place in opened if is_small else (*opened, *coming):
+            planned = self._planned(place)
+            if self._located and self._lengths.at_least(place) >= planned + enough:
+                continue
+            # Of those that are open, no further round is known without another block of each.
+            is_open = self._located and place in opened
+            self._lengths.query(place, planned + block if is_open else 0)
 
     def _slice(self, request: Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
         counted = request.is_query and not self._located
         return Slice(
-            bundle=number * spec.bundles + self._bundle(place),
+            bundle=number * spec.bundles + self.epoch.bundles[place],
             place=number * spec.bundles + place,
             runs=request.runs,
             until=MAX_INDEX if counted else max(self._planned(place), request.until),
-            known=MAX_INDEX if counted else self._at_least.get(place, 0),
+            known=MAX_INDEX if counted else self._lengths.at_least(place),
             keep=MAX_INDEX if counted else self._keep(place),
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
+            position=number * (self.epoch.total or 0)
+            + (self._before if request.is_query else request.position),
         )
 
     def _planned(self, place: int) -> int:
@@ -259,10 +238,7 @@ class OrderedMode(Mode):
     # -- what the dispatcher says --------------------------------------------------------------
 
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        unsaid = self._unsaid
-        bundles = [unsaid.popleft() for _ in range(min(len(unsaid), MAX_LENGTHS))]
-        request.bundles[:] = bundles
-        request.lengths[:] = [self._ordered.lengths[bundle] for bundle in bundles]
+        self._lengths.report(request)
 
     def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         """Lengths that were learned, for who goes on from here."""
@@ -290,46 +266,25 @@ class OrderedMode(Mode):
             return
         request, said = ended
         self._is_stale = True
-        self._learn(request.place, said.length, said.complete)
+        self._lengths.learn(request.place, said.length, said.complete)
         if request.is_query:
-            self._querying.pop(request.place, None)
+            self._lengths.answered(request)
         elif request.runs:
-            raise self._differs(
+            raise self._lengths.differs(
                 request.place,
                 f"the bundle at place {request.place} had more than {request.runs[0]} elements, "
                 f"and now has {said.length}",
             )
 
-    def _learn(self, place: int, length: int, complete: bool) -> None:
-        try:
-            self.epoch.order.learn(place, length, complete)
-        except ValueError as error:
-            raise self._differs(place, str(error)) from None
-        self._at_least[place] = max(self._at_least.get(place, 0), length)
-        bundle = self._bundle(place)
-        if complete and self._ordered.lengths[bundle] < 0:
-            self._ordered.lengths[bundle] = length
-            self._unsaid.append(bundle)
-
-    def _differs(self, place: int, how: str) -> FailedPrecondition:
-        return FailedPrecondition(
-            f"{how}. It is bundle {self._bundle(place)} of epoch {self.epoch.number}. An ordered "
-            "read needs a pipeline that gives the same each time (no clocks, no functions in "
-            "Python that draw random numbers, no random numbers that decide how many elements "
-            "come): change it, or read it without ordered=True. If its files have changed, remove "
-            "the dataset and register it again"
-        )
-
     def ask_again(self) -> None:
-        self._slices.ask_again(self._holding_up)
-
-    def _holding_up(self) -> Iterable[Request]:
-        place = self._portions.awaited_place()
-        return [
-            request
-            for request in self._slices.outstanding
-            if (request.is_query if place is None else request.place == place)
-        ]
+        awaited = self._portions.awaited_place()
+        self._slices.ask_again(
+            lambda: [
+                request
+                for request in self._slices.outstanding
+                if (request.is_query if awaited is None else request.place == awaited)
+            ]
+        )
 
 
 def _parts(indexes: Ints, at: Ints) -> list[Ints]:

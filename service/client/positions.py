@@ -43,6 +43,24 @@ class OrderedEpoch:
         total = self.order.length
         return None if total is None else self.deal.end(total, self.drop_remainder)
 
+    def limit(self, before: int) -> int:
+        """The offset behind the last element that may be given, if the first `before` elements are
+        planned: a position must not lie behind the epoch's end, so only steps that are whole for
+        all consumers are given while that is unknown."""
+        if (end := self.end()) is not None:
+            return end
+        return self.deal.end(max(before, self.start), True)
+
+    def has_a_step(self) -> bool:
+        """Whether it is known that not all from the start on is dropped."""
+        last = self.deal.start + self.deal.consumers * self.deal.batch_size - 1
+        return not self.drop_remainder or self.order.locate(last) is not None
+
+    @property
+    def round_elements(self) -> int:
+        """About how many elements a round has."""
+        return max(1, min(self.spec.cycle_length, self.spec.bundles) * self.spec.block_length)
+
     def position(self, batches: int) -> int:
         """The position after this consumer has been given so many batches of the epoch."""
         end, total = self.end(), self.order.length

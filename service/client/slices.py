@@ -30,6 +30,7 @@ class Request:
     place: int
     runs: tuple[int, ...]  # that have not come
     first: int = 0  # elements of the place before this one were planned earlier
+    position: int = 0  # about where in the training its first element stands
     is_query: bool = False
     until: int = 0  # elements before this one are made for a query
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given

@@ -7,11 +7,11 @@ is leased, acknowledged or journaled.
 **Runs.** The worker asks `next_run` what to run next. A *run* makes a bundle's elements from
 `start` on. A slice joins a run that still has, or will make, its next element. If there is none,
 a new run begins: at the reader's `keep`, as that is about where the others of its group are, too.
-Bundles whose place in the order comes first are run first.
+The run whose slices ask for what comes first in the order begins first.
 
-**Backpressure.** A run makes what its slices ask for, and up to AHEAD_BYTES more, so that the next
-slices find it here. It then waits. It never waits if a slice lacks an element, so that a reader can
-always go on. A query lacks an element if its reader has planned (`until`) all that it knows.
+**Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
+it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
+on. A query lacks an element if its reader has planned (`until`) all that it knows.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes`, those that some reader has passed are
@@ -54,8 +54,9 @@ from .base import (
 from .memory import MemoryBudget
 from .orders import MAX_INDEX, Order, Slice, runs_after
 
-AHEAD_BYTES = 4 << 20
-"""How much a run makes beyond what was asked for."""
+FIRST_AHEAD_BYTES, AHEAD_BYTES = 256 << 10, 4 << 20
+"""How much a run makes beyond what was asked for: as much as it has given, within these bounds. So
+bundles that are only opened do not hold up those that are read."""
 
 ANSWER_S = 0.02
 """How long a query waits for further elements once there is news."""
@@ -83,14 +84,20 @@ class BundleRun:
     """One run of a bundle. Its producer calls `put`, and `finish` or `fail`."""
 
     def __init__(
-        self, output: BundlesOutput, bundle: _BundleState, start: int, counts: bool
+        self,
+        output: BundlesOutput,
+        bundle: _BundleState,
+        start: int,
+        position: int,
+        counts: bool = False,
     ) -> None:
         self.number = bundle.number
-        self.place = bundle.place
+        self.position = position  # the first one that its slices asked for
         self.start = self.stop = start  # the next element to put
         self.counts = counts  # it keeps nothing
         self._checksum = Checksum() if start == 0 else None  # of all elements; its producer's
         self.wanted = start  # elements before this one were asked for
+        self.given_bytes = 0
         self.used = 0  # when a slice was last given something of it; a number
         self.kept: list[_Kept] = []  # without gaps, up to `stop`
         self.slices: set[_SliceSubscription] = set()  # that have joined
@@ -148,7 +155,8 @@ class BundleRun:
                 is_needed = bool(self.slices) and self.stop < self.wanted
                 ahead = 0 if is_needed else self._ahead()
                 # What nobody asked for must not hold up what somebody waits for.
-                may_grow = not output._pending and (not ahead or ahead + size <= AHEAD_BYTES)
+                most_ahead = min(max(FIRST_AHEAD_BYTES, self.given_bytes), AHEAD_BYTES)
+                may_grow = not output._pending and (not ahead or ahead + size <= most_ahead)
                 if (output._make_room(size) and may_grow) or is_needed:
                     if output._memory.take(size, force=is_needed):
                         output._set_busy(self, True)
@@ -265,7 +273,7 @@ class BundlesOutput(TaskOutput):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._bundles: dict[int, _BundleState] = {}
-        self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by place
+        self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
         self._numbers = itertools.count()
         self._busy = 0  # runs that make elements
         self._readers = 1
@@ -348,23 +356,35 @@ class BundlesOutput(TaskOutput):
                 for left in [run for run in bundle.runs if not run.slices]:
                     self._drop(left)
             start = needed if order.counts else min(needed, order.keep)
-            run = self._add_run(bundle, start, order.counts)
+            run = self._add_run(bundle, start, order.position, order.counts)
         subscription.run = run
         run.slices.add(subscription)
+        self._hurry(run, subscription.order.position)
         run.used = next(self._numbers)
         run.wanted = max(run.wanted, subscription.wanted)
         run.room.notify_all()
 
-    def _add_run(self, bundle: _BundleState, start: int, counts: bool) -> BundleRun:
-        run = BundleRun(self, bundle, start, counts)
+    def _add_run(self, bundle: _BundleState, start: int, position: int, counts: bool) -> BundleRun:
+        run = BundleRun(self, bundle, start, position, counts)
         bundle.runs.append(run)
-        heapq.heappush(self._pending, (run.place, next(self._numbers), run))
+        heapq.heappush(self._pending, (run.position, next(self._numbers), run))
         return run
+
+    def _hurry(self, run: BundleRun, position: int) -> None:
+        """This position is asked of the run, perhaps an earlier one than before."""
+        if position >= run.position:
+            return
+        run.position = position
+        if not run.begun:
+            self._pending = [
+                (pending.position, number, pending) for _, number, pending in self._pending
+            ]
+            heapq.heapify(self._pending)
 
     def _count(self, run: BundleRun) -> None:
         """The run began behind the end of its bundle: count that for its slices."""
         counting = next((r for r in run._bundle.runs if r.counts and r.failed is None), None)
-        counting = counting or self._add_run(run._bundle, 0, counts=True)
+        counting = counting or self._add_run(run._bundle, 0, run.position, counts=True)
         for subscription in run.slices:
             subscription.run = counting
         counting.slices |= run.slices
@@ -545,6 +565,7 @@ class _SliceSubscription(Subscription):
         block = picked(kept.block, _within(self.runs, kept, max_elements))
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
+        run.given_bytes += cost(block)
         if bundle.alone:
             reader, end = self.order.reader, block.index + block.count
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)

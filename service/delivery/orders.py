@@ -50,7 +50,8 @@ class Slice(Order):
     has ended. Elements before `until` are made without regard to what readers have taken. The
     reader needs no element of the bundle before `keep`, from where on others may need some, and
     nothing of bundles whose place is before `floor`. It is one of several `readers`, or, of this
-    bundle, `alone`: what it was given is dropped. Raises ValueError for invalid numbers.
+    bundle, `alone`: what it was given is dropped. What it asks for stands at `position` in the
+    order of its training, or about there. Raises ValueError for invalid numbers.
     """
 
     bundle: int
@@ -63,10 +64,11 @@ class Slice(Order):
     reader: int = 0
     readers: int = 1
     alone: bool = False
+    position: int = 0
 
     def __post_init__(self) -> None:
         numbers = [self.bundle, self.place, self.until, self.known, self.keep, self.floor]
-        numbers.append(self.stop)
+        numbers += [self.stop, self.position]
         if not all(0 <= number <= MAX_INDEX for number in numbers):
             raise ValueError(f"a slice has numbers from 0 to {MAX_INDEX}, not {numbers}")
         if not 0 <= self.reader < self.readers <= MAX_CONSUMERS:
@@ -156,7 +158,9 @@ class Cached(Order):
 
 
 ANY = AnyBlock()
-_SLICE_NUMBERS = ("bundle", "place", "until", "known", "keep", "floor", "reader", "readers")
+_SLICE_NUMBERS = (
+    "bundle", "place", "until", "known", "keep", "floor", "reader", "readers", "position",
+)  # fmt: skip
 
 
 def encode(order: Order, read: pb.Read) -> pb.Read:

@@ -101,16 +101,14 @@ def test_all_is_asked_for_and_given_in_order() -> None:
 
 
 def test_a_query_asks_for_one_more_block_than_was_planned() -> None:
-    """A worker makes that much, however far it is ahead; and no more, though it is asked again."""
+    """And it is asked only if the next plan may need more elements than are known."""
     reading = Reading([1 << 20], cycle_length=1)
     reading.take()
     (first,) = reading.queries()
     assert (first.known, first.until) == (0, 1)
     reading.answer(first, 20_000)
     reading.take()
-    planned = max(s.stop for s in reading.worker.asked.values())
-    (early,) = reading.queries()
-    assert (early.known, early.until) == (20_000, planned + 1), "few are asked for at first"
+    assert not reading.queries(), "few are asked for at first"
     while len(reading.got) < 20_000:
         assert any(s.runs for s in reading.worker.asked.values())
         reading.give()
@@ -121,6 +119,20 @@ def test_a_query_asks_for_one_more_block_than_was_planned() -> None:
         reading.answer(query, 20_010)
     reading.take()
     assert {query.known for query in reading.queries()} == {20_010}
+
+
+def test_who_has_enough_asks_no_worker_for_lengths() -> None:
+    """Each answer would lead to another question, thousands in a second."""
+    reading = Reading([1 << 24] * 4, cycle_length=4)
+    reading.take()
+    for place in range(4):
+        (query,) = reading.queries(place)
+        reading.answer(query, 1 << 23)
+    for _ in range(10):
+        reading.give()
+        reading.take()
+    assert len(reading.got) > 10_000
+    assert not any(reading.queries(place) for place in range(4))
 
 
 def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:

@@ -159,10 +159,11 @@ def test_of_several_runs_a_slice_joins_the_one_that_has_come_farthest() -> None:
     assert farther.stop == 40 and idle(output)
 
 
-def test_bundles_run_in_the_order_of_their_places_a_few_at_a_time() -> None:
+def test_bundles_run_in_the_order_in_which_elements_are_needed_a_few_at_a_time() -> None:
     output = BundlesOutput()
-    for bundle, place in [(1, 7), (2, 5), (3, 9), (4, 6)]:
-        Reader(output, Slice(bundle, place, (0, 5), until=5))
+    for bundle, position in [(1, 7), (2, 50), (3, 9), (4, 6)]:
+        Reader(output, Slice(bundle, bundle, (0, 5), until=5, position=position))
+    Reader(output, Slice(2, 2, (3, 1), until=5, position=5))  # earlier than the run's first slice
     runs = [begun(output, 2), begun(output, 2)]
     assert [run.number for run in runs] == [2, 4]
     assert idle(output, 2)

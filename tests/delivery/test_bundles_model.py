@@ -124,6 +124,7 @@ class Group:
             floor=place,
             reader=reader,
             readers=self.readers,
+            position=self.draw(0, 9, "position"),
         )
         self.open.append((reader, Reading(self.output, order)))
         self.poll()
@@ -269,7 +270,7 @@ class Group:
 
 
 def replaced(order: Slice, runs: tuple[int, ...]) -> Slice:
-    names = ("bundle", "place", "until", "known", "keep", "floor", "reader", "readers")
+    names = ("bundle", "place", "until", "known", "keep", "floor", "reader", "readers", "position")
     return Slice(runs=runs, **{name: getattr(order, name) for name in names})
 
 

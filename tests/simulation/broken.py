@@ -495,12 +495,12 @@ def ends_when_nothing_is_here() -> AbstractContextManager[None]:
 def gives_steps_in_part() -> AbstractContextManager[None]:
     """A consumer that gives what may lie in the epoch's last step before it knows where that ends:
     the next position may be behind the epoch's end."""
-    limit = OrderedMode._limit
+    limit = OrderedEpoch.limit
 
-    def limits(self: OrderedMode) -> int:
-        return limit(self) if self.epoch.drop_remainder else MAX_INDEX
+    def limits(self: OrderedEpoch, before: int) -> int:
+        return limit(self, before) if self.drop_remainder else MAX_INDEX
 
-    return replaced(OrderedMode, _limit=limits)
+    return replaced(OrderedEpoch, limit=limits)
 
 
 def forgets_cursors() -> AbstractContextManager[None]:

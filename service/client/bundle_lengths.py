@@ -1,0 +1,84 @@
+"""The lengths of an ordered read's bundles: asked of workers, learned, and told to the dispatcher.
+
+How far the order is known depends on them (service/order.py). A *query* asks a worker for the
+length of a bundle, or for how many elements it has at least.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ..errors import FailedPrecondition
+from ..proto import forebay_pb2 as pb
+from .positions import OrderedEpoch, OrderedRead
+from .slices import Request
+
+MAX_LENGTHS = 10_000
+"""Of bundles, in one heartbeat."""
+
+
+class BundleLengths:
+    """What one consumer knows of an epoch's lengths."""
+
+    def __init__(self, ordered: OrderedRead, ask: Callable[[Request], None]) -> None:
+        self._ordered = ordered
+        self._ask = ask
+        self._querying: dict[int, int] = {}  # by place: the outstanding query's `until`
+        self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
+        self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
+
+    def begin(self, epoch: OrderedEpoch) -> None:
+        """Places are of this epoch from now on. Its queries were withdrawn."""
+        self._epoch = epoch
+        self._querying.clear()
+        self._at_least.clear()
+
+    def withdrawn(self) -> None:
+        """No query is outstanding any more."""
+        self._querying.clear()
+
+    def query(self, place: int, until: int) -> None:
+        """Ask for the length of the bundle there; elements before `until` may be made for that."""
+        is_known = self._ordered.lengths[self._epoch.bundles[place]] >= 0
+        if self._querying.get(place, -1) < until and not is_known:
+            self._querying[place] = until
+            self._ask(Request(place, (), is_query=True, until=until))
+
+    def at_least(self, place: int) -> int:
+        """So many elements the bundle is known to have."""
+        return self._at_least.get(place, 0)
+
+    def answered(self, request: Request) -> None:
+        """The query has ended."""
+        self._querying.pop(request.place, None)
+
+    def learn(self, place: int, length: int, complete: bool) -> None:
+        """A worker says that the bundle has at least so many elements, or exactly if `complete`.
+        Raises FailedPrecondition if that contradicts what was known."""
+        try:
+            self._epoch.order.learn(place, length, complete)
+        except ValueError as error:
+            raise self.differs(place, str(error)) from None
+        self._at_least[place] = max(self._at_least.get(place, 0), length)
+        bundle = self._epoch.bundles[place]
+        if complete and self._ordered.lengths[bundle] < 0:
+            self._ordered.lengths[bundle] = length
+            self._unsaid.append(bundle)
+
+    def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        """Put lengths that the dispatcher was not told of into the request."""
+        unsaid = self._unsaid
+        bundles = [unsaid.popleft() for _ in range(min(len(unsaid), MAX_LENGTHS))]
+        request.bundles[:] = bundles
+        request.lengths[:] = [self._ordered.lengths[bundle] for bundle in bundles]
+
+    def differs(self, place: int, how: str) -> FailedPrecondition:
+        """The error for a bundle that has other elements than before."""
+        return FailedPrecondition(
+            f"{how}. It is bundle {self._epoch.bundles[place]} of epoch {self._epoch.number}. An "
+            "ordered read needs a pipeline that gives the same each time (no clocks, no functions "
+            "in Python that draw random numbers, no random numbers that decide how many elements "
+            "come): change it, or read it without ordered=True. If its files have changed, remove "
+            "the dataset and register it again"
+        )
