@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ...journal.reasons import SILENT
 from ..core import commands as c
 from ..core.state import Worker
 from ..errors import Unavailable
@@ -44,7 +45,6 @@ REFUSED_GRACE_S = 1.0
 EXPECTED_S = 3600.0
 """The time that a stock client has to begin to read."""
 
-SILENT = "no sign of life"
 GONE = "its connection broke, and its address refuses consumers"
 REFUSES = "it asks for no news, and its address refuses consumers"
 
