@@ -157,8 +157,8 @@ def _unordered(state: Any, history: Any) -> dict[str, Any]:
 def _claimed(history: Any) -> dict[str, Any]:
     """Of a job that is read at least once: who claimed what, what returned, and what may have come
     again."""
-    from ..core.checks import describe_differing
-    from ..core.consumers import GOODBYE
+    from ...journal.reasons import GOODBYE
+    from ..core.checks import describe_mismatches
     from ..order import permuted
 
     job, order, claims = history.job, history.job.order, history.claims
@@ -214,8 +214,8 @@ def _claimed(history: Any) -> dict[str, Any]:
         if again
         else "no element came twice"
     )
-    if differing := describe_differing(job):
-        promise += f"; {differing}"
+    if mismatches := describe_mismatches(job):
+        promise += f"; {mismatches}"
     return {
         "dataset_id": job.dataset_id,
         "delivery": "at_least_once",
@@ -249,7 +249,7 @@ class _Ordered:
 
     def __init__(self, histories: Any, history: Any, asked: Any) -> None:
         from ...journal.splits import source_size
-        from ..core.bundles import spec_message
+        from ..core.bundles import order_message
         from ..steps import GroupSteps, KnownOrder
 
         self._history, self._order = history, history.job.order
@@ -258,7 +258,7 @@ class _Ordered:
         )
         self._sources = history.dataset.definition.sources
         self._splits = min(map(source_size, self._sources), default=0)
-        self._known = KnownOrder(spec_message(self._order), history.lengths)
+        self._known = KnownOrder(order_message(self._order), history.lengths)
         self._stays = [[]] if asked is not None else history.groups()
         members = [asked] if asked is not None else [stays[0].member for stays in self._stays]
         self._groups = [GroupSteps(self._known, member) for member in members]
@@ -266,15 +266,15 @@ class _Ordered:
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
 
-        from ..core.checks import describe_differing
+        from ..core.checks import describe_mismatches
 
         known, skipped = self._known, self._history.skipped
         count = int((known.lengths >= 0).sum())
         promise = "held, as far as the journal tells: the order and the lengths say what is where"
         if skipped:
             promise = "limited: the rest of each skipped split is missing from the order"
-        if differing := describe_differing(self._history.job):
-            promise = f"did not hold: {differing}"
+        if mismatches := describe_mismatches(self._history.job):
+            promise = f"did not hold: {mismatches}"
         return {
             "dataset_id": self._history.job.dataset_id,
             "order": [fields(self._order)],

@@ -255,7 +255,7 @@ def why_no_task(state: State, iteration: Iteration) -> str:
         return ""
     if job.order is not None and all(worker.stock for worker in workers):
         return (
-            f"job {job.name or job.job_id} is read in bundles, and the workers that there are, "
+            f"job {job.user_name} is read in bundles, and the workers that there are, "
             f"{len(workers)}, are all tf.data service's own, which cannot do that; start one of "
             "Forebay's"
         )
