@@ -171,7 +171,7 @@ def test_a_dataset_with_an_end_is_refused(dispatcher: DispatcherProcess) -> None
         list(elements)
 
 
-def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
+def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
     dispatcher: DispatcherProcess,
 ) -> None:
     with Read(dispatcher.target, 2) as rounds, ThreadPoolExecutor(2) as pool:
@@ -221,7 +221,7 @@ for element in elements:
 """
 
 
-def test_a_consumer_that_is_killed_and_started_again_is_waited_for_by_nobody(
+def test_consumers_get_an_error_instead_of_waiting_for_a_restarted_one(
     dispatcher: DispatcherProcess,
 ) -> None:
     dataset_id = service.register_dataset(dispatcher.target, sequences(2))

@@ -1,4 +1,4 @@
-"""Who a task is, by each environment in which training jobs are started."""
+"""Which task this process is, as each launcher of training jobs tells it in the environment."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_by_default_it_is_this_process_s_environment(monkeypatch: pytest.MonkeyP
         ({"RANK": "one", "WORLD_SIZE": "4"}, ["RANK=one", "numbers"]),
     ],
 )
-def test_what_makes_no_sense_is_said(environ: dict[str, str], said: list[str]) -> None:
+def test_wrong_environments_are_refused(environ: dict[str, str], said: list[str]) -> None:
     with pytest.raises(InvalidArgument) as raised:
         TaskContext.from_env(environ)
     for text in [*said, next(iter(environ.values()))]:
@@ -219,7 +219,7 @@ def test_what_makes_no_sense_is_said(environ: dict[str, str], said: list[str]) -
 
 
 @pytest.mark.parametrize("kind", ["ps", "evaluator"])
-def test_who_does_not_train_is_no_consumer(kind: str) -> None:
+def test_a_task_that_does_not_train_is_no_consumer(kind: str) -> None:
     context = TaskContext.from_env(tf_config(WITH_CHIEF, kind))
     with pytest.raises(FailedPrecondition, match=f"{kind} 0 .* among the 3 that do"):
         _ = context.consumer_index

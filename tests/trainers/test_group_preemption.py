@@ -70,7 +70,7 @@ def numbers(blocks: Iterator[Block]) -> list[int]:
 
 
 def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
-    """And what is behind is not given."""
+    """The trainer does not get the rest of the block."""
     left: list[int] = []
 
     def iterate(taker: Taker) -> Generator[Block, None, None]:
@@ -91,7 +91,7 @@ def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
     assert left == [1]
 
 
-def test_all_leave_where_the_furthest_is(ends: Ends) -> None:
+def test_all_processes_stop_at_the_step_of_the_furthest_one(ends: Ends) -> None:
     board, told = Board(), threading.Event()
     mine = Together(Seat(board, 0), told.set)
     key = mine.key
@@ -110,7 +110,7 @@ def test_all_leave_where_the_furthest_is(ends: Ends) -> None:
     assert not told.is_set()
 
 
-def test_who_does_not_answer_is_not_waited_for(
+def test_a_process_that_does_not_answer_is_not_waited_for(
     ends: Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = Board()
@@ -125,7 +125,7 @@ def test_who_does_not_answer_is_not_waited_for(
     mine.close()
 
 
-def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
+def test_a_process_that_hears_of_anothers_signal_stops_too(ends: Ends) -> None:
     board, told = Board(), threading.Event()
     mine = Together(Seat(board, 2), told.set)
     Seat(board, 0).say(f"{mine.key}/to/2", group_preemption.STOP)
@@ -149,7 +149,7 @@ class Open:
         self.closed_with.append(left)
 
 
-def test_what_was_not_admitted_is_handed_back_between_steps(ends: Ends) -> None:
+def test_elements_that_no_step_used_are_handed_back_between_steps(ends: Ends) -> None:
     taker = EqualTaker(ends.begin("a"))
     given = Open(taker)
     assert taker.admit(block(0, 4)) is not None
@@ -160,7 +160,7 @@ def test_what_was_not_admitted_is_handed_back_between_steps(ends: Ends) -> None:
     assert given.closed_with == [7]
 
 
-def test_nothing_is_given_to_who_closes_while_it_is_held(ends: Ends) -> None:
+def test_an_iterator_that_is_closed_while_it_waits_gets_nothing(ends: Ends) -> None:
     """It was handed back."""
     taker = EqualTaker(ends.begin("a"))
     given = Open(taker)
@@ -214,7 +214,7 @@ def fails(_: float = 0) -> None:
 @pytest.mark.parametrize(
     ("loop", "save"), [(fails, None), (lambda: None, fails)], ids=["the loop", "save_fn"]
 )
-def test_who_fails_is_not_waited_for(
+def test_a_failed_process_is_not_waited_for(
     ends: Ends,
     board: Board,
     loop: Callable[[], None],
@@ -235,7 +235,7 @@ def test_who_fails_is_not_waited_for(
         handler.__exit__(None, None, None)
 
 
-def test_who_follows_goes_on_counting() -> None:
+def test_steps_are_counted_on_over_the_epochs_of_a_process() -> None:
     """Behind a repeat, epochs are longer in one process than in others, and steps go on."""
     counts = Ends()
     first, beside = counts.begin("job"), counts.begin("job")
@@ -264,7 +264,7 @@ exit_with(7)
 """
 
 
-def test_a_process_that_is_ended_at_last_has_written_all(tmp_path: pathlib.Path) -> None:
+def test_a_process_that_is_killed_in_the_end_has_flushed_its_output(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "written"
     done = subprocess.run([sys.executable, "-c", ENDS, file], check=False, capture_output=True)
     assert (done.returncode, done.stderr, file.read_text()) == (7, b"", "a line")
