@@ -30,8 +30,8 @@ def megabytes() -> tf.data.Dataset:
 def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:
     """The trainer has its credit, and the worker its buffers."""
     wait_until(lambda: begun(dispatcher) > CREDIT + 20)
-    # `status` counts splits that are leased ahead like those that the pipeline has begun, and a
-    # draining worker hands the former back. So the pipeline gets a second to fill its buffers.
+    # `status` shows whole leases, not how far the pipeline has come in one. A draining worker hands
+    # back the splits that it has not begun, so the pipeline gets a second to fill its buffers.
     time.sleep(1)
 
 
