@@ -281,9 +281,9 @@ class Cluster:
         give_up_s = time.monotonic() + timeout_s
         while not condition():
             if self.network is not None:
-                self.network.attend()
+                self.network.poll()
             for member in self._all():
-                member.attend()
+                member.poll()
                 if starting and member.lives and member.life.ended_by_itself:
                     raise ForebayError(
                         f"{member.life.name} ended with {member.life.code} before there were any "

@@ -116,7 +116,7 @@ class Network:
         _ip_on(self.hosts, of_hosts)
 
     def cut(self, sides: Sides, seconds: float, *, one_way: bool = False) -> None:
-        """Cut the two sides off from each other; `attend` heals it in time.
+        """Cut the two sides off from each other; `poll` heals it in time.
 
         `one_way`: only what the second side sends to the first one vanishes.
         """
@@ -126,7 +126,7 @@ class Network:
         self._present.append(partition)
         self._arrange()
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Heal what is due. Poll this often."""
         now = time.monotonic()
         self._heal([p for p in self._present if p.until_s <= now])

@@ -38,14 +38,15 @@ from ..pipelines.tf_data.split_sources import contents_of, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from . import (
-    collective,  # noqa: F401 - adds its finder to lockstep
     functions,
     lockstep,
     parameter_servers,
     registration,
     sharing_warnings,
+    tf_coordination,  # noqa: F401 - adds its finder to lockstep
 )
 from .functions import PythonDataset
+from .keras_warning import explain_keras_warning
 from .options import (
     AT_LEAST_ONCE,
     IN_LOCKSTEP,
@@ -59,7 +60,6 @@ from .options import (
 from .positions import OrderedRead
 from .reader import Reader, name_of_job
 from .registration import COMPRESSIONS, Send, Service, check_compression, registered
-from .running_out import explain_running_out
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
 from .tf_errors import raising_tensorflows
 from .tf_position import OrderedPosition, taken_from
@@ -421,7 +421,7 @@ def _read_as_dataset(
     shared: bool,
     position: OrderedPosition | None,
 ) -> Dataset:
-    explain_running_out()
+    explain_keras_warning()
     options = tf.data.Options()
     if shared:  # as in tf.data service: a shared job must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -557,7 +557,7 @@ _naming = threading.Lock()
 
 def _blocks_of(reader: Reader) -> Any:
     """The blocks of the reader's next epoch, in lockstep if a group reads them."""
-    if reader.how.num_consumers is not None or lockstep.find() is None:
+    if reader.how.num_consumers is not None or lockstep.find_peers() is None:
         return reader.iterate(NOTHING)
     if reader.how.claimed is not None:
         refuse_at_least_once(AT_LEAST_ONCE, IN_LOCKSTEP)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from forebay.journal.reasons import GOODBYE, SILENT
-from forebay.service.client.first_come import MUTE_S
+from forebay.service.client.first_come import DEAD_IF_SILENT_S
 from forebay.service.core.state import Iteration
 from forebay.service.delivery import bundles
 from forebay.service.dispatcher.options import DispatcherOptions
@@ -369,7 +369,7 @@ class Run:
                 node.stop(drain=True)
             case "freeze worker":
                 assert isinstance(node, WorkerNode)
-                if fault.for_s > MUTE_S:
+                if fault.for_s > DEAD_IF_SILENT_S:
                     self.oracle.mute_uids.add(node.uid)
                 node.pause()
                 this.at(fault.for_s, node.resume)

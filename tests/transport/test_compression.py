@@ -26,7 +26,7 @@ from forebay.service.transport.compression import (
     MAX_PATIENCE,
     WINDOW_BYTES,
     WINDOW_S,
-    Choice,
+    CodecChoice,
     Packer,
     Sample,
 )
@@ -129,7 +129,7 @@ class Wire:
     """A connection with a sender that always has something to send."""
 
     def __init__(self, s_per_byte: float, samples: dict[str, Sample]) -> None:
-        self.choice = Choice()
+        self.choice = CodecChoice()
         self.s_per_byte = s_per_byte
         self.samples = samples
         self.looks = 0
@@ -168,7 +168,7 @@ def test_a_codec_that_did_not_pay_is_tried_less_and_less_often() -> None:
 
 
 def test_nothing_is_decided_before_a_window_has_passed() -> None:
-    choice = Choice()
+    choice = CodecChoice()
     wanted = []
     for _ in range(3):
         choice.sent(MB, WINDOW_S / 2.5)
@@ -215,7 +215,7 @@ def test_a_network_that_becomes_fast_is_noticed() -> None:
 
 
 def test_a_codec_that_is_slower_than_its_sample_is_given_up() -> None:
-    choice = Choice()
+    choice = CodecChoice()
     choice.sent(1, WINDOW_S)
     choice.sampled({"zstd": Sample(0.1, 0)})
     assert choice.codec == "zstd"
@@ -224,16 +224,16 @@ def test_a_codec_that_is_slower_than_its_sample_is_given_up() -> None:
 
 
 def test_a_codec_that_compresses_worse_than_expected_is_dropped_at_once() -> None:
-    choice = Choice()
+    choice = CodecChoice()
     choice.sent(1, WINDOW_S)
     choice.sampled(GOOD)
     used = [choice.codec]
-    choice.disappointed()
+    choice.gained_too_little()
     assert [*used, choice.codec] == ["zstd", None]
 
 
 def test_without_a_common_codec_blocks_are_not_compressed() -> None:
-    choice = Choice()
+    choice = CodecChoice()
     choice.sent(1, WINDOW_S)
     choice.sampled({})
     assert choice.codec is None
