@@ -158,7 +158,7 @@ def _claimed(history: Any) -> dict[str, Any]:
     """Of a job that is read at least once: who claimed what, what returned, and what may have come
     again."""
     from ...journal.reasons import GOODBYE
-    from ..core.checks import describe_mismatches
+    from ..core.checksums import describe_mismatches
     from ..order import permuted
 
     job, order, claims = history.job, history.job.order, history.claims
@@ -266,7 +266,7 @@ class _Ordered:
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
 
-        from ..core.checks import describe_mismatches
+        from ..core.checksums import describe_mismatches
 
         known, skipped = self._known, self._history.skipped
         count = int((known.lengths >= 0).sum())

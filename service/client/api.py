@@ -428,7 +428,7 @@ def _read_as_dataset(
         sharing_warnings.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
         _require_no_order(reader_of("").how)
-        return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
+        return _read_named_at_run_time(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
     reader = reader_of(dataset_id)
     definition = reader.definition()
@@ -511,7 +511,7 @@ class _InOrder:
             self._next, self._goes_on = ordered, True
 
 
-def _read_what_is_named(
+def _read_named_at_run_time(
     reader_of: Callable[[str], Reader],
     dataset_id: Any,
     element_spec: Any,

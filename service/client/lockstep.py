@@ -30,7 +30,7 @@ class Peers(Protocol):
         """Publishes a text to all of them. The first text of a key stays. Thread-safe."""
 
     def receive(self, key: str, timeout_s: float | None) -> str | None:
-        """The text of a key; None after the timeout, or if nobody can be asked. Thread-safe."""
+        """The text of a key; None after the timeout, or without a service to ask. Thread-safe."""
 
 
 peer_finders: list[Callable[[], Peers | None]] = []

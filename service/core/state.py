@@ -103,7 +103,9 @@ class Job(Struct):
     skipped_splits: int = 0  # of summarized epochs
     used_ms: int = 0  # when it was created, joined or left last
     checksums: dict[int, int] = {}  # bundle → of its first run; bundles count through all epochs
-    differing: list[int] = []  # bundles with another checksum when they were run again (checks.py)
+    differing: list[
+        int
+    ] = []  # bundles with another checksum when they were run again (checksums.py)
 
     @property
     def user_name(self) -> str:
@@ -187,7 +189,7 @@ class Iteration(Struct):
 
     @property
     def keeps_progress(self) -> bool:
-        """Whether who joins it later goes on where its consumers left it."""
+        """Whether a consumer that joins later continues where the others stopped."""
         return bool(self.ledgers) or self.claims is not None
 
     @property

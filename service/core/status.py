@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges, saves
-from .checks import describe_mismatches
+from .checksums import describe_mismatches
 from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known

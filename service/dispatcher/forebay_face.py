@@ -20,7 +20,7 @@ from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.bundles import order_message
-from ..core.checks import describe_mismatches
+from ..core.checksums import describe_mismatches
 from ..core.claims import Claimed
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
@@ -95,7 +95,7 @@ class ForebayFace:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._warned_of_lengths: set[str] = set()  # datasets
-        self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
+        self._order_warnings: dict[str, list[str]] = {}  # of datasets read in order, by their blob
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -194,7 +194,7 @@ class ForebayFace:
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest
     ) -> pb.GetOrCreateJobResponse:
-        await self._doubts_of(request)
+        await self._warnings_for(request)
         command = c.GetOrCreateJob(request=_numbered(request.request), **_job(request))
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
@@ -216,9 +216,9 @@ class ForebayFace:
             is_gone = self._dispatcher.failure_detector.is_gone
             how |= {"member": request.member, "gone": tuple(filter(is_gone, state.consumers))}
         command: c.Command
-        doubts: list[str] = []
+        warnings: list[str] = []
         if request.HasField("job"):
-            doubts = await self._doubts_of(request.job)
+            warnings = await self._warnings_for(request.job)
             command = c.JoinJob(**how, **_job(request.job))
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
@@ -230,7 +230,7 @@ class ForebayFace:
             iteration_id=joined.iteration_id,
             consumer_id=joined.consumer_id,
             epoch=request.epoch,
-            doubts=doubts,
+            doubts=warnings,
         )
         iteration = self._iteration_of(joined.consumer_id)  # it may have been removed meanwhile
         job = state.jobs[iteration.job_id]
@@ -243,8 +243,8 @@ class ForebayFace:
             response.news.CopyFrom(self._news(iteration))
         return response
 
-    async def _doubts_of(self, job: pb.GetOrCreateJobRequest) -> list[str]:
-        """What the reader of an ordered read should know; empty for other reads.
+    async def _warnings_for(self, job: pb.GetOrCreateJobRequest) -> list[str]:
+        """Warnings for the reader of an ordered read; empty for other reads.
 
         Raises NotSplittable, naming the node, if the dataset cannot be run bundle by bundle.
         """
@@ -254,15 +254,15 @@ class ForebayFace:
         if dataset.outline.HasField("python_function"):
             return []
         blob = stored(dataset.outline).blob
-        if blob not in self._doubts:
+        if blob not in self._order_warnings:
             try:
                 graph = await self._dispatcher.graphs.read(dataset)
             except Missing:  # it was lost: workers say so, and how to register it again
                 return []
-            self._doubts[blob] = await asyncio.to_thread(
+            self._order_warnings[blob] = await asyncio.to_thread(
                 _check_order, graph, dataset.outline.sources
             )
-        return self._doubts[blob]
+        return self._order_warnings[blob]
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest
@@ -628,7 +628,7 @@ def _stream(save: Save, number: int) -> pb.Stream:
 def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
     """What a reader should know, in sentences. Raises NotSplittable."""
     definitions.require_bundles(graph, sources)
-    doubts = [
+    warnings = [
         f"its elements may not repeat: {why}, so its bundles may have other elements each time, "
         "and a read that notices it fails"
         for why in definitions.nondeterministic(graph)
@@ -636,8 +636,8 @@ def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
     try:
         definitions.require_bundles(graph, sources, as_parts=True)
     except Unimplemented as error:
-        doubts.append(f"it is read bundle by bundle, and not as a whole: {error}")
-    return doubts
+        warnings.append(f"it is read bundle by bundle, and not as a whole: {error}")
+    return warnings
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:

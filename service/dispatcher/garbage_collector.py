@@ -1,7 +1,7 @@
 """Garbage collection: iterations that nobody reads, jobs and datasets that nobody uses, and blobs.
 
-What is removed, and what it takes with it, is a journaled decision; when to remove it is decided
-here, by the clock and the options.
+The core decides and journals what is removed with an entity. This module decides when to remove it,
+by the clock and the options.
 """
 
 from __future__ import annotations

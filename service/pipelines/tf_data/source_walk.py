@@ -40,8 +40,8 @@ class SourceNode:
 
 
 class _Lineage(NamedTuple):
-    """What a dataset reads: a list of groups of sources that are leased together; and the nodes
-    between them and the dataset that change the number or order of elements."""
+    """The sources of a dataset, in groups that are leased together, and the nodes between them and
+    the dataset that change the number or order of elements."""
 
     sources: list[list[int]]
     changes: tuple[Any, ...]
@@ -264,7 +264,7 @@ class SourceWalk:
         return _Lineage(merged, first.changes, once)
 
     def _advice(self, *zipped: _Lineage) -> str:
-        """What to write in place of a zip of these."""
+        """The advice of an error about this zip: what to write instead."""
         for reading in filter(self._is_tensor, zipped):
             match [kind for kind, *_ in reading.changes]:
                 case ["Repeat"]:
@@ -305,7 +305,7 @@ def _has_cache(changes: Any) -> bool:
 
 
 def _describe_changes(changes: tuple[Any, ...]) -> str:
-    """What is done to a source's elements, in words, for errors."""
+    """The transformations of a source's elements, in words, for errors."""
     done = [
         f"{kind}({', '.join(map(str, extent))})" if extent and kind in _RULES else str(kind)
         for kind, *extent in changes

@@ -1,4 +1,4 @@
-"""Checks: whether a bundle that is run again has the same elements.
+"""Checksums: whether a bundle that is run again has the same elements.
 
 Workers report the checksum of each bundle that they ran from its beginning to its end. The first
 one of a bundle is kept with the job. A later run whose checksum is another one is a *mismatch*, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import checks
+from forebay.service.core import checksums
 from forebay.service.core import commands as c
 from forebay.service.core.status import status
 from forebay.service.errors import InvalidArgument
@@ -37,7 +37,7 @@ def test_the_first_checksum_of_a_bundle_is_kept() -> None:
         job_id=job.job_id, bundles=[4], checksums=[9]
     )
     assert job.checksums == {3: 7, 8: 1 << 31, 4: 9}
-    assert checks.describe_mismatches(job) == ""
+    assert checksums.describe_mismatches(job) == ""
 
 
 def test_a_mismatch_is_told_once() -> None:
@@ -52,12 +52,12 @@ def test_a_mismatch_is_told_once() -> None:
     told = status(given.state)["jobs"][0]
     assert told["checksum_mismatches"] == [(0, 3), (1, 3)]
     assert "when they were run again: 3 of epoch 0, 3 of epoch 1." in told["warning"]
-    assert "run again: 3 of epoch 1." in checks.describe_mismatches(job, [8])
+    assert "run again: 3 of epoch 1." in checksums.describe_mismatches(job, [8])
 
 
 def test_both_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MAX_CHECKSUMS", 10)
-    monkeypatch.setattr(checks, "MAX_MISMATCHES", 3)
+    monkeypatch.setattr(checksums, "MAX_CHECKSUMS", 10)
+    monkeypatch.setattr(checksums, "MAX_MISMATCHES", 3)
     given = Checking()
     job = given.job_of(given.consumer)
     for first in range(0, 100, 5):
@@ -74,7 +74,7 @@ def test_a_warning_names_the_first_five() -> None:
     given = Checking()
     given.check(dict.fromkeys(range(6), 1))
     found = given.check(dict.fromkeys(range(6), 2))
-    text = checks.describe_mismatches(given.job_of(given.consumer), found)
+    text = checksums.describe_mismatches(given.job_of(given.consumer), found)
     assert "4 of epoch 0 and others." in text and "0 of epoch 1" not in text
 
 
