@@ -13,7 +13,9 @@ import typer
 from ..errors import InvalidArgument, NotFound
 from .journal import JSON, STORAGE, opened, time_text
 
-JOB = typer.Argument(..., help="Its name, or its id.", envvar="FOREBAY_JOB", show_default=False)
+JOB = typer.Argument(
+    ..., help="The job's name, or its id.", envvar="FOREBAY_JOB", show_default=False
+)
 STEP = typer.Option(
     None, min=0, help="What each consumer gets in this step, counted over all epochs.",
     envvar="FOREBAY_STEP",
@@ -26,14 +28,14 @@ EPOCH = typer.Option(
     None, min=0, help="With --element: in this epoch; the first is 0.", envvar="FOREBAY_EPOCH"
 )
 BATCH_SIZE = typer.Option(
-    None, min=1, help="Not of the group that was there, but of one with such batches.",
+    None, min=1, help="The batch size of another group than the one that read; needs --consumers.",
     envvar="FOREBAY_BATCH_SIZE",
 )  # fmt: skip
 CONSUMERS = typer.Option(
-    None, min=1, help="And with so many consumers.", envvar="FOREBAY_CONSUMERS"
+    None, min=1, help="The number of that other group's consumers.", envvar="FOREBAY_CONSUMERS"
 )
 DROP_REMAINDER = typer.Option(
-    False, help="And without each epoch's last, incomplete step.",
+    False, help="Whether that other group drops each epoch's last, incomplete step.",
     envvar="FOREBAY_DROP_REMAINDER",
 )  # fmt: skip
 
@@ -52,9 +54,9 @@ def audit(
     drop_remainder: bool = DROP_REMAINDER,
     as_json: bool = JSON,
 ) -> None:
-    """Who read a job, from where and in which order; what was lost, and why.
+    """Show who read a job, from where and in which order, and which elements were lost and why.
 
-    With --step or --element: which elements an ordered read gives to whom.
+    With --step or --element: which consumer of an ordered read gets which elements.
     """
     if step is not None and element is not None:
         raise InvalidArgument(f"--step {step} and --element {element}: ask for one of them")

@@ -99,13 +99,13 @@ class Read:
             behind, unchanged = self.lowest(), (unchanged + 1) * (self.lowest() == behind)
 
     def read_until(self, workers: int) -> None:
-        """Until so many have begun."""
+        """Wait until so many workers take part."""
         while self._next.total() < workers:
             self.read(1)
 
 
 def rounds_of(number: int) -> list[RoundsMode]:
-    """Those of the read of so many."""
+    """The modes of the consumers of a read with so many."""
     modes = [consumer.mode for consumer in _open if isinstance(consumer, Consumer)]
     found = [mode for mode in modes if isinstance(mode, RoundsMode) and _consumers(mode) == number]
     assert len(found) == number
@@ -140,7 +140,7 @@ def _array(element: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    """With two workers."""
+    """A dispatcher with two workers."""
     running = DispatcherProcess(tmp_path_factory.mktemp("journal"))
     with running, contextlib.ExitStack() as workers:
         for worker in [WorkerProcess(running.address) for _ in range(2)]:

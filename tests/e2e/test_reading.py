@@ -112,7 +112,7 @@ class TestHealthy:
         assert len(numbers(first)) == 20
         assert numbers(late) == []
 
-    def test_files_with_shuffle_and_batches(
+    def test_shuffled_and_batched_files_come_once(
         self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
     ) -> None:
         for n in range(7):
@@ -186,7 +186,7 @@ class TestHealthy:
         left = {thread.name for thread in threading.enumerate()} - before
         assert not left
 
-    def test_an_unknown_dataset(self, dispatcher: DispatcherProcess) -> None:
+    def test_an_unknown_dataset_is_an_error(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(NotFound, match="4711"):
             service.from_dataset_id(OFF, dispatcher.target, "4711")
         with pytest.raises(NotFound, match="4711"):
@@ -194,7 +194,7 @@ class TestHealthy:
 
 
 class TestKilled:
-    """Each test has a cluster of its own. `slow` makes sure that there is a middle."""
+    """Each test has its own cluster. `slow` elements leave time to kill a process in mid-epoch."""
 
     SIZE = 400
 
@@ -261,7 +261,7 @@ class TestKilled:
         length = len(str(go_on))
 
         def held(x: Any, turn: Any) -> Any:
-            """One element, until there is that file. That it is looked for anew, `turn` says."""
+            """One element that waits until the file exists; `turn` tells when it looks again."""
             name = tf.strings.substr(tf.strings.join([str(go_on), tf.as_string(turn)]), 0, length)
             return (x == 1) & (tf.size(tf.io.matching_files(name)) == 0)
 
@@ -333,7 +333,7 @@ class TestKilled:
         storage.close()
 
     def test_a_trainer_is_killed(self, tmp_path: pathlib.Path) -> None:
-        """Its share of what was on the way to it is missing; its sibling finishes the epoch."""
+        """Elements on their way to it are missing; the other trainer finishes the epoch."""
         with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
             dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
             dataset_id = service.register_dataset(d.target, dataset)

@@ -92,7 +92,7 @@ def across(target: str, task: TaskContext, job_name: str, **how: Any) -> Any:
 
 
 def test_finished_epochs_are_not_read_again(target: str) -> None:
-    """Nor does another training by the same name train on nothing."""
+    """Another training under the same name gets an error instead of no elements."""
     first = across(target, CHIEF, "epochs", dataset_fn=numbers)
     assert [read(first), read(first)] == [[*range(10)]] * 2
     for task, initial_epoch in itertools.product((CHIEF, WORKER), (0, 1)):
@@ -133,7 +133,7 @@ def test_an_evaluator_evaluates_on_all_whenever_it_is_started(target: str) -> No
 def test_the_second_of_two_chiefs_is_refused(
     target: str, other: range, replicas: int, said: str | None
 ) -> None:
-    """Whose dataset was registered while it built its own; the same one is no harm."""
+    """The first one registered while the second built its dataset. Equal datasets are fine."""
     name = f"two of {other} {replicas}"
 
     def late(_: Any) -> Any:
@@ -170,7 +170,7 @@ def test_a_cluster_that_has_changed_is_told(target: str) -> None:
 def test_a_chief_that_finds_a_dataset_says_so(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a training that has read nothing yet, which another may be by mistake."""
+    """The training has read nothing yet, so it may be another one by mistake."""
     for task, dataset_fn, warned in ((CHIEF, numbers, 0), (CHIEF, numbers, 1), (WORKER, never, 1)):
         across(target, task, "begun", dataset_fn=dataset_fn)
         said = ["'begun' has had its dataset since it began" in said for said in caplog.messages]
@@ -178,7 +178,7 @@ def test_a_chief_that_finds_a_dataset_says_so(
 
 
 def test_a_training_that_began_with_other_elements_is_refused(target: str) -> None:
-    """By the chief: of another dtype, shape or nesting."""
+    """The chief finds that they have another dtype, shape or nesting."""
     assert read(across(target, CHIEF, "other spec", dataset_fn=numbers)) == [*range(10)]
     for other in (lambda i: tf.cast(i, tf.float32), lambda i: tf.fill([2], i), lambda i: {"i": i}):
         for initial_epoch in (1, 2):
@@ -398,7 +398,7 @@ def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
 def test_a_waiting_task_logs_what_it_waits_for(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a dispatcher, and of a chief, that is waited for longer than a moment."""
+    """It logs when it waits longer than a moment for a dispatcher or a chief."""
     for service_, task, message in [
         ("localhost:1", CHIEF, "still trying to call .*GetDataset at localhost:1"),
         (target, WORKER, "waiting for the chief of 'awaited' to register its dataset"),

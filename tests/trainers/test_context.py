@@ -73,7 +73,7 @@ def test_a_cluster_has_its_addresses_and_a_chief_under_one_name() -> None:
 
 @pytest.mark.parametrize("cluster", [WITH_CHIEF, WITHOUT_CHIEF, {}])
 def test_a_cluster_is_one_for_tensorflow(cluster: Any) -> None:
-    """Also as it comes: it never has an evaluator, whose own task is none of it."""
+    """TensorFlow's cluster never has an evaluator, whose own task is not part of it."""
     context = TaskContext.from_env(tf_config(cluster, "evaluator"))
     assert tf.train.ClusterSpec(context.cluster).as_dict() == cluster
     assert tf.train.ClusterSpec(cluster) == tf.train.ClusterSpec(context.cluster)
@@ -240,7 +240,7 @@ def test_a_task_that_does_not_train_is_no_consumer(kind: str) -> None:
 def test_a_task_of_a_strategy_s_cluster(
     cluster: Any, kind: Any, index: Any, role: Role, rank: int, consumers: int
 ) -> None:
-    """Whatever the environment says, but for the trial."""
+    """The strategy's cluster wins over the environment, except for the trial."""
     context = context_of(cluster, kind, index, {"RANK": "7", **tf_config({}, trial="3")})
     assert (context.role, context.rank, context.num_consumers) == (role, rank, consumers)
     assert context.trial == "3"

@@ -164,7 +164,7 @@ for dataset in (pairs, read(pairs)):
 
 @pytest.fixture(scope="module")
 def two(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What a cluster of two says."""
+    """The output of a cluster of two."""
     directory = tmp_path_factory.mktemp("two")
     write_files(directory)
     rows = json.dumps([[policy, *names] for policy, names, *_ in SHARDING])
@@ -257,7 +257,7 @@ for distributed in (
 
 @pytest.fixture(scope="module")
 def three(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What a cluster of three says, of which the environment knows nothing."""
+    """The output of a cluster of three that the environment does not describe."""
     program = BEGINS + INTERFACE + "batches(8)\n" + SHARED + ENDS
     directory = tmp_path_factory.mktemp("three")
     return said_by(started(program, 3, target, directory, "not in the environment"))
