@@ -95,7 +95,7 @@ class ForebayFace:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._warned_of_lengths: set[str] = set()  # datasets
-        self._order_warnings: dict[str, list[str]] = {}  # of datasets read in order, by their blob
+        self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -254,15 +254,15 @@ class ForebayFace:
         if dataset.outline.HasField("python_function"):
             return []
         blob = stored(dataset.outline).blob
-        if blob not in self._order_warnings:
+        if blob not in self._doubts:
             try:
                 graph = await self._dispatcher.graphs.read(dataset)
             except Missing:  # it was lost: workers say so, and how to register it again
                 return []
-            self._order_warnings[blob] = await asyncio.to_thread(
+            self._doubts[blob] = await asyncio.to_thread(
                 _check_order, graph, dataset.outline.sources
             )
-        return self._order_warnings[blob]
+        return self._doubts[blob]
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest
@@ -628,7 +628,7 @@ def _stream(save: Save, number: int) -> pb.Stream:
 def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
     """What a reader should know, in sentences. Raises NotSplittable."""
     definitions.require_bundles(graph, sources)
-    warnings = [
+    doubts = [
         f"its elements may not repeat: {why}, so its bundles may have other elements each time, "
         "and a read that notices it fails"
         for why in definitions.nondeterministic(graph)
@@ -636,8 +636,8 @@ def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
     try:
         definitions.require_bundles(graph, sources, as_parts=True)
     except Unimplemented as error:
-        warnings.append(f"it is read bundle by bundle, and not as a whole: {error}")
-    return warnings
+        doubts.append(f"it is read bundle by bundle, and not as a whole: {error}")
+    return doubts
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
