@@ -3,8 +3,9 @@
     plan ─► cluster (members, proxy) ─► trainers' records ┐
                                         the journal ───────┴► audit ─► report, plot
 
-plan.py derives the plan of faults from the seed. cluster.py runs the processes and injects the
-faults. Trainers record every element that they get (records.py). audit.py, which is pure, checks
-those records against the journal. With hosts.py each process runs on a host of its own, and
-partitions (partitions.py) are faults, too.
+plan.py derives the plan of faults from the seed. cluster.py runs the processes, and faults.py
+injects the faults. Trainers record every element that they get (records.py, record_files.py).
+audit.py, which is pure, checks those records against the journal, and excuses.py says which missing
+elements a fault excuses. With hosts.py each process runs on a host of its own, and partitions
+(partitions.py) are faults, too.
 """

@@ -11,13 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..journal.reasons import GOODBYE
 from .audit import Verdict
 from .history import History, listed
 from .records import Got, Joined, Left, ReadToEnd, Record, Started
 from .trainer import BUNDLE_SPLITS, CLAIMS_JOB
-
-GOODBYE = "it said goodbye"
-"""Why a consumer left in order, in the journal."""
 
 
 @dataclass

@@ -12,22 +12,20 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 
 import msgspec
 
 from ..service.blocks import BLOCK_BYTES
 from ..service.errors import ForebayError
 from ..service.processes import forebay, free_port, redis_program, tail
-from . import crowd, modes, saves
+from . import crowd
 from .dataset import ELEMENT_BYTES
 from .hosts import LOOPBACK, Host, Network
 from .members import Life, Member
 from .partitions import Partition
 from .plan import host_names
 from .proxy import Proxies
-from .records import Joined, Record, Started, read_records
-from .saves import Saved
+from .record_files import RecordFiles
 from .trainer import CREDIT_BYTES, TrainerTask
 
 CLAIMERS = 2
@@ -113,6 +111,7 @@ class Cluster:
         self.network = Network(names) if names else None
         self.proxies = Proxies()
         self.members: dict[str, list[Member]] = {}
+        self.records = RecordFiles(directory, self.members)
         self.storage = self._make_storage()
         self._ports = [free_port() for _ in range(options.dispatchers)]
         self.addresses = [self._proxy(f"dispatcher{n}", port) for n, port in enumerate(self._ports)]
@@ -209,7 +208,7 @@ class Cluster:
             name="",
             service=self.service,
             dataset_id=dataset_id,
-            records=str(self.records_of(role, number)),
+            records=str(self.records.path_of(role, number)),
             stop=str(self._stop),
             pace_s=pace_s,
             claims=role == "claimer",
@@ -221,15 +220,6 @@ class Cluster:
 
         return command
 
-    def records_of(self, role: str, number: int) -> pathlib.Path:
-        """The file of a trainer, or of a claimer."""
-        return self._directory / f"{role}{number}.records"
-
-    def records(self, role: str = "trainer") -> list[list[Record]]:
-        """Each trainer's records so far; those of a claimer with that role."""
-        count = self._options.members[role]
-        return [list(read_records(self.records_of(role, n))) for n in range(count)]
-
     def _crowd(
         self, dataset_id: str, endless_id: str, python_id: str
     ) -> Callable[[str], list[str]]:
@@ -240,53 +230,6 @@ class Cluster:
             return forebay("chaos.crowd", msgspec.json.encode(task).decode())
 
         return command
-
-    def crowds(self) -> dict[str, dict[str, list[list[Record]]]]:
-        """The records of each crowd's readers, by process and job."""
-        found: dict[str, dict[str, list[list[Record]]]] = {}
-        for life in self.members["crowd"][0].lives:
-            jobs = found[life.name] = {}
-            for reader in range(crowd.READERS + crowd.PYTHON_READERS):
-                path = crowd.records_of(self._directory / life.name, reader)
-                of_job = jobs.setdefault(crowd.job_of(life.name, reader), [])
-                of_job.append(list(read_records(path)))
-        return found
-
-    def modes(self) -> dict[str, dict[str, list[list[Record]]]]:
-        """The records of each crowd's readers in other modes, by process and mode."""
-        return {
-            life.name: {
-                mode: [
-                    list(read_records(modes.records_of(self._directory / life.name, mode, reader)))
-                    for reader in range(modes.EACH)
-                ]
-                for mode in modes.MODES
-            }
-            for life in self.members["crowd"][0].lives
-        }
-
-    def consumers(self) -> dict[int, str]:
-        """The processes of all consumers, by the consumers' ids."""
-        found = {}
-        for records in (*self.records(), *self.records("claimer")):
-            name = ""
-            for record in records:
-                if isinstance(record, Started):
-                    name = record.name
-                elif isinstance(record, Joined):
-                    found[record.consumer_id] = name
-        for crowds in (self.crowds(), self.modes()):
-            for name, readers in crowds.items():
-                of_crowd = chain.from_iterable(chain.from_iterable(readers.values()))
-                joined = (record for record in of_crowd if isinstance(record, Joined))
-                found |= dict.fromkeys((record.consumer_id for record in joined), name)
-        return found
-
-    def saved(self) -> dict[str, Saved]:
-        """Each crowd's save, by process. Raises ValueError if it cannot be read."""
-        names = [life.name for life in self.members["crowd"][0].lives]
-        paths = {name: saves.path_in(self._directory / name) for name in names}
-        return saves.saved(paths, self._directory)
 
     # -- its life ------------------------------------------------------------------------------
 
@@ -322,8 +265,7 @@ class Cluster:
         self.wait(self._everybody_reads, START_S, starting=True)
 
     def _everybody_reads(self) -> bool:
-        paths = [self.records_of(member.role, member.number) for member in self.readers()]
-        return all(b'"got"' in content(path) for path in paths)
+        return all(b'"got"' in self.records.content(member) for member in self.readers())
 
     def readers(self) -> list[Member]:
         """The trainers, with those that read at least once."""
@@ -339,9 +281,9 @@ class Cluster:
         give_up_s = time.monotonic() + timeout_s
         while not condition():
             if self.network is not None:
-                self.network.attend()
+                self.network.poll()
             for member in self._all():
-                member.attend()
+                member.poll()
                 if starting and member.lives and member.life.ended_by_itself:
                     raise ForebayError(
                         f"{member.life.name} ended with {member.life.code} before there were any "
@@ -381,8 +323,3 @@ class Cluster:
             member.retired = True
             member.terminate()
         self.wait(lambda: not any(member.running for member in members), SETTLE_S)
-
-
-def content(path: pathlib.Path) -> bytes:
-    """b"" if there is no such file."""
-    return path.read_bytes() if path.exists() else b""

@@ -26,7 +26,7 @@ import time
 
 import msgspec
 
-from .cluster import LEADS, START_S, Cluster, content
+from .cluster import LEADS, START_S, Cluster
 from .members import Member
 from .plan import PARTED, Fault
 from .records import Joined, Started, read_records
@@ -157,7 +157,7 @@ class Faults:
         if member.role == "worker":
             return _ADDRESS.search(member.said) is not None
         started, joined = "", ""
-        for record in read_records(self._cluster.records_of(member.role, member.number)):
+        for record in read_records(self._cluster.records.path_of(member.role, member.number)):
             if isinstance(record, Started):
                 started = record.name
             elif isinstance(record, Joined):
@@ -166,9 +166,7 @@ class Faults:
 
     def _signal(self, trainer: Member, number: signal.Signals) -> bool:
         # The signal would kill a trainer that has not set its handlers yet.
-        ready = f'"{trainer.life.name}"'.encode() in content(
-            self._cluster.records_of(trainer.role, trainer.number)
-        )
+        ready = f'"{trainer.life.name}"'.encode() in self._cluster.records.content(trainer)
         if ready:
             trainer.send(number)
         return ready

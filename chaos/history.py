@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..journal.proto import events_pb2 as ev
-
-SILENT = "no sign of life"
-"""The failure detector's reason, in the journal."""
+from ..journal.reasons import SILENT
 
 
 @dataclass

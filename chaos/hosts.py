@@ -4,9 +4,9 @@
 bridge, so that nothing of the machine's network changes. The hosts are further namespaces. Only
 this process and its children hold them, so Linux removes all of it however the run ends.
 
-A partition makes packets vanish. Each host of one side sends what is for a host of the other side
-to a hardware address that nobody has. So nobody is told, connections stay, and third hosts may
-still reach both sides.
+A partition makes packets vanish: each host sends packets for the other side to a hardware address
+that no host has. No host gets an error, connections stay open, and third hosts may still reach both
+sides.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .partitions import Partition
 from .plan import Sides
 
 OWN_ADDRESS = "192.0.2.254"
-"""The address of this process on the bridge. The network is for documentation, so nobody's."""
+"""The address of this process on the bridge, in a network that is reserved for documentation."""
 
 _ADDRESS = "192.0.2.{}"
 MOST_HOSTS = 253
-_NOBODY = "02:00:00:00:00:00"
-"""No host's hardware address: theirs are random, and this one would be drawn once in 2^46."""
+_UNUSED = "02:00:00:00:00:00"
+"""A hardware address that no host has: theirs are random, so 1 in 2^46 would be the same."""
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # os has them from Python 3.12 on
 
@@ -54,7 +54,7 @@ class Host:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """What this thread makes within this context, sockets or processes, is on the host."""
+        """Sockets and processes that this thread makes within this context are on the host."""
         if self.namespace is None:
             yield
             return
@@ -116,7 +116,7 @@ class Network:
         _ip_on(self.hosts, of_hosts)
 
     def cut(self, sides: Sides, seconds: float, *, one_way: bool = False) -> None:
-        """Cut the two sides off from each other; `attend` heals it in time.
+        """Cut the two sides off from each other; `poll` heals it in time.
 
         `one_way`: only what the second side sends to the first one vanishes.
         """
@@ -126,7 +126,7 @@ class Network:
         self._present.append(partition)
         self._arrange()
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Heal what is due. Poll this often."""
         now = time.monotonic()
         self._heal([p for p in self._present if p.until_s <= now])
@@ -162,7 +162,7 @@ class Network:
         for name, before in self._cut_off.items():
             after = frozenset(wanted[name])
             lines = [
-                f"neigh replace {self.hosts[other].address} lladdr {_NOBODY} dev eth0 nud permanent"
+                f"neigh replace {self.hosts[other].address} lladdr {_UNUSED} dev eth0 nud permanent"
                 for other in after - before
             ]
             lines += [f"neigh del {self.hosts[other].address} dev eth0" for other in before - after]

@@ -109,7 +109,7 @@ class Member:
         if self._process is not None:
             self.life.killed_s = time.monotonic()
             self._process.kill()
-            self.attend()
+            self.poll()
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -118,7 +118,7 @@ class Member:
             self._process.terminate()
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP; `attend` resumes it in time."""
+        """SIGSTOP; `poll` resumes it in time."""
         if self._process is not None:
             now = time.monotonic()
             self._process.send_signal(signal.SIGSTOP)
@@ -135,7 +135,7 @@ class Member:
         if self._process is not None:
             self._process.send_signal(number)
 
-    def attend(self) -> None:
+    def poll(self) -> None:
         """Do what is due: resume it, note its end, restart it. Poll this often after `start`."""
         now = time.monotonic()
         if self._resume_at_s and now >= self._resume_at_s:

@@ -51,17 +51,17 @@ class ReaderVisit:
 
 def check_modes(
     history: History, name: str, modes: Mapping[str, Readers], lives: Mapping[str, Life],
-    *, elements: int, partitions: Sequence[Partition] = (), given_up: bool = False,
+    *, elements: int, partitions: Sequence[Partition] = (), cut_off: bool = False,
 ) -> Verdict:  # fmt: skip
     """Find every broken promise to the crowd `name`.
 
     `modes` are the records of each reader, by its mode, `lives` all processes by name. The static
-    mode's dataset has the elements 0 … `elements` − 1. A crowd of which a consumer was `given_up`
-    because it was cut off need not come to its end.
+    mode's dataset has the elements 0 … `elements` − 1. A crowd that was `cut_off` need not come to
+    its end.
     """
     verdict = Verdict([])
     visits = {mode: [_visits(records, verdict) for records in modes[mode]] for mode in modes}
-    for reader in visits["rounds"] if given_up else ():
+    for reader in visits["rounds"] if cut_off else ():
         for visit in reader[-1:]:
             visit.until_s = math.inf  # it waited for more when its process ended
     found = [
@@ -69,22 +69,22 @@ def check_modes(
         *(("cached", what) for what in _check_cached(visits["cached"], history)),
         *(
             ("static", what)
-            for what in _check_static(visits["static"], history, name, elements, not given_up)
+            for what in _check_static(visits["static"], history, name, elements, not cut_off)
         ),
     ]
     for mode, readers in visits.items():
         for number, reader in enumerate(readers):
-            if not (given_up or (reader and reader[-1].ended)):
+            if not (cut_off or (reader and reader[-1].ended)):
                 found.append((mode, f"reader {number} did not come to the end"))
     verdict.broken += [f"{job_of(name, mode)}: {what}" for mode, what in found]
     return verdict
 
 
-def check_saved(name: str, saved: Saved | None, given_up: bool = False) -> Verdict:
-    """Find every broken promise to the save of the crowd `name`; None: it did not finish, for which
-    a crowd that was `given_up` did not wait.
+def check_saved(name: str, saved: Saved | None, cut_off: bool = False) -> Verdict:
+    """Find every broken promise to the save of the crowd `name`. None: the crowd did not see it
+    finish, which only a crowd that was `cut_off` may say.
     """
-    if saved is None and given_up:
+    if saved is None and cut_off:
         return Verdict([])
     if saved is None:
         return Verdict([f"{name} save: it did not come to its end"])

@@ -39,15 +39,15 @@ def periods(partitions: Iterable[Partition], host: str, whom: str) -> list[tuple
     return [(p.since_s, p.until_s + SILENT_S) for p in partitions if p.cuts(host, whom)]
 
 
-def given_up(
+def failed_cut_off(
     history: History,
     consumers: Mapping[int, str],
     hosts: Mapping[str, str],
     partitions: Iterable[Partition],
     wall_s: float,
 ) -> set[str]:
-    """The processes that failed, and of which a consumer was given up because it was cut off from a
-    dispatcher.
+    """The processes that failed because they were cut off: no dispatcher heard of them, and so one
+    gave up a consumer of theirs.
 
     `consumers` are the processes' names by their consumers' ids, `hosts` the hosts of those that
     failed, by name.

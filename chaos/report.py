@@ -22,7 +22,7 @@ from .function import SPLIT_ELEMENTS
 from .history import History, read_history
 from .modes import EACH, MODES
 from .modes_audit import check_modes, check_saved
-from .partitions import Partition, given_up
+from .partitions import Partition, failed_cut_off
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
 
@@ -44,7 +44,7 @@ class ChaosReport(msgspec.Struct):
     faults: dict[str, int]  # by kind
     missed: int  # faults that hit no process
     partitions: list[Partition]  # in seconds after the faults' beginning
-    given_up: list[str]  # processes that failed because they were cut off, and given up
+    cut_off: list[str]  # processes that failed because they were cut off
     ended_by_themselves: list[str]  # processes, with the end of their logs
     verdict: Verdict  # of the trainers, and all broken promises
     claims: Verdict  # of the trainers that read at least once
@@ -77,12 +77,12 @@ def judge(
         )
     finally:
         storage.close()
-    records, lives, partitions = cluster.records(), cluster.lives, cluster.partitions
+    records, lives, partitions = cluster.records.of_trainers(), cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
-    consumers = cluster.consumers()
+    consumers = cluster.records.consumers()
     failed = (life for life in lives.values() if life.code and life.killed_s is None)
     hosts = {life.name: life.host for life in failed}
-    cut_off = given_up(history, consumers, hosts, partitions, wall_s)
+    cut_off = failed_cut_off(history, consumers, hosts, partitions, wall_s)
     verdict = check(
         history,
         JOB,
@@ -93,9 +93,11 @@ def judge(
         lost_with_a_trainer=LOST_WITH_A_TRAINER,
         wall_s=wall_s,
         partitions=partitions,
-        given_up=cut_off,
+        cut_off=cut_off,
     )
-    claims = check_claims(history, cluster.records("claimer"), elements=options.elements)
+    claims = check_claims(
+        history, cluster.records.of_trainers("claimer"), elements=options.elements
+    )
     crowds = {
         name: check_crowd(
             history,
@@ -105,19 +107,19 @@ def judge(
             of_a_split={job_of(name, READERS): SPLIT_ELEMENTS},
             wall_s=wall_s,
             partitions=partitions,
-            given_up=name in cut_off,
+            cut_off=name in cut_off,
         )
-        for name, readers in cluster.crowds().items()
+        for name, readers in cluster.records.crowds().items()
     }
     modes = {
         name: check_modes(
             history, name, readers, lives,
-            elements=CROWD_ELEMENTS, partitions=partitions, given_up=name in cut_off,
+            elements=CROWD_ELEMENTS, partitions=partitions, cut_off=name in cut_off,
         )
-        for name, readers in cluster.modes().items()
+        for name, readers in cluster.records.modes().items()
     }  # fmt: skip
     try:
-        saved = cluster.saved()
+        saved = cluster.records.saved()
         saves = {name: check_saved(name, saved.get(name), name in cut_off) for name in modes}
     except ValueError as error:
         saves = {"all": Verdict([str(error)])}
@@ -138,7 +140,7 @@ def judge(
         hits=[Hit(round(d.at_s - began_s, 2), kind, d.name or "") for kind, d in done],
         faults=dict(sorted(Counter(kind for kind, _ in done).items())),
         missed=len(kinds) - len(done),
-        given_up=sorted(cut_off),
+        cut_off=sorted(cut_off),
         partitions=[
             Partition(
                 p.sides, round(p.since_s - began_s, 2), round(p.until_s - began_s, 2), p.one_way
@@ -206,8 +208,8 @@ def render(report: ChaosReport) -> Any:
         "faults",
         f"{len(report.hits)} in {report.faults_s:.0f} s; {report.missed} more found nobody",
     )
-    if report.given_up:
-        found.add_row("cut off, and given up", ", ".join(report.given_up))
+    if report.cut_off:
+        found.add_row("failed, cut off", ", ".join(report.cut_off))
     found.add_row("ended by themselves", "\n".join(report.ended_by_themselves) or "none")
     found.add_row("epochs", f"{verdict.epochs} of {PASSES} × {options.elements} elements")
     found.add_row("delivered", str(verdict.delivered))

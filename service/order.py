@@ -60,7 +60,7 @@ def permuted(place: int, count: int, seed: int, epoch: int) -> int:
 
 
 def permuted_many(places: Ints, count: int, seed: int, epoch: int) -> Ints:
-    """What `permuted` says of each of these places: int64, of the same shape, (n,)."""
+    """`permuted` of each of these places, int64 (n,): the result has the same shape and dtype."""
     for place in (places.min(), places.max()) if places.size else ():
         _check_place(int(place), count)
     keys, half = _round_keys(seed, epoch), _half_bits(count)
@@ -232,7 +232,7 @@ class EpochOrder:
         return [places[bisect_left(places, started) - 1] for places in self._of_slot if started]
 
     def _running(self, round_: int, started: int) -> list[int]:
-        """Those of them that may have elements in this round or later, in the order of slots."""
+        """The slots' latest places that may have elements in this round or later, by slot."""
         blocks = round_ * self.block_length
         return [
             place

@@ -22,19 +22,19 @@ NAMED = 5
 class KnownOrder:
     """The epochs of an ordered job, as far as the known lengths of bundles determine them."""
 
-    def __init__(self, spec: ev.OrderSpec, lengths: Sequence[int]) -> None:
+    def __init__(self, order: ev.OrderSpec, lengths: Sequence[int]) -> None:
         """`lengths`: by bundle; -1: not known."""
-        self._spec = spec
+        self._order = order
         self.lengths = np.array(lengths, np.int64)
         self.total = None if (self.lengths < 0).any() else int(self.lengths.sum())
 
     def _epoch(self, number: int) -> tuple[Ints, EpochOrder]:
         """The bundles by place, and their interleaved order."""
-        spec, bundles = self._spec, np.arange(self._spec.bundles)
-        if spec.shuffle:
-            bundles = permuted_many(bundles, spec.bundles, spec.seed, number)
+        how, bundles = self._order, np.arange(self._order.bundles)
+        if how.shuffle:
+            bundles = permuted_many(bundles, how.bundles, how.seed, number)
         lengths = self.lengths[bundles]
-        return bundles, EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
+        return bundles, EpochOrder(how.bundles, how.cycle_length, how.block_length, lengths)
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes

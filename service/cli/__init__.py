@@ -56,7 +56,7 @@ def demo(
         False, help="Keep the demo's files and say where they are.", envvar="FOREBAY_KEEP"
     ),
 ) -> None:
-    """The main job on this machine, on real data, with the dispatcher killed in the middle."""
+    """Train on real data on this machine, and kill the dispatcher in the middle."""
     from .demo import run_demo
 
     raise typer.Exit(0 if run_demo(epochs=epochs, keep=keep) else 1)

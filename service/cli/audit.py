@@ -13,7 +13,9 @@ import typer
 from ..errors import InvalidArgument, NotFound
 from .journal import JSON, STORAGE, opened, time_text
 
-JOB = typer.Argument(..., help="Its name, or its id.", envvar="FOREBAY_JOB", show_default=False)
+JOB = typer.Argument(
+    ..., help="The job's name, or its id.", envvar="FOREBAY_JOB", show_default=False
+)
 STEP = typer.Option(
     None, min=0, help="What each consumer gets in this step, counted over all epochs.",
     envvar="FOREBAY_STEP",
@@ -26,14 +28,14 @@ EPOCH = typer.Option(
     None, min=0, help="With --element: in this epoch; the first is 0.", envvar="FOREBAY_EPOCH"
 )
 BATCH_SIZE = typer.Option(
-    None, min=1, help="Not of the group that was there, but of one with such batches.",
+    None, min=1, help="The batch size of another group than the one that read; needs --consumers.",
     envvar="FOREBAY_BATCH_SIZE",
 )  # fmt: skip
 CONSUMERS = typer.Option(
-    None, min=1, help="And with so many consumers.", envvar="FOREBAY_CONSUMERS"
+    None, min=1, help="The number of that other group's consumers.", envvar="FOREBAY_CONSUMERS"
 )
 DROP_REMAINDER = typer.Option(
-    False, help="And without each epoch's last, incomplete step.",
+    False, help="Whether that other group drops each epoch's last, incomplete step.",
     envvar="FOREBAY_DROP_REMAINDER",
 )  # fmt: skip
 
@@ -52,9 +54,9 @@ def audit(
     drop_remainder: bool = DROP_REMAINDER,
     as_json: bool = JSON,
 ) -> None:
-    """Who read a job, from where and in which order; what was lost, and why.
+    """Show who read a job, from where and in which order, and which elements were lost and why.
 
-    With --step or --element: which elements an ordered read gives to whom.
+    With --step or --element: which consumer of an ordered read gets which elements.
     """
     if step is not None and element is not None:
         raise InvalidArgument(f"--step {step} and --element {element}: ask for one of them")
@@ -157,8 +159,8 @@ def _unordered(state: Any, history: Any) -> dict[str, Any]:
 def _claimed(history: Any) -> dict[str, Any]:
     """Of a job that is read at least once: who claimed what, what returned, and what may have come
     again."""
-    from ..core.checks import describe_differing
-    from ..core.consumers import GOODBYE
+    from ...journal.reasons import GOODBYE
+    from ..core.checksums import describe_mismatches
     from ..order import permuted
 
     job, order, claims = history.job, history.job.order, history.claims
@@ -214,8 +216,8 @@ def _claimed(history: Any) -> dict[str, Any]:
         if again
         else "no element came twice"
     )
-    if differing := describe_differing(job):
-        promise += f"; {differing}"
+    if mismatches := describe_mismatches(job):
+        promise += f"; {mismatches}"
     return {
         "dataset_id": job.dataset_id,
         "delivery": "at_least_once",
@@ -249,7 +251,7 @@ class _Ordered:
 
     def __init__(self, histories: Any, history: Any, asked: Any) -> None:
         from ...journal.splits import source_size
-        from ..core.bundles import spec_message
+        from ..core.bundles import order_message
         from ..steps import GroupSteps, KnownOrder
 
         self._history, self._order = history, history.job.order
@@ -258,7 +260,7 @@ class _Ordered:
         )
         self._sources = history.dataset.definition.sources
         self._splits = min(map(source_size, self._sources), default=0)
-        self._known = KnownOrder(spec_message(self._order), history.lengths)
+        self._known = KnownOrder(order_message(self._order), history.lengths)
         self._stays = [[]] if asked is not None else history.groups()
         members = [asked] if asked is not None else [stays[0].member for stays in self._stays]
         self._groups = [GroupSteps(self._known, member) for member in members]
@@ -266,15 +268,15 @@ class _Ordered:
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
 
-        from ..core.checks import describe_differing
+        from ..core.checksums import describe_mismatches
 
         known, skipped = self._known, self._history.skipped
         count = int((known.lengths >= 0).sum())
         promise = "held, as far as the journal tells: the order and the lengths say what is where"
         if skipped:
             promise = "limited: the rest of each skipped split is missing from the order"
-        if differing := describe_differing(self._history.job):
-            promise = f"did not hold: {differing}"
+        if mismatches := describe_mismatches(self._history.job):
+            promise = f"did not hold: {mismatches}"
         return {
             "dataset_id": self._history.job.dataset_id,
             "order": [fields(self._order)],

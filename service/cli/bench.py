@@ -12,7 +12,9 @@ from ..errors import ForebayError, InvalidArgument
 from .extras import require_tools
 
 WIDTH = 130  # of the tables, at least
-ROWS = typer.Argument(None, metavar="[ROW]…", help="By default, all; an unknown one lists them.")
+ROWS = typer.Argument(
+    None, metavar="[ROW]…", help="What to measure, by default all. An unknown row lists them."
+)
 
 
 def bench(
@@ -29,7 +31,7 @@ def bench(
         "forebay-bench-<date>.json here, and nowhere if --quick.", envvar="FOREBAY_JSON",
     ),
     directory: str = typer.Option(
-        tempfile.gettempdir(), help="For journals; on a disk.", envvar="FOREBAY_DIRECTORY"
+        tempfile.gettempdir(), help="A folder for journals, on a disk.", envvar="FOREBAY_DIRECTORY"
     ),
     plot: str = typer.Option(
         "", help="Measure nothing: plot the figures in this file of an earlier run again.",

@@ -12,7 +12,7 @@ import typer
 from .console import plain_console
 from .status import PATIENCE_S
 
-app = typer.Typer(help="List the datasets that are registered, remove them.", no_args_is_help=True)
+app = typer.Typer(help="List and remove registered datasets.", no_args_is_help=True)
 
 SERVICE = typer.Argument(
     ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
@@ -28,7 +28,7 @@ def list_(
         False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
     ),
 ) -> None:
-    """Each dataset's id, elements, size of its graph, age, jobs, and when it was used last."""
+    """List each dataset's id, elements, graph size, age, jobs, and when it was used last."""
     from ..client.datasets import list_datasets
 
     found = list_datasets(service, timeout_s=PATIENCE_S)
@@ -43,7 +43,9 @@ def remove(
     service: str = SERVICE,
     dataset_id: str = DATASET_ID,
     force: bool = typer.Option(
-        False, help="Also if it is being read: its readers get an error.", envvar="FOREBAY_FORCE"
+        False,
+        help="Remove it even if it is read; its readers get an error.",
+        envvar="FOREBAY_FORCE",
     ),
 ) -> None:
     """Remove a dataset, its jobs, and its graph from the storage.

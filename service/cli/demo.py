@@ -3,8 +3,8 @@
 It writes 1,797 real images to 16 TFRecord files and registers them once. Two trainer processes
 share one job over them through two workers, under dynamic sharding, and each trains a small Keras
 model. Halfway through an epoch, the demo kills the dispatcher (SIGKILL), and another one replays
-its journal; nobody else is told. The models do not learn from every fifth image: those measure
-the accuracy.
+its journal; trainers and workers run on. The models do not learn from every fifth image: those
+measure the accuracy.
 
 Then the demo reads the images in order, twice: undisturbed, and by a trainer that it kills in the
 middle. A worker leaves as well, and two trainers go on from the state that was saved last. The

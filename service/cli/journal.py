@@ -117,8 +117,8 @@ def repair(
     storage: str = STORAGE,
     truncate_corrupt: bool = typer.Option(
         False,
-        help="Cut a corrupt log behind its last whole batch: what was acknowledged after it is "
-        "lost. The rest is moved aside, not deleted.",
+        help="Cut a corrupt log behind its last whole batch. Later acknowledged events are lost; "
+        "their files are moved aside, not deleted.",
         envvar="FOREBAY_TRUNCATE_CORRUPT",
     ),
 ) -> None:

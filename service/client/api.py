@@ -38,14 +38,15 @@ from ..pipelines.tf_data.split_sources import contents_of, split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from . import (
-    collective,  # noqa: F401 - adds its finder to lockstep
     functions,
     lockstep,
     parameter_servers,
     registration,
     sharing_warnings,
+    tf_coordination,  # noqa: F401 - adds its finder to lockstep
 )
 from .functions import PythonDataset
+from .keras_warning import explain_keras_warning
 from .options import (
     AT_LEAST_ONCE,
     IN_LOCKSTEP,
@@ -59,7 +60,6 @@ from .options import (
 from .positions import OrderedRead
 from .reader import Reader, name_of_job
 from .registration import COMPRESSIONS, Send, Service, check_compression, registered
-from .running_out import explain_running_out
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
 from .tf_errors import raising_tensorflows
 from .tf_position import OrderedPosition, taken_from
@@ -421,14 +421,14 @@ def _read_as_dataset(
     shared: bool,
     position: OrderedPosition | None,
 ) -> Dataset:
-    explain_running_out()
+    explain_keras_warning()
     options = tf.data.Options()
     if shared:  # as in tf.data service: a shared job must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         sharing_warnings.explain_sharding()
     if tf.is_symbolic_tensor(dataset_id):
         _require_no_order(reader_of("").how)
-        return _read_what_is_named(reader_of, dataset_id, element_spec, options, shared=shared)
+        return _read_named_at_run_time(reader_of, dataset_id, element_spec, options, shared=shared)
     dataset_id = _text(dataset_id)
     reader = reader_of(dataset_id)
     definition = reader.definition()
@@ -511,7 +511,7 @@ class _InOrder:
             self._next, self._goes_on = ordered, True
 
 
-def _read_what_is_named(
+def _read_named_at_run_time(
     reader_of: Callable[[str], Reader],
     dataset_id: Any,
     element_spec: Any,
@@ -557,7 +557,7 @@ _naming = threading.Lock()
 
 def _blocks_of(reader: Reader) -> Any:
     """The blocks of the reader's next epoch, in lockstep if a group reads them."""
-    if reader.how.num_consumers is not None or lockstep.find() is None:
+    if reader.how.num_consumers is not None or lockstep.find_peers() is None:
         return reader.iterate(NOTHING)
     if reader.how.claimed is not None:
         refuse_at_least_once(AT_LEAST_ONCE, IN_LOCKSTEP)

@@ -163,7 +163,7 @@ class Claimer:
                 )
                 if self._closed.is_set():
                     return
-                self._look_at_block()
+                self._move_cursor()
                 is_news = self._wants() or self._done or self._cursors != reported
                 is_news = is_news or not self._cursors  # a late request may have claimed for us
                 request = self._report(len(self._cursors) - len(self._unread) + self._ahead())
@@ -192,7 +192,7 @@ class Claimer:
 
     # What follows is called with `_changed` held.
 
-    def _look_at_block(self) -> None:
+    def _move_cursor(self) -> None:
         """Move the cursor of the trainer's block up to the element that it works on. If the trainer
         is killed meanwhile, that one comes again."""
         if self._given is None or self._taker is None or self._taker.begun != self._blocks:

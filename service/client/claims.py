@@ -207,7 +207,7 @@ class ClaimsMode(Mode):
     # -- what workers say ----------------------------------------------------------------------
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:
-        client.taken(block)  # what is asked for bounds what is here
+        client.taken(block)  # no credit is needed: the requests bound the elements held here
         request = self._slices.delivered(key, block)
         if request is None:
             return

@@ -1,8 +1,9 @@
 """A consumer: one reader of one iteration, over all of its workers, without TensorFlow.
 
-It is put together of its membership of the iteration (heartbeats.py, and `close` here), its links
-to workers (links.py), and a *mode*, which says what it reads and what comes next: first come, first
-served (first_come.py), rounds (rounds.py), an order (ordered.py), or what it claims (claims.py).
+A consumer has three parts: its membership of the iteration (heartbeats.py, and `close` here), its
+links to workers (links.py), and a *mode*. The mode decides what to read and which block comes next:
+first come, first served (first_come.py), rounds (rounds.py), an order (ordered.py), or claims
+(claims.py).
 
 The thread that iterates over `blocks()` owns the state. Helper threads only fill its inbox: the
 heartbeat thread adds the dispatcher's news of tasks, and the transport's readers add what workers

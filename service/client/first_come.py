@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 COLOCATED = "COLOCATED"
 """The tag of a worker on a trainer's host, as TensorFlow's clients know it."""
 
-GONE_S = 2.0
+DEAD_IF_REFUSED_S = 2.0
 """After this time, a given-up worker that refuses connections counts as dead."""
 
-MUTE_S = 60.0
+DEAD_IF_SILENT_S = 60.0
 """After this time, a given-up worker that is silent or cannot be reached counts as dead. Its host
 may be cut off for a while, or its process stopped."""
 
@@ -205,7 +205,7 @@ class FirstCome(Mode):
                 refused, silent_s = link.client.silent()
                 if not refused:
                     silent_s = min(silent_s, time.monotonic() - self._given_up_at_s)
-                patience_s = GONE_S if refused else MUTE_S
+                patience_s = DEAD_IF_REFUSED_S if refused else DEAD_IF_SILENT_S
                 if silent_s < (patience_s if all_others_ended else FORGOTTEN_S):
                     continue
                 log.warning(

@@ -20,29 +20,29 @@ from .open_iterations import OpenConsumer, Taker
 Blocks = Generator[Block, None, None]
 
 
-class Others(Protocol):
+class Peers(Protocol):
     """The processes that train in lockstep. This process is `me`, counted from 0."""
 
     me: int
     number: int
 
-    def say(self, key: str, text: str) -> None:
+    def publish(self, key: str, text: str) -> None:
         """Publishes a text to all of them. The first text of a key stays. Thread-safe."""
 
-    def hear(self, key: str, timeout_s: float | None) -> str | None:
-        """The text of a key; None after the timeout, or if nobody can be asked. Thread-safe."""
+    def receive(self, key: str, timeout_s: float | None) -> str | None:
+        """The text of a key; None after the timeout, or without a service to ask. Thread-safe."""
 
 
-finders: list[Callable[[], Others | None]] = []
+peer_finders: list[Callable[[], Peers | None]] = []
 """Each finds the processes of one framework."""
 
 
-def find() -> Others | None:
+def find_peers() -> Peers | None:
     """The processes that train in lockstep, this one included; None if it trains alone."""
-    return next((others for finder in finders if (others := finder()) is not None), None)
+    return next((others for finder in peer_finders if (others := finder()) is not None), None)
 
 
-class Ends:
+class ElementLimits:
     """How many elements each iteration, by its name, has given and may give. Thread-safe."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Ends:
         self._given: dict[str, int] = {}  # includes ended iterations
         self._open: set[str] = set()
         self._limits: Mapping[str, int] | None = None
-        self._holding = 0
+        self._pauses = 0
 
     def begin(self, name: str) -> str:
         """Returns the iteration's own name. It is the same in all processes if they begin
@@ -69,18 +69,18 @@ class Ends:
             self._open.discard(name)
             self.changed.notify_all()
 
-    def hold(self) -> dict[str, int]:
-        """Pauses all iterations until `let_go`. Returns how many elements each has given."""
+    def pause(self) -> dict[str, int]:
+        """Pauses all iterations until `resume`. Returns how many elements each has given."""
         with self.changed:
-            self._holding += 1
+            self._pauses += 1
             return dict(self._given)
 
-    def let_go(self, limits: Mapping[str, int]) -> None:
+    def resume(self, limits: Mapping[str, int]) -> None:
         """Resumes the iterations, up to these limits or lower ones that were set before."""
         with self.changed:
             before = limits if self._limits is None else self._limits
             self._limits = {name: min(n, before.get(name, 0)) for name, n in limits.items()}
-            self._holding -= 1
+            self._pauses -= 1
             self.changed.notify_all()
 
     def forget_limits(self) -> None:
@@ -88,13 +88,13 @@ class Ends:
         with self.changed:
             self._limits = None
 
-    def are_held(self) -> bool:
-        return self._holding > 0
+    def are_paused(self) -> bool:
+        return self._pauses > 0
 
-    def admitted(self, name: str, count: int) -> int:
+    def admit_elements(self, name: str, count: int) -> int:
         """How many of `count` elements may be given. Waits while the iterations are paused."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.are_held())
+            self.changed.wait_for(lambda: not self.are_paused())
             if self._limits is not None:
                 count = max(0, min(count, self._limits.get(name, 0) - self._given[name]))
             self._given[name] += count
@@ -106,14 +106,14 @@ class Ends:
         with self.changed:
             if name not in self._open:
                 return True
-            held = self._holding or self._limits is None
+            held = self._pauses or self._limits is None
             return not held and self._given[name] >= (self._limits or {}).get(name, 0)
 
 
-ends = Ends()
+element_limits = ElementLimits()
 
 
-class EqualTaker(Taker):
+class LimitedTaker(Taker):
     """How far an iteration has come with a block."""
 
     def __init__(self, name: str) -> None:
@@ -123,29 +123,31 @@ class EqualTaker(Taker):
 
     def admit(self, block: Block) -> Block | None:
         """The part of the block that may be given, or None. Waits while paused."""
-        with ends.changed:
+        with element_limits.changed:
             self._left = block.count
-            ends.changed.wait_for(lambda: self._stopped or not ends.are_held())
-            count = 0 if self._stopped else ends.admitted(self._name, block.count)
+            element_limits.changed.wait_for(
+                lambda: self._stopped or not element_limits.are_paused()
+            )
+            count = 0 if self._stopped else element_limits.admit_elements(self._name, block.count)
             self._left -= count
         if count == block.count:
             return block
         return split(block, count)[0] if count else None
 
     def is_over(self) -> bool:
-        return self._stopped or ends.is_over(self._name)
+        return self._stopped or element_limits.is_over(self._name)
 
     def wait_until_over(self, timeout_s: float) -> None:
-        with ends.changed:
-            ends.changed.wait_for(self.is_over, timeout_s)
+        with element_limits.changed:
+            element_limits.changed.wait_for(self.is_over, timeout_s)
 
     def left(self) -> int:
         return self._left
 
     def leave(self) -> None:
-        with ends.changed:
+        with element_limits.changed:
             self._stopped = True
-            ends.changed.notify_all()
+            element_limits.changed.notify_all()
 
     def close(self) -> None:
         """TensorFlow's thread closes the iteration, when it asks for more."""
@@ -154,8 +156,8 @@ class EqualTaker(Taker):
 
 def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
     """The blocks of an iteration of this name, up to the limit that all processes share."""
-    own = ends.begin(name)
-    given = EqualTaker(own)
+    own = element_limits.begin(name)
+    given = LimitedTaker(own)
     try:
         with closing(iterate(given)) as blocks:
             for block in blocks:
@@ -164,17 +166,17 @@ def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
                 if given.is_over():
                     return
     finally:
-        ends.end(own)
+        element_limits.end(own)
 
 
 def stop(consumer: OpenConsumer) -> None:
     """Give TensorFlow nothing more, if this consumer reads in lockstep."""
-    if isinstance(consumer.taker, EqualTaker):
+    if isinstance(consumer.taker, LimitedTaker):
         consumer.taker.leave()
 
 
 def leave(consumer: OpenConsumer, timeout_s: float) -> None:
     """Leave once the consumer has reached the common limit, or after the timeout."""
-    if isinstance(consumer.taker, EqualTaker):
+    if isinstance(consumer.taker, LimitedTaker):
         consumer.taker.wait_until_over(timeout_s)
     consumer.leave()

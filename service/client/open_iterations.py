@@ -73,12 +73,12 @@ class Stopping:
         self._said_by: set[object] = set()
         self._messengers: list[Messenger] = []
 
-    def catch(self, who: object) -> None:
+    def catch_sigterm(self, who: object) -> None:
         """From now on `who` catches SIGTERM, and would call `begin` for it."""
         self._caught_by.add(who)
         self._tell()
 
-    def catch_no_more(self, who: object) -> None:
+    def release_sigterm(self, who: object) -> None:
         """Idempotent."""
         self._caught_by.discard(who)
         self._tell()
@@ -95,7 +95,7 @@ class Stopping:
     def is_set(self) -> bool:
         return bool(self._said_by)
 
-    def is_caught(self) -> bool:
+    def is_sigterm_caught(self) -> bool:
         """Whether a SIGTERM does not end this process."""
         return bool(self._caught_by)
 

@@ -1,4 +1,4 @@
-"""Portions: a consumer's elements of an order, put together from what has come of the bundles."""
+"""Portions: puts elements of several bundles together, in the order of the consumer's elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .slices import Request
 
 PORTION_BYTES = 1 << 20
 MAX_PORTION = 1 << 16
-"""A portion has about so many bytes, and at most so many elements."""
+"""The approximate bytes of a portion, and the most elements of one."""
 
 ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
@@ -27,14 +27,14 @@ class _Portion:
 
     positions: Ints
     needs: list[tuple[int, Ints]]  # places, and where their elements stand in the portion
-    met: int = 0  # so many of the needs are met
+    met: int = 0  # how many of the needs are met
 
 
 class Portions:
-    """What was planned and not given."""
+    """The portions that were planned and not given yet."""
 
     def __init__(self) -> None:
-        self.elements = 0  # that were planned and not given
+        self.elements = 0  # of all these portions
         self._queues: dict[int, deque[Request]] = {}  # by place, in the order of its elements
         self._portions: deque[_Portion] = deque()
         self._ready: deque[tuple[Block, Ints]] = deque()

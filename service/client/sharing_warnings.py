@@ -24,7 +24,7 @@ def warn_if_unshared(job_name: str | None) -> None:
     made says so, or else the environment."""
     if job_name is not None:
         return
-    if (others := lockstep.find()) is not None:
+    if (others := lockstep.find_peers()) is not None:
         trains, number = True, others.number
     else:
         try:

@@ -297,7 +297,7 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         times = -1 if count is None else tf.get_static_value(tf.convert_to_tensor(count))
         if times is None or times >= 0 or self._cardinality == 0:
             return super().repeat(count, name)
-        endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(_goes_on))
+        endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(_continue_in_graph))
         repeated = endless.flat_map(plain(lambda _: self), name=name)
         repeated.is_read_through_the_service = True
         repeated.is_read_in_order = self.is_read_in_order
@@ -305,12 +305,12 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
 
 
-def _is_to_go_on() -> bool:
+def _may_continue() -> bool:
     return not stopping.is_set()
 
 
-def _goes_on(_: Tensor) -> Tensor:
-    return tf.ensure_shape(tf.numpy_function(_is_to_go_on, [], tf.bool), [])
+def _continue_in_graph(_: Tensor) -> Tensor:
+    return tf.ensure_shape(tf.numpy_function(_may_continue, [], tf.bool), [])
 
 
 class _ReadyElements(_Elements):

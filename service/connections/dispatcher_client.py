@@ -198,7 +198,7 @@ class DispatcherClient:
             answer: Response = call(request, timeout=timeout_s)
         except grpc.RpcError as error:
             if _is_temporary(error):
-                self._go_elsewhere(turn, _leader(error), f"{method}: {error.details()}")
+                self._switch_dispatcher(turn, _leader(error), f"{method}: {error.details()}")
             raise
         except ValueError as error:  # the channel was closed meanwhile
             if self._closed.is_set():
@@ -220,7 +220,7 @@ class DispatcherClient:
             if position.journal_id != known.journal_id or position.sequence > known.sequence:
                 self._known = position
 
-    def _go_elsewhere(self, turn: int, leader: str, why: str) -> None:
+    def _switch_dispatcher(self, turn: int, leader: str, why: str) -> None:
         """Switch to the leader, if it is known, else to the next address."""
         with self._lock:
             if turn != self._turn or self._closed.is_set():

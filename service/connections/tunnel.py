@@ -67,7 +67,7 @@ def handlers(serve: Serve) -> grpc.GenericRpcHandler[Any, Any]:
                 f"this worker has {MAX_TUNNELS} tunnels already; use tcp or unix, or more workers",
             )
         try:
-            yield from _attend(chunks, context, serve)
+            yield from _serve_tunnel(chunks, context, serve)
         finally:
             free.release()
 
@@ -76,7 +76,7 @@ def handlers(serve: Serve) -> grpc.GenericRpcHandler[Any, Any]:
     )
 
 
-def _attend(
+def _serve_tunnel(
     chunks: Iterator[bytes], context: grpc.ServicerContext, serve: Serve
 ) -> Iterator[bytes]:
     ours, served = socket.socketpair()

@@ -44,16 +44,16 @@ the errors of service/errors.py; then nothing has happened."""
 
 
 class EventKind(NamedTuple):
-    """All that the program knows of a kind of events, but for its transitions (lifecycles.py)."""
+    """Everything about a kind of events except its transitions (lifecycles.py)."""
 
     apply: Callable[[State, Any], None]
     """Changes the state and decides nothing: decide has already refused whatever could fail."""
     answer: Callable[[Any], Any] | None = None
     """The answer that the event gives to its command, also to a retry; by default it gives none."""
     is_quiet: bool = False
-    """Wakes nobody who waits for a change."""
+    """Whether the event does not wake those who wait for a change of the state."""
     may_free_stream: bool = False
-    """May make a stream of a save available to a worker."""
+    """Whether the event may make a stream of a save available to a worker."""
 
 
 Events = dict[str, EventKind]

@@ -1,8 +1,9 @@
 """Bundles: what a job that is read in order, or at least once, has in place of leased splits.
 
-A *bundle* is a fixed range of an epoch's splits. Which bundle is where in an epoch, and which
-worker runs it, is the client's arithmetic. The dispatcher completes a job's spec when it creates
-the job: the size and the number of the bundles.
+A *bundle* is a fixed range of an epoch's splits. A job's *order* says how its bundles are read: in
+one global order, or claimed one by one. The client computes where in an epoch a bundle stands, and
+which worker runs it. The dispatcher completes the order when it creates the job: it chooses the
+size and the number of the bundles.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..errors import InvalidArgument, Unimplemented
 from .state import BundleSpec, Dataset
 
 MAX_BUNDLES = 1 << 20
-"""Of an epoch: the state has a number for each, and so has every consumer."""
+"""The most bundles of an epoch: the state has a number for each, and so has every consumer."""
 
 MAX_INTERLEAVED = 1 << 16
 
@@ -31,7 +32,7 @@ MAX_FILE_BUNDLES = 1024
 """The most bundles that an epoch of other sources has by default: a split may be a whole file."""
 
 
-def complete_spec(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
+def complete_order(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
     """The order of a new job, with the size and the number of its bundles.
 
     Raises InvalidArgument, or Unimplemented for a dataset that has no bundles.
@@ -92,21 +93,21 @@ def _bundle_splits(dataset: Dataset, splits: int) -> int:
     return max(1, -(-splits // MAX_FILE_BUNDLES))
 
 
-def spec_of(spec: ev.OrderSpec) -> BundleSpec:
-    """As the state keeps it."""
-    return BundleSpec(**{field: getattr(spec, field) for field in BundleSpec.__struct_fields__})
+def order_of(message: ev.OrderSpec) -> BundleSpec:
+    """The order as the state keeps it."""
+    return BundleSpec(**{field: getattr(message, field) for field in BundleSpec.__struct_fields__})
 
 
-def spec_message(order: BundleSpec) -> ev.OrderSpec:
-    """As events and messages have it."""
+def order_message(order: BundleSpec) -> ev.OrderSpec:
+    """The order as events and messages have it."""
     return ev.OrderSpec(**asdict(order))
 
 
-def matches(order: BundleSpec | None, asked: ev.OrderSpec | None) -> bool:
-    """Whether a job with this order is what was asked for. `bundle_splits` 0 matches any."""
+def is_same_order(order: BundleSpec | None, asked: ev.OrderSpec | None) -> bool:
+    """Whether a job with this order is what a client asks for. `bundle_splits` 0 matches any."""
     if order is None or asked is None:
         return order is None and asked is None
-    wanted = spec_of(asked)
+    wanted = order_of(asked)
     wanted.bundles = order.bundles
     wanted.bundle_splits = wanted.bundle_splits or order.bundle_splits
     return wanted == order

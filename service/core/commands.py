@@ -1,7 +1,7 @@
 """All commands of the state machine, in one place; each topic describes its own."""
 
 from .base import Command
-from .checks import CheckBundles
+from .checksums import CheckBundles
 from .claims import ClaimBundles
 from .consumers import EjectConsumers, JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset

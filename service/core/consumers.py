@@ -33,9 +33,6 @@ REPLACED = (
     "one's, and took its place: give each of them its own"
 )
 
-GOODBYE = "it said goodbye"
-"""The reason of one that left in order."""
-
 EVICTED = "its connection broke, and another consumer took its place in the ordered read"
 
 
@@ -122,7 +119,7 @@ def join(
     if consumer_index is not None and not 0 <= consumer_index < (job.num_consumers or 0):
         raise InvalidArgument(
             f"consumer_index={consumer_index} is none of the {job.num_consumers or 0} consumers "
-            f"that wait for each other in job {job.name}; the first one is 0"
+            f"that wait for each other in job {job.user_name}; the first one is 0"
         )
     events = []
     iteration = state.iterations.get(job.iterations.get(epoch, -1))
@@ -171,7 +168,7 @@ def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool
     if others:
         mine, theirs = ("TensorFlow's", "Forebay's") if stock else ("Forebay's", "TensorFlow's")
         raise FailedPrecondition(
-            f"epoch {iteration.epoch} of job {job.name}, a coordinated read, is being read by "
+            f"epoch {iteration.epoch} of job {job.user_name}, a coordinated read, is being read by "
             f"{theirs} consumers {others}, and {mine} agree on rounds in another way: have those "
             "leave, or use one kind"
         )

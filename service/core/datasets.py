@@ -192,7 +192,7 @@ def _remove_dataset(state: State, command: RemoveDataset) -> Decision:
         count = sum(len(readers_of(state, job)) for job in reading)
         raise FailedPrecondition(
             f"dataset {command.dataset_id} is being read by {count} consumers, of the jobs "
-            f"{', '.join(job.name or f'number {job.job_id}, without a name' for job in reading)}: "
+            f"{', '.join(job.user_name for job in reading)}: "
             "stop them first, or remove it by force, which ends them with an error; one whose "
             "process was killed is given up after client_timeout_ms"
         )

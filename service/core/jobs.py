@@ -15,7 +15,7 @@ from .base import (
     find_dataset,
     reserve_id,
 )
-from .bundles import complete_spec, matches, spec_of
+from .bundles import complete_order, is_same_order, order_of
 from .consumers import join, left
 from .iterations import collected
 from .ordered import MAX_CONSUMERS
@@ -89,7 +89,7 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         num_consumers=command.num_consumers,
         cross_trainer_cache=command.cross_trainer_cache,
         target_workers=command.target_workers,
-        order=None if command.order is None else complete_spec(dataset, command.order),
+        order=None if command.order is None else complete_order(dataset, command.order),
     )
     return Decision([ev.Event(job_created=created)], created.job_id)
 
@@ -170,12 +170,12 @@ def _require_same_parameters(job: Job, command: GetOrCreateJob) -> None:
         (
             "order",
             _order(job.order),
-            _order(job.order if matches(job.order, command.order) else command.order),
+            _order(job.order if is_same_order(job.order, command.order) else command.order),
         ),
     ):
         if existing != got:
             raise InvalidArgument(
-                f"Tried to create job with name {job.name}, but found an existing job with "
+                f"Tried to create job with name {job.user_name}, but found an existing job with "
                 f"different parameters: Existing {what}: <{existing}>; got <{got}>"
             )
 
@@ -212,7 +212,7 @@ def _job(event: ev.JobCreated, used_ms: int = 0) -> Job:
         event.num_consumers if event.HasField("num_consumers") else None,
         event.cross_trainer_cache,
         event.target_workers,
-        spec_of(event.order) if event.HasField("order") else None,
+        order_of(event.order) if event.HasField("order") else None,
         used_ms=used_ms,
     )
 
@@ -231,7 +231,7 @@ def _remove_job(state: State, command: RemoveJob) -> Decision:
         return Decision([], None)
     if readers := readers_of(state, job):
         raise FailedPrecondition(
-            f"job {job.name or job.job_id} has {len(readers)} consumers; only a job that nobody "
+            f"job {job.user_name} has {len(readers)} consumers; only a job that nobody "
             "reads is removed"
         )
     return Decision(removed(state, job, ""), None)

@@ -29,7 +29,7 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
     if job.order is None:
         raise InvalidArgument(
             f"consumer {consumer.consumer_id} reports lengths of bundles, and job "
-            f"{job.name or job.job_id} is not read in order"
+            f"{job.user_name} is not read in order"
         )
     if len(command.bundles) != len(command.lengths):
         raise InvalidArgument(
@@ -38,7 +38,7 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
         )
     known = state.datasets[job.dataset_id].lengths.get(job.order.bundle_splits, [])
     new: dict[int, int] = {}
-    differing = []
+    mismatches = []
     for bundle, length in zip(command.bundles, command.lengths, strict=True):
         if not 0 <= bundle < job.order.bundles or length < 0:
             raise InvalidArgument(
@@ -49,16 +49,16 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
         if before == UNKNOWN:
             before = new.setdefault(bundle, length)
         if before != length:
-            differing.append(bundle)
+            mismatches.append(bundle)
     if not new:
-        return Decision([], differing)
+        return Decision([], mismatches)
     learned = ev.LengthsLearned(
         dataset_id=job.dataset_id,
         bundle_splits=job.order.bundle_splits,
         bundles=new.keys(),
         lengths=new.values(),
     )
-    return Decision([ev.Event(lengths_learned=learned)], differing)
+    return Decision([ev.Event(lengths_learned=learned)], mismatches)
 
 
 def _lengths_learned(state: State, event: ev.LengthsLearned) -> None:

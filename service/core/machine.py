@@ -16,7 +16,7 @@ from typing import Any
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from . import (
-    checks,
+    checksums,
     claims,
     consumers,
     datasets,
@@ -49,7 +49,7 @@ TOPICS = (
     skips,
     lengths,
     claims,
-    checks,
+    checksums,
     saves,
     save_streams,
 )

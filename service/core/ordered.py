@@ -22,23 +22,22 @@ def member_of(member: ev.GroupMember) -> GroupMember:
 
 def check_member(job: Job, epoch: int, member: ev.GroupMember | None) -> None:
     """Raises InvalidArgument for a wrong member; an ordered job needs one, and others have none."""
-    name = _name(job)
     if not job.is_ordered or member is None:
         if job.is_ordered:
             raise InvalidArgument(
-                f"job {name} is read in order: say which consumer of which group joins, or use "
-                "another job_name"
+                f"job {job.user_name} is read in order: say which consumer of its group joins, or "
+                "use another job_name"
             )
         if member is not None:
             raise InvalidArgument(
-                f"job {name} is not read in order: leave out consumer {member.index} of "
+                f"job {job.user_name} is not read in order: leave out consumer {member.index} of "
                 f"{member.consumers}, or use another job_name"
             )
         return
     if epoch != 0:
         raise InvalidArgument(
-            f"epoch {epoch} of job {name}: an ordered read has all its epochs in one iteration; "
-            "join epoch 0"
+            f"epoch {epoch} of job {job.user_name}: an ordered read has all its epochs in one "
+            "iteration; join epoch 0"
         )
     if not 1 <= member.consumers <= MAX_CONSUMERS:
         raise InvalidArgument(
@@ -69,7 +68,7 @@ def evicted(
             continue
         if consumer_id not in gone:
             raise AlreadyExists(
-                f"job {_name(job)} is being read by consumer {consumer_id}, which has "
+                f"job {job.user_name} is being read by consumer {consumer_id}, which has "
                 f"consumer_index={other.index} of a group of {other.consumers}, so consumer_index="
                 f"{member.index} of {member.consumers} cannot join: wait until it is given up, "
                 "give each consumer its own consumer_index, or use another job_name for another "
@@ -77,7 +76,3 @@ def evicted(
             )
         found.append(consumer_id)
     return found
-
-
-def _name(job: Job) -> str:
-    return job.name or f"{job.job_id} (without a name)"

@@ -62,7 +62,7 @@ class Shared:
         mine = [
             task
             for task in lost
-            if task.iteration_id == iteration.iteration_id and self._goes_on(iteration, task, place)
+            if task.iteration_id == iteration.iteration_id and self._resumes(iteration, task, place)
         ]
         if not mine and iteration.consumers and not worker.draining:  # else: when_somebody_joins
             return self._new_task(iteration, worker, place, ids)
@@ -109,7 +109,7 @@ class Shared:
         """A task for a worker that has none."""
         return [created(ids.new(), iteration.iteration_id, worker.worker_id)]
 
-    def _goes_on(self, iteration: Iteration, task: Task, place: int | None) -> bool:
+    def _resumes(self, iteration: Iteration, task: Task, place: int | None) -> bool:
         """Whether a process that returns to this place resumes its task."""
         return True
 
@@ -128,7 +128,7 @@ class Divided(Shared):
             return []
         return [created(ids.new(), iteration.iteration_id, worker.worker_id, shard=place)]
 
-    def _goes_on(self, iteration: Iteration, task: Task, place: int | None) -> bool:
+    def _resumes(self, iteration: Iteration, task: Task, place: int | None) -> bool:
         """A process that moved to another place reads that place's shard instead."""
         return task.shard == place and (task.completed or place not in iteration.shards_read)
 
@@ -255,7 +255,7 @@ def why_no_task(state: State, iteration: Iteration) -> str:
         return ""
     if job.order is not None and all(worker.stock for worker in workers):
         return (
-            f"job {job.name or job.job_id} is read in bundles, and the workers that there are, "
+            f"job {job.user_name} is read in bundles, and the workers that there are, "
             f"{len(workers)}, are all tf.data service's own, which cannot do that; start one of "
             "Forebay's"
         )

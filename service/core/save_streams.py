@@ -128,12 +128,12 @@ def _assign_stream(state: State, command: AssignStream) -> Decision:
     for save in sorted(state.saves.values(), key=load):
         if save.save_id in mine or save.stock not in (None, worker.stock):
             continue
-        if (assigned := _another(state, save, worker)) is not None:
+        if (assigned := _assign_some_stream(state, save, worker)) is not None:
             return Decision([assigned], None)
     return Decision([], None)
 
 
-def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
+def _assign_some_stream(state: State, save: Save, worker: Worker) -> ev.Event | None:
     """Assign an orphaned stream, or else a new one; None if neither is possible."""
     assigned = ev.StreamAssigned(
         save_id=save.save_id,
@@ -153,19 +153,19 @@ def _another(state: State, save: Save, worker: Worker) -> ev.Event | None:
         return None
     else:
         assigned.first = save.sources[0].next
-        left = _together(save) - assigned.first
+        left = _count_splits(save) - assigned.first
         if not left and save.streams:
             return None
         writers = sum(not (w.stock or w.draining) for w in state.workers.values())
         # Half of the even share, so that the last streams end at about the same time. The minimum:
         # each stream costs a pipeline and a dataset.
-        least = -(-_together(save) // (STREAMS * writers))
+        least = -(-_count_splits(save) // (STREAMS * writers))
         share = max(-(-left // (2 * writers)), least)
         assigned.count = left if writers < 2 else min(share, left)
     return ev.Event(stream_assigned=assigned)
 
 
-def _together(save: Save) -> int:
+def _count_splits(save: Save) -> int:
     """The number of splits of a save; several sources are zipped, so the shortest counts."""
     return min(source.size for source in save.sources)
 
@@ -295,7 +295,7 @@ def _complete_stream(state: State, command: CompleteStream) -> Decision:
     completed = ev.StreamCompleted(save_id=save.save_id, stream=number)
     events = [ev.Event(stream_completed=completed)]
     others = [stream for i, stream in enumerate(save.streams) if i != number]
-    all_given = save.stock or save.sources[0].next >= _together(save)
+    all_given = save.stock or save.sources[0].next >= _count_splits(save)
     if all_given and all(stream.completed for stream in others):
         events.append(ev.Event(save_finished=ev.SaveFinished(save_id=save.save_id)))
     return Decision(events, None)

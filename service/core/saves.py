@@ -90,7 +90,7 @@ def _start_save(state: State, command: StartSave) -> Decision:
             "splits are found while it is read. Save what that was made of, or copy its directory"
         )
     if command.indivisible and state.workers and not any(w.stock for w in state.workers.values()):
-        raise Unimplemented(_only_by_tensorflows(command.indivisible))
+        raise Unimplemented(_needs_stock_workers(command.indivisible))
     started = ev.SaveStarted(
         save_id=Ids(state).new(),
         path=path,
@@ -112,7 +112,7 @@ def is_within(path: str, directory: str) -> bool:
     return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
-def _only_by_tensorflows(why: str) -> str:
+def _needs_stock_workers(why: str) -> str:
     return f"Forebay's workers write ranges of a dataset's splits, TensorFlow's write any: {why}"
 
 
@@ -154,7 +154,7 @@ def waits_for(state: State, save: Save) -> str:
         return ""
     needed = "a worker of TensorFlow's" if stock else "one of Forebay's workers"
     if save.stock is None:
-        return f"{needed}: {_only_by_tensorflows(save.indivisible)}"
+        return f"{needed}: {_needs_stock_workers(save.indivisible)}"
     return f"{needed}: such ones have begun it, in a format of their own"
 
 

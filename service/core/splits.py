@@ -1,8 +1,8 @@
 """Splits: leases of an iteration's sources to tasks.
 
-A task requests splits of a source's current pass and leases the next range. It gets as many as it
-wants, up to half of its even share of the remaining ones: so the last splits spread over all tasks,
-whatever their speed. The ledger records each split's state (ledger.py).
+A task requests splits of a source's current pass, and leases the next range. It gets as many splits
+as it wants, up to half of its even share of the remaining ones. So the last splits spread over all
+tasks, whatever their speed. The ledger records each split's state (ledger.py).
 """
 
 from __future__ import annotations

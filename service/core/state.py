@@ -74,7 +74,10 @@ class Dataset(Struct, dict=True):
 
 
 class BundleSpec(Struct):
-    """How a job is read in bundles: ev.OrderSpec."""
+    """A job's order: how it is read in bundles (bundles.py). Events have it as ev.OrderSpec.
+
+    The class has another name than the field `order`: it is in the snapshots' schema.
+    """
 
     seed: int
     shuffle: bool
@@ -100,7 +103,9 @@ class Job(Struct):
     skipped_splits: int = 0  # of summarized epochs
     used_ms: int = 0  # when it was created, joined or left last
     checksums: dict[int, int] = {}  # bundle → of its first run; bundles count through all epochs
-    differing: list[int] = []  # bundles that had another checksum when they were run again
+    differing: list[
+        int
+    ] = []  # bundles with another checksum when they were run again (checksums.py)
 
     @property
     def user_name(self) -> str:
@@ -184,7 +189,7 @@ class Iteration(Struct):
 
     @property
     def keeps_progress(self) -> bool:
-        """Whether who joins it later goes on where its consumers left it."""
+        """Whether a consumer that joins later continues where the others stopped."""
         return bool(self.ledgers) or self.claims is not None
 
     @property

@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges, saves
-from .checks import describe_differing
+from .checksums import describe_mismatches
 from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
@@ -178,10 +178,10 @@ def _job(
         "cross_trainer_cache": job.cross_trainer_cache,
         "order": None if job.order is None else _order(job.dataset_id, job.order, known),
         "checked_bundles": len(job.checksums),
-        "differing_bundles": [
+        "checksum_mismatches": [
             divmod(bundle, job.order.bundles) for bundle in job.differing if job.order is not None
         ],  # epoch, bundle
-        "warning": describe_differing(job) or None,
+        "warning": describe_mismatches(job) or None,
         "iterations": [
             _iteration(state, job, each) | {"metrics": counted(each.iteration_id)}
             for each in iterations

@@ -61,13 +61,13 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
     )
     places = listed(state, command.worker_addresses)
     elected.places.extend(ev.Place(configured=p.configured, address=p.address) for p in places)
-    events = _dismissals(state) if state.cut else []
+    events = _dismiss_members(state) if state.cut else []
     if places is not state.places:
-        events += _undivided(state, dismissed=state.cut)
+        events += _end_divided_reads(state, dismissed=state.cut)
     return Decision([*events, ev.Event(leader_elected=elected)], elected)
 
 
-def _dismissals(state: State) -> list[ev.Event]:
+def _dismiss_members(state: State) -> list[ev.Event]:
     """Events that dismiss all workers and consumers: they may know of events that were cut off."""
     reason = "a repair of the journal has cut events off"
     ends = [
@@ -87,7 +87,7 @@ def _dismissals(state: State) -> list[ev.Event]:
     ]
 
 
-def _undivided(state: State, dismissed: bool) -> list[ev.Event]:
+def _end_divided_reads(state: State, dismissed: bool) -> list[ev.Event]:
     """Events that end the statically sharded iterations of an outdated list of workers."""
     events = []
     for iteration in state.iterations.values():

@@ -21,7 +21,7 @@ methods (`put`, `finish`, `fail`, `cancel`, or a policy's own) call `on_change` 
 made something ready, with the subscriptions that may have it, or None for any; they don't hold the
 output's lock then. `open` and the methods of subscriptions don't notify, since carriers call them
 under their own lock. After `open` or `close` a carrier therefore polls its idle subscriptions
-again, but for those that `sleep`.
+again, except those that `sleep`.
 
 **Waiting.** Only `put` (while the buffer is full), `wait_drained` and `Subscription.wait` block.
 `next`, `received`, `close` and `cancel` never do.
@@ -125,7 +125,7 @@ class Subscription(ABC):
     """Whether blocks that are not yet received may be handed back."""
 
     carrier: object = None
-    """What its carrier keeps here, by which it finds what `on_change` names."""
+    """The carrier's own object for this subscription, which it finds by it in `on_change`."""
 
     def __init__(self, output: TaskOutput) -> None:
         self.output = output

@@ -87,7 +87,7 @@ class Slice(Order):
 
     @property
     def counts(self) -> bool:
-        """Whether it is a query that only ends with the bundle, of which nothing is to be kept."""
+        """Whether it is a query that ends only with the bundle; no elements are kept for it."""
         return not self.runs and self.known >= MAX_INDEX
 
     @property

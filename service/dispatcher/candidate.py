@@ -30,7 +30,7 @@ from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
 from .dispatcher import Dispatcher
-from .history import birth, continues
+from .history import beginning, continues
 from .leadership import RENEWALS_A_LEASE
 from .options import DispatcherOptions
 from .recovery import apply_journaled, recover
@@ -180,7 +180,7 @@ class Candidate:
             if not continues(state, known.journal_id):
                 raise Corrupt(
                     f"{self._storage.url}: holds the journal {state.journal_id}, which "
-                    f"{birth(state)}, and held {known.journal_id} up to event {known.sequence} "
+                    f"{beginning(state)}, and held {known.journal_id} up to event {known.sequence} "
                     "before: bring that back, or restart this dispatcher to go on with the other"
                 )
             log.warning(

@@ -12,12 +12,13 @@ from typing import Any
 
 from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
+from ...journal.reasons import SILENT
 from ...storage import Storage, Writer
 from ..core import commands as c
 from ..core.state import Consumer, State
 from ..errors import NotFound, Unavailable
 from .decider import Decider
-from .failure_detector import SILENT, FailureDetector
+from .failure_detector import FailureDetector
 from .garbage_collector import GarbageCollector
 from .graphs import Graphs
 from .growing_sources import GrowingSources

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ...journal.reasons import SILENT
 from ..core import commands as c
 from ..core.state import Worker
 from ..errors import Unavailable
@@ -44,7 +45,6 @@ REFUSED_GRACE_S = 1.0
 EXPECTED_S = 3600.0
 """The time that a stock client has to begin to read."""
 
-SILENT = "no sign of life"
 GONE = "its connection broke, and its address refuses consumers"
 REFUSES = "it asks for no news, and its address refuses consumers"
 
@@ -155,14 +155,16 @@ class FailureDetector:
             return
         if member.broken and member.refuses:
             left_s = min(self._grace_s, REFUSED_GRACE_S)
-        elif member.refuses or (member.broken and member.polls) or self._asks_no_more(member):
+        elif (
+            member.refuses or (member.broken and member.polls) or self._has_stopped_polling(member)
+        ):
             left_s = self._grace_s
         else:
             return
         member.until_s = min(member.until_s, time.monotonic() + left_s)
 
     @staticmethod
-    def _asks_no_more(member: _Presence) -> bool:
+    def _has_stopped_polling(member: _Presence) -> bool:
         """The worker has been answered, has no open poll, and refuses new consumers."""
         return member.refuses_strangers and member.polls > 0 and not member.waiting
 
@@ -225,7 +227,7 @@ class FailureDetector:
         worker, member = self._worker(member_id), self._members[member_id]
         if worker is not None:
             reason = SILENT
-            if member.refuses or self._asks_no_more(member):
+            if member.refuses or self._has_stopped_polling(member):
                 reason = GONE if member.broken else REFUSES
             log.warning("worker %s is given up: %s", worker.address, reason)
             await self._decider.execute(c.LoseWorker(worker_id=member_id, reason=reason))

@@ -14,14 +14,14 @@ import grpc
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
+from ...journal.reasons import GOODBYE
 from ...storage.errors import Missing
 from ..connections.grpc_server import Method, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
-from ..core.bundles import spec_message
-from ..core.checks import describe_differing
+from ..core.bundles import order_message
+from ..core.checksums import describe_mismatches
 from ..core.claims import Claimed
-from ..core.consumers import GOODBYE
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
 from ..core.read_kinds import why_no_task
@@ -94,7 +94,7 @@ class ForebayFace:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._differing: set[str] = set()  # datasets that a warning was logged about
+        self._warned_of_lengths: set[str] = set()  # datasets
         self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -194,7 +194,7 @@ class ForebayFace:
     async def get_or_create_job(
         self, request: pb.GetOrCreateJobRequest
     ) -> pb.GetOrCreateJobResponse:
-        await self._doubts_of(request)
+        await self._warnings_for(request)
         command = c.GetOrCreateJob(request=_numbered(request.request), **_job(request))
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
@@ -216,9 +216,9 @@ class ForebayFace:
             is_gone = self._dispatcher.failure_detector.is_gone
             how |= {"member": request.member, "gone": tuple(filter(is_gone, state.consumers))}
         command: c.Command
-        doubts: list[str] = []
+        warnings: list[str] = []
         if request.HasField("job"):
-            doubts = await self._doubts_of(request.job)
+            warnings = await self._warnings_for(request.job)
             command = c.JoinJob(**how, **_job(request.job))
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
@@ -230,12 +230,12 @@ class ForebayFace:
             iteration_id=joined.iteration_id,
             consumer_id=joined.consumer_id,
             epoch=request.epoch,
-            doubts=doubts,
+            doubts=warnings,
         )
         iteration = self._iteration_of(joined.consumer_id)  # it may have been removed meanwhile
         job = state.jobs[iteration.job_id]
         if job.order is not None:
-            response.order.CopyFrom(spec_message(job.order))
+            response.order.CopyFrom(order_message(job.order))
         if job.is_ordered:
             response.lengths.extend(lengths_of(state, job))
         # In a coordinated read consumers report their round before they get tasks.
@@ -243,8 +243,8 @@ class ForebayFace:
             response.news.CopyFrom(self._news(iteration))
         return response
 
-    async def _doubts_of(self, job: pb.GetOrCreateJobRequest) -> list[str]:
-        """What the reader of an ordered read should know; empty for other reads.
+    async def _warnings_for(self, job: pb.GetOrCreateJobRequest) -> list[str]:
+        """Warnings for the reader of an ordered read; empty for other reads.
 
         Raises NotSplittable, naming the node, if the dataset cannot be run bundle by bundle.
         """
@@ -312,19 +312,19 @@ class ForebayFace:
     async def _learn_lengths(self, request: pb.ConsumerHeartbeatRequest) -> None:
         iteration = self._iteration_of(request.consumer_id)
         dataset_id = self._dispatcher.state.jobs[iteration.job_id].dataset_id
-        differing = await self._dispatcher.execute(
+        mismatches = await self._dispatcher.execute(
             c.LearnLengths(
                 consumer_id=request.consumer_id,
                 bundles=tuple(request.bundles),
                 lengths=tuple(request.lengths),
             )
         )
-        if differing and dataset_id not in self._differing:
-            self._differing.add(dataset_id)
+        if mismatches and dataset_id not in self._warned_of_lengths:
+            self._warned_of_lengths.add(dataset_id)
             log.warning(
                 "bundles of dataset %s have had other lengths before: %s. It yields other elements "
                 "each time it runs, so an order of them has no meaning, and its readers fail",
-                dataset_id, differing[:10],
+                dataset_id, mismatches[:10],
             )  # fmt: skip
 
     async def claim_bundles(self, request: pb.ClaimBundlesRequest) -> pb.ClaimBundlesResponse:
@@ -354,7 +354,7 @@ class ForebayFace:
             tasks=[self._task_info(tasks[task_id]) for task_id in iteration.tasks],
             removed=iteration.removed,
             no_task=why_no_task(self._dispatcher.state, iteration),
-            warning=describe_differing(self._dispatcher.state.jobs[iteration.job_id]),
+            warning=describe_mismatches(self._dispatcher.state.jobs[iteration.job_id]),
         )
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
@@ -406,16 +406,16 @@ class ForebayFace:
         return response
 
     async def _check_bundles(self, checked: pb.BundleChecksums) -> None:
-        differing = await self._dispatcher.execute(
+        mismatches = await self._dispatcher.execute(
             c.CheckBundles(
                 job_id=checked.job_id,
                 bundles=tuple(checked.bundles),
                 checksums=tuple(checked.checksums),
             )
         )
-        if differing:
+        if mismatches:
             job = self._dispatcher.state.jobs[checked.job_id]
-            log.warning("%s", describe_differing(job, differing))
+            log.warning("%s", describe_mismatches(job, mismatches))
 
     def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
         state = self._dispatcher.state
@@ -438,7 +438,7 @@ class ForebayFace:
                 num_consumers=job.num_consumers or 0,
                 cross_trainer_cache=job.cross_trainer_cache,
                 graph=graphs[job.dataset_id],
-                order=None if job.order is None else spec_message(job.order),
+                order=None if job.order is None else order_message(job.order),
                 job_id=job.job_id,
             )
 

@@ -1,7 +1,7 @@
 """Garbage collection: iterations that nobody reads, jobs and datasets that nobody uses, and blobs.
 
-What is removed, and what it takes with it, is a journaled decision; when to remove it is decided
-here, by the clock and the options.
+The core decides and journals what is removed with an entity. This module decides when to remove it,
+by the clock and the options.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class GarbageCollector:
             return  # a consumer joined, or it was removed, meanwhile
         if iteration.keeps_progress and not iteration.finished:
             log.warning(
-                "epoch %d of job %s is paused, since nobody reads it: who joins it gets the splits "
-                "that are left, not what workers have begun",
-                iteration.epoch, state.jobs[iteration.job_id].name,
+                "epoch %d of job %s is paused, since nobody reads it: a consumer that joins it "
+                "gets the splits that are left, not what workers have begun",
+                iteration.epoch, state.jobs[iteration.job_id].user_name,
             )  # fmt: skip
         await self._decider.execute(c.CollectIteration(iteration_id=iteration.iteration_id))

@@ -69,7 +69,7 @@ class JournalHistory:
         state = self._decider.state
         reason = (
             f"{who} knows the journal {known.journal_id} up to event {known.sequence}, and this "
-            f"dispatcher has the journal {state.journal_id}, which {birth(state)}. If {who} "
+            f"dispatcher has the journal {state.journal_id}, which {beginning(state)}. If {who} "
             "belongs to it, its storage came back empty or was replaced: stop the dispatcher and "
             f"bring the right one back, or, if that is gone for good, restart {who}"
         )
@@ -105,7 +105,7 @@ def continues(state: State, journal_id: str) -> bool:
     return journal_id in state.predecessors or "" in state.predecessors
 
 
-def birth(state: State) -> str:
+def beginning(state: State) -> str:
     """When the journal of this state began, in words."""
     born = datetime.fromtimestamp(state.born_ms / 1000, UTC).isoformat(" ", "seconds")
     return f"began on {born}"

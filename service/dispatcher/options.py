@@ -97,9 +97,8 @@ class DispatcherOptions(ServerOptions):
     workers: Annotated[
         tuple[str, ...],
         Option(
-            "The workers, all of them, as a fixed list that static sharding divides a dataset "
-            "among: HOST:PORT, HOST or HOST:%port% each, comma-separated. Others that come are "
-            "refused.",
+            "The fixed list of all workers, among which static sharding divides a dataset: "
+            "HOST:PORT, HOST or HOST:%port% each, comma-separated. Other workers are refused.",
             convert=_workers,
         ),
     ] = ()
@@ -125,8 +124,8 @@ class DispatcherOptions(ServerOptions):
     dynamic_gc_timeout_ms: Annotated[
         int,
         Option(
-            "The same with DYNAMIC sharding. If somebody joins such an iteration again, it goes "
-            "on with the splits that are left.",
+            "The same with DYNAMIC sharding. A consumer that joins such an iteration later reads "
+            "the splits that are left.",
             least=0,
             off=-1,
         ),
@@ -143,8 +142,8 @@ class DispatcherOptions(ServerOptions):
     finished_retention_ms: Annotated[
         int,
         Option(
-            "How long after its last read a finished epoch's details are kept; then only the fact "
-            "that it is finished. 0: not at all, -1: for ever. Later readers get its end.",
+            "How long to keep a finished epoch's details after its last read. Then only its end is "
+            "kept, which later readers get. 0: not at all, -1: for ever.",
             least=0,
             off=-1,
         ),
@@ -152,8 +151,8 @@ class DispatcherOptions(ServerOptions):
     unused_retention_hours: Annotated[
         float,
         Option(
-            "Remove datasets that nobody has registered or read for so long, with their jobs, and "
-            "jobs of others that nobody has read for so long; -1: never.",
+            "Remove datasets, with their jobs, that nobody registered or read for so long, and "
+            "jobs that nobody read for so long; -1: never.",
             least=0.0001,
             off=-1,
         ),

@@ -318,11 +318,11 @@ class Saves:
     def _see(self, event: ev.Event) -> None:
         if EVENTS[event.WhichOneof("event") or ""].may_free_stream:
             self._changes += 1
-            self._say_who_is_lacking()
+            self._log_missing_workers()
         if event.HasField("save_finished") or event.HasField("save_failed"):
             self._ended.set()
 
-    def _say_who_is_lacking(self) -> None:
+    def _log_missing_workers(self) -> None:
         state, before = self._decider.state, self._waiting
         found = {save.save_id: waits_for(state, save) for save in state.saves.values()}
         self._waiting = {save_id: what for save_id, what in found.items() if what}

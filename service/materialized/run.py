@@ -338,14 +338,14 @@ def _pipeline(flags: list[str]) -> beam.Pipeline:
             f"the runner of {flags} cannot be used: {error} (besides what Beam lists: {others})"
         ) from error
     if isinstance(pipeline.runner, PortableRunner):
-        _refuse_what_its_server_does_not_know(pipeline.runner)
+        _require_known_to_job_server(pipeline.runner)
         return pipeline
     known = options.get_all_options(retain_unknown_options=False)
     _require_known(options, {*known}, flags[0])
     return pipeline
 
 
-def _refuse_what_its_server_does_not_know(runner: PortableRunner) -> None:
+def _require_known_to_job_server(runner: PortableRunner) -> None:
     """Make the runner refuse options that its job server does not know. The server may start only
     with the run. Beam silently drops unknown options, unless it retains all."""
     make_handle = runner.create_job_service_handle

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from ..client.lockstep import Others, ends
+from ..client.lockstep import Peers, element_limits
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ def exit_with(code: int) -> NoReturn:
     sys.exit(code)
 
 
-class Together:
+class StopAgreement:
     """Agreement between processes, for one `with` of a PreemptionHandler. All processes must enter
     these in the same order."""
 
-    def __init__(self, others: Others, told: Callable[[], None]) -> None:
+    def __init__(self, others: Peers, told: Callable[[], None]) -> None:
         """A thread calls `told` when another process was told to stop."""
         self._others = others
         self._told = told
@@ -76,26 +76,26 @@ class Together:
         self._agreeing = False
         self._checks = 0
         self._leave_at: int | None = None  # the call of `check` in which all leave
-        threading.Thread(target=self._listen, name="forebay-together", daemon=True).start()
+        threading.Thread(target=self._listen, name="forebay-stop-agreement", daemon=True).start()
 
     def _listen(self) -> None:
-        if self._others.hear(f"{self.key}/to/{self._others.me}", None) == STOP:
+        if self._others.receive(f"{self.key}/to/{self._others.me}", None) == STOP:
             self._told()
 
     def agree(self, timeout_s: float) -> None:
         """Agree with all processes on the call and the elements after which all stop. Does not wait
         longer than `timeout_s` for a process that does not answer."""
         give_up_s = time.monotonic() + timeout_s
-        given = ends.hold()
+        given = element_limits.pause()
         with self._changed:
             self._agreeing = True
             checks = self._checks
         try:
-            for other in self._each_other():
-                self._others.say(f"{self.key}/to/{other}", STOP)
-            self._say("given", json.dumps([checks, given]))
-            for other in self._each_other():
-                answer = self._hear("given", other, give_up_s)
+            for other in self._other_numbers():
+                self._others.publish(f"{self.key}/to/{other}", STOP)
+            self._publish("given", json.dumps([checks, given]))
+            for other in self._other_numbers():
+                answer = self._receive("given", other, give_up_s)
                 if answer is None:
                     log.warning("process %d of this training has not heard of the stop", other)
                 elif answer != OVER:
@@ -104,7 +104,7 @@ class Together:
                     for name, number in its_given.items():
                         given[name] = max(given.get(name, 0), number)
         finally:
-            ends.let_go(given)
+            element_limits.resume(given)
             with self._changed:
                 self._leave_at = checks + 1
                 self._agreeing = False
@@ -121,25 +121,25 @@ class Together:
         """Waits until all have saved, or the timeout. The first process that exits ends the others'
         steps and this exchange."""
         give_up_s = time.monotonic() + timeout_s
-        self._say("saved", OVER)
-        for other in self._each_other():
-            if self._hear("saved", other, give_up_s) is None:
+        self._publish("saved", OVER)
+        for other in self._other_numbers():
+            if self._receive("saved", other, give_up_s) is None:
                 log.warning("process %d of this training has not saved in time", other)
                 return
 
     def close(self) -> None:
         """Tells the others not to wait for this process, because its program continues."""
         for what in ("given", "saved"):
-            self._say(what, OVER)
-        self._others.say(f"{self.key}/to/{self._others.me}", OVER)
-        ends.forget_limits()
+            self._publish(what, OVER)
+        self._others.publish(f"{self.key}/to/{self._others.me}", OVER)
+        element_limits.forget_limits()
 
-    def _each_other(self) -> list[int]:
+    def _other_numbers(self) -> list[int]:
         return [number for number in range(self._others.number) if number != self._others.me]
 
-    def _say(self, what: str, text: str) -> None:
-        self._others.say(f"{self.key}/{what}/{self._others.me}", text)
+    def _publish(self, what: str, text: str) -> None:
+        self._others.publish(f"{self.key}/{what}/{self._others.me}", text)
 
-    def _hear(self, what: str, other: int, give_up_s: float) -> str | None:
+    def _receive(self, what: str, other: int, give_up_s: float) -> str | None:
         left_s = max(0.0, give_up_s - time.monotonic())
-        return self._others.hear(f"{self.key}/{what}/{other}", left_s)
+        return self._others.receive(f"{self.key}/{what}/{other}", left_s)

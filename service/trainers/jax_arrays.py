@@ -273,7 +273,7 @@ class ServiceDataset:
         own = [*{*padding, *map(_spec, ahead)}]
         mine = {"ready": ready, "specs": own, "failed": why, "leaves": leaves}
         mine["prefetch"] = self._prefetch
-        said = [json.loads(each) for each in self._exchange.tell(json.dumps(mine))]
+        said = [json.loads(each) for each in self._exchange.exchange(json.dumps(mine))]
         if failed is not None:
             raise failed
         for process, each in zip(self._exchange.processes, said, strict=True):

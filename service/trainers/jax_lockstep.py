@@ -40,7 +40,7 @@ class Exchange:
         self._timeout_s = timeout_s
         self._exchanges = itertools.count()
 
-    def tell(self, mine: str) -> list[str]:
+    def exchange(self, mine: str) -> list[str]:
         """Send `mine`; return the texts of all processes in this exchange, in their order.
 
         Waits for all of them. Raises Unavailable if one of them does not come within `timeout_s`.

@@ -1,7 +1,7 @@
 """Shared state of a process and its DataLoader workers: the epoch, and whether to stop.
 
 PyTorch tells a dataset in a worker neither, so the state lies in shared memory. A worker polls it
-(`heed`). To stop, it does what a process does on SIGTERM: it hands back the elements that it
+(`follow`). To stop, it does what a process does on SIGTERM: it hands back the elements that it
 received and did not give, and its iteration ends. The DataLoader gives the loop what the worker had
 made until then, and ends too.
 
@@ -45,7 +45,7 @@ SAID_S = 2.0
 dropped ends its workers one by one, and gives each 5 s (torch's MP_STATUS_CHECK_INTERVAL)."""
 
 
-class LoaderWords:
+class SharedLoaderState:
     """Words in memory that a process shares with the workers of its DataLoaders.
 
     Each process has one word for its epoch, and one for its process id while it reads. A new epoch
@@ -63,13 +63,13 @@ class LoaderWords:
         self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
         self._reached = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._owner = os.getpid()
-        self._heeding: tuple[int, _Heeding] | None = None  # with the process id of its worker
+        self._poller: tuple[int, _TrainerPoller] | None = None  # with the process id of its worker
         self.set(epochs_over)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
         self.own()
-        return self.__dict__ | {"_heeding": None}
+        return self.__dict__ | {"_poller": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -138,7 +138,9 @@ class LoaderWords:
         Does nothing if the words are another process's."""
         if self._owner == os.getpid():
             words = self._words.numpy()
-            while words[-1] != (now := CAUGHT * stopping.is_caught() | STOPS * stopping.is_set()):
+            while words[-1] != (
+                now := CAUGHT * stopping.is_sigterm_caught() | STOPS * stopping.is_set()
+            ):
                 words[-1] = now
 
     def readers(self) -> int:
@@ -146,7 +148,7 @@ class LoaderWords:
         if self._owner != os.getpid():
             return 0
         reading = self._words.numpy()[PLACES:-1]
-        return sum(_lives(int(process)) for process in reading[reading != 0])
+        return sum(_is_alive(int(process)) for process in reading[reading != 0])
 
     def read(self, reader: Reader, give: Any) -> EpochIterator:
         """The reader's next epoch. A DataLoader's worker leaves it when it must stop."""
@@ -154,10 +156,10 @@ class LoaderWords:
         if loader is None or self._owner == os.getpid():
             return EpochIterator(lambda taker: reader.iterate(taker=taker), give)
         words = self._words.numpy()
-        if self._heeding is None or self._heeding[0] != os.getpid():
-            self._heeding = os.getpid(), _Heeding(words)
-        self._heeding[1].heed()
-        self._heeding[1].catch()
+        if self._poller is None or self._poller[0] != os.getpid():
+            self._poller = os.getpid(), _TrainerPoller(words)
+        self._poller[1].follow()
+        self._poller[1].catch()
 
         def iterate(taker: Taker) -> Generator[Block, None, None]:
             words[PLACES + 1 + loader.id] = os.getpid()
@@ -166,10 +168,10 @@ class LoaderWords:
             finally:
                 words[PLACES + 1 + loader.id] = 0
 
-        return _TakingBetween(iterate, give)
+        return _ClosableBetweenElements(iterate, give)
 
 
-class _TakingBetween(EpochIterator):
+class _ClosableBetweenElements(EpochIterator):
     """An iterator that another thread can close between two elements: the loop may be in a long
     step, and not ask the worker for more."""
 
@@ -190,7 +192,7 @@ class _TakingBetween(EpochIterator):
             self.close()
 
 
-class _Heeding:
+class _TrainerPoller:
     """In a worker: polls the trainer's state until the process ends."""
 
     def __init__(self, words: npt.NDArray[np.int64]) -> None:
@@ -199,7 +201,7 @@ class _Heeding:
         self._lock = threading.Lock()
         self._die_s: float | None = None  # of the monotonic clock, once SIGTERM has come
         self._wakened, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        threading.Thread(target=self._look, name="forebay-heeding", daemon=True).start()
+        threading.Thread(target=self._look, name="forebay-loader-poller", daemon=True).start()
 
     def _look(self) -> None:
         polled = select.poll()
@@ -208,11 +210,11 @@ class _Heeding:
             woken = polled.poll(1000 * LOOK_S)
             if woken and signal.SIGTERM in os.read(self._wakened, 64) and self._die_s is None:
                 self._die_s = time.monotonic() + SAID_S
-            self.heed()
-            if self._dies():
+            self.follow()
+            if self._must_die():
                 os._exit(128 + signal.SIGTERM)
 
-    def heed(self) -> None:
+    def follow(self) -> None:
         """Stop or continue, as the trainer says."""
         with self._lock:
             stops = bool(self._words[-1] & STOPS)
@@ -233,32 +235,32 @@ class _Heeding:
             signal.signal(signal.SIGTERM, lambda *_: None)
             signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
-    def _dies(self) -> bool:
+    def _must_die(self) -> bool:
         """Whether to die of a SIGTERM: it was for this worker alone, or the trainer ends too."""
         if self._die_s is None:
             return False
         return not self._words[-1] & CAUGHT or time.monotonic() > self._die_s
 
 
-_all: list[weakref.ref[LoaderWords]] = []
+_all: list[weakref.ref[SharedLoaderState]] = []
 
 
 class _Loaders:
     """The workers of all DataLoaders of this process."""
 
     def tell(self) -> None:
-        for common in _alive():
+        for common in _shared_states():
             common.tell()
 
     def readers(self) -> int:
-        return sum(common.readers() for common in _alive())
+        return sum(common.readers() for common in _shared_states())
 
 
-def _alive() -> list[LoaderWords]:
+def _shared_states() -> list[SharedLoaderState]:
     return [common for each in [*_all] if (common := each()) is not None]
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     """Whether the process lives. A killed one could not clear its word."""
     try:
         os.kill(process, 0)
@@ -272,7 +274,7 @@ stopping.add_messenger(_Loaders())
 
 def _own_all() -> None:
     """Before a fork: the child may be a DataLoader's worker."""
-    for common in _alive():
+    for common in _shared_states():
         common.own()
 
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, Self
 from ..client import lockstep
 from ..client.open_iterations import close_between_steps, open_consumers, stopping
 from ..errors import InvalidArgument
-from .group_preemption import Together, exit_with
+from .group_preemption import StopAgreement, exit_with
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class PreemptionHandler:
         self._finished = False
         self._before: Any = None
         self._wakeup_before = -1
-        self.together: Together | None = None
+        self.agreement: StopAgreement | None = None
 
     @property
     def preempted(self) -> bool:
@@ -124,8 +124,8 @@ class PreemptionHandler:
     def __enter__(self) -> Self:
         """Raises ValueError outside the main thread, which gets the signals."""
         if sys.modules.get("tensorflow") is not None:
-            from ..client import collective  # noqa: F401 - adds its finder to lockstep
-        others = lockstep.find()
+            from ..client import tf_coordination  # noqa: F401 - adds its finder to lockstep
+        others = lockstep.find_peers()
         self._wakened, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         try:
@@ -141,8 +141,8 @@ class PreemptionHandler:
             ) from None
         _active.append(self)
         if others is not None:
-            self.together = Together(others, self._wake)
-        stopping.catch(self)
+            self.agreement = StopAgreement(others, self._wake)
+        stopping.catch_sigterm(self)
         threading.Thread(target=self._watch, name="forebay-preemption", daemon=True).start()
         return self
 
@@ -152,7 +152,7 @@ class PreemptionHandler:
             if self.preempted and not fails:
                 self._finish()
         finally:
-            stopping.catch_no_more(self)
+            stopping.release_sigterm(self)
             goes_on = not self.preempted or self._exit_code is None
             if goes_on:
                 self._give_back_signals()
@@ -161,8 +161,8 @@ class PreemptionHandler:
                     stopping.end(self)
                 with suppress(OSError):  # it is full, or closed: it was woken
                     self._waker.send(b"\0")
-            if (fails or goes_on) and self.together is not None:
-                self.together.close()
+            if (fails or goes_on) and self.agreement is not None:
+                self.agreement.close()
         if self.preempted and error is None and self._exit_code is not None:
             self._exit()
 
@@ -171,8 +171,8 @@ class PreemptionHandler:
 
         If the process does not exit, returns whether SIGTERM has come. Ignores all arguments.
         """
-        if self.together is not None:
-            if not self.together.check():
+        if self.agreement is not None:
+            if not self.agreement.check():
                 return False
         elif not self.preempted:
             return False
@@ -222,15 +222,15 @@ class PreemptionHandler:
             if self._save_fn is not None:
                 self._save_fn(self.remaining_s)
         except BaseException:
-            if self.together is not None:
-                self.together.close()  # the others must not wait for this process
+            if self.agreement is not None:
+                self.agreement.close()  # the others must not wait for this process
             raise
-        if self.together is not None:
-            self.together.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
+        if self.agreement is not None:
+            self.agreement.wait_until_all_have_saved(max(0.0, self.remaining_s - CLOSING_S))
 
     def _exit(self) -> NoReturn:
         assert self._exit_code is not None
-        if self.together is not None:
+        if self.agreement is not None:
             exit_with(self._exit_code)
         sys.exit(self._exit_code)
 
@@ -248,8 +248,8 @@ class PreemptionHandler:
         log.warning("preempted: %g s are left to save and to end", self.remaining_s)
         begun_s = time.monotonic()
         give_up_s = begun_s + min(HAND_BACK_S, self.remaining_s)
-        if self.together is not None:
-            self.together.agree(give_up_s - begun_s)
+        if self.agreement is not None:
+            self.agreement.agree(give_up_s - begun_s)
         until_closed_s = max(0.0, self.remaining_s - CLOSING_S)  # other processes may be in a step
         threads = [
             _in_thread(partial(lockstep.leave, reading, until_closed_s))
@@ -318,7 +318,7 @@ def _forget_in_child() -> None:
     while _active:
         handler = _active.pop()
         handler._give_back_in_child()
-        stopping.catch_no_more(handler)
+        stopping.release_sigterm(handler)
         stopping.end(handler)
 
 

@@ -27,7 +27,7 @@ from ..client.progress import EpochIterator
 from ..errors import FailedPrecondition, InvalidArgument
 from ..task_context import TaskContext
 from .jobs import Service, bound_of, evaluates, open_job
-from .loaders import LoaderWords
+from .loaders import SharedLoaderState
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
-        self._common = LoaderWords(job.epochs_over)
+        self._common = SharedLoaderState(job.epochs_over)
         self._copied = False
         self.ordered = ordered
         self._last: weakref.ref[_InOrder] | None = None  # the iteration of an ordered read
@@ -255,7 +255,7 @@ class _InOrder:
     """An iteration of an ordered read, which counts what it gives."""
 
     def __init__(
-        self, items: EpochIterator, ordered: OrderedRead, words: LoaderWords | None
+        self, items: EpochIterator, ordered: OrderedRead, words: SharedLoaderState | None
     ) -> None:
         """`words` are told of the end, in a DataLoader's worker."""
         self._items, self._ordered, self._words = items, ordered, words

@@ -153,14 +153,14 @@ class BlockClient(WorkerClient):
                 reraise=True,
             )
             while not self._closing.is_set():
-                retrying(self._attend)
+                retrying(self._read_one_connection)
         except OSError as error:
             return f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
         except ForebayError as error:
             return str(error)
         return "the client was closed"
 
-    def _attend(self) -> None:
+    def _read_one_connection(self) -> None:
         """Connect, and read until the connection ends.
 
         Raises OSError or ProtocolError if the connection brought no progress.

@@ -3,7 +3,7 @@
 The measure is how long the sender is busy for each byte of elements. Without compression, this is
 the time that the socket blocks: almost none while the network keeps up, and otherwise the network's
 time for a byte. With compression, it is the time to compress and then to send, as far as the
-socket's buffer does not overlap them. `Choice` compares both: it picks a codec by samples of a
+socket's buffer does not overlap them. `CodecChoice` compares both: it picks a codec by samples of a
 block, tries it, and keeps it if it is faster.
 """
 
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     s_per_byte: float  # to compress, by uncompressed size
 
 
-class Choice:
+class CodecChoice:
     """Which codec to use now, if any. Pure: it decides from the measurements that it is told."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Choice:
         best = min(expected, key=expected.__getitem__, default=None)
         self._use(best if best is not None and expected[best] <= GAIN * plain else None)
 
-    def disappointed(self) -> None:
+    def gained_too_little(self) -> None:
         """The codec in use did not make a block smaller."""
         self._use(None)
 
@@ -111,7 +111,7 @@ class Packer:
     def __init__(self, known: Collection[str], *, far: bool) -> None:
         self._known = [codec for codec in codecs.CODECS if codec in known]
         self._far = far
-        self._choice = Choice()
+        self._choice = CodecChoice()
         self._raw_bytes = 0  # since the last `sent`
         self._packing_s = 0.0
 
@@ -138,7 +138,7 @@ class Packer:
             self._choice.sampled(self._samples(buffers))
         packed = self._packed(self._choice.codec, buffers, encodings)
         if self._choice.codec is not None and (packed is None or len(packed[1]) > USELESS * size):
-            self._choice.disappointed()
+            self._choice.gained_too_little()
         return packed
 
     def sent(self, seconds: float) -> None:

@@ -267,7 +267,7 @@ class _Handler:
             target=self._receive, name="forebay-blocks-receiver", daemon=True
         )
         # Set once greeted: the session's connection, and its sender.
-        self._attended: tuple[Connection, threading.Thread] | None = None
+        self._greeted: tuple[Connection, threading.Thread] | None = None
         self._lender: Lender | None = None  # if the consumer shares memory with us
         self._far = far
         self._is_direct = is_direct
@@ -280,8 +280,8 @@ class _Handler:
 
     def close(self, deadline: float) -> None:
         """Let the sender finish until `deadline`, then cut the connection and join its threads."""
-        if self._attended is not None:
-            self._attended[1].join(max(0.0, deadline - time.monotonic()))
+        if self._greeted is not None:
+            self._greeted[1].join(max(0.0, deadline - time.monotonic()))
         self._cut()
         self._receiver.join()
 
@@ -307,7 +307,7 @@ class _Handler:
                     sender.start()
                 except RuntimeError as error:  # no more threads
                     raise OSError(str(error)) from error
-                self._attended = connection, sender
+                self._greeted = connection, sender
                 if self._listen(connection):
                     sender.join(_FAREWELL_S)
             except ProtocolError as error:
@@ -321,7 +321,7 @@ class _Handler:
                 else:
                     self.sessions.detach(connection, time.monotonic())
                 self._cut()
-                if self._attended is not None:
+                if self._greeted is not None:
                     sender.join()
         except OSError as error:
             _log.info("the connection of %s ended: %s", self._peer, error)

@@ -107,8 +107,8 @@ class WorkerOptions(ServerOptions):
     allow_python: Annotated[
         bool,
         Option(
-            "Run Python datasets: code of whoever can register datasets. A worker that listens on "
-            "a loopback address does so anyway, if all addresses of its dispatcher are such ones."
+            "Run Python datasets: code of anybody who can register datasets. By default, a worker "
+            "does so only if it and all its dispatchers listen on loopback."
         ),
     ] = False
     processes: Annotated[

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from forebay.chaos.audit import (
+from forebay.chaos.audit import Verdict, check, check_crowd
+from forebay.chaos.excuses import (
     EPOCH_LEFT,
     EPOCH_PAUSED,
     HANDED_BACK_LATE,
@@ -18,9 +19,6 @@ from forebay.chaos.audit import (
     TRAINER_GONE,
     WORKER_GIVEN_UP,
     WORKER_KILLED,
-    Verdict,
-    check,
-    check_crowd,
 )
 from forebay.chaos.history import read_history
 from forebay.chaos.members import Life

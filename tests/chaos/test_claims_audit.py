@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from forebay.chaos.claims_audit import GOODBYE, check_claims
+from forebay.chaos.claims_audit import check_claims
 from forebay.chaos.history import read_history
 from forebay.chaos.records import Got, Joined, Left, ReadToEnd, Record, Started
 from forebay.chaos.trainer import BUNDLE_SPLITS, CLAIMS_JOB
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import consumers
+from forebay.journal.reasons import GOODBYE, SILENT
 
 JOB, ITERATION, FIRST, SECOND = 1, 2, 10, 11
 ELEMENTS = 2 * BUNDLE_SPLITS
@@ -22,7 +22,7 @@ class Run:
     one read the rest."""
 
     def __init__(self) -> None:
-        self.why = "no sign of life"
+        self.why = SILENT
         self.reported = 5
         self.finished = True
         self.first: list[Record] = [
@@ -110,7 +110,3 @@ def test_a_broken_promise_is_found(run: Run, lie: Callable[[Run], None], what: s
 def test_who_left_and_could_not_say_so_is_excused(run: Run) -> None:
     run.first.append(Left(1, 3, [], for_good=False))
     assert run.broken() == []
-
-
-def test_a_goodbye_is_what_dispatchers_journal() -> None:
-    assert GOODBYE == consumers.GOODBYE

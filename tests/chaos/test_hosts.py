@@ -144,7 +144,7 @@ def try_partitions(network: Network) -> None:
     network.cut((("a", "b"), ("c",)), 60)
     require_cut("ab", "ac", "bc")
     network.partitions[0].until_s = 0.0
-    network.attend()
+    network.poll()
     require_cut("ac", "bc")
     other_end.settimeout(TIMEOUT_S)
     assert other_end.recv(9) == b"meanwhile"  # it was on its way, and is sent again

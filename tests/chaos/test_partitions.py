@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.chaos.audit import CUT_OFF, NOBODY_READ, WORKER_GIVEN_UP, Verdict, check, check_crowd
+from forebay.chaos.audit import Verdict, check, check_crowd
+from forebay.chaos.excuses import CUT_OFF, NOBODY_READ, WORKER_GIVEN_UP
 from forebay.chaos.history import History, read_history
 from forebay.chaos.members import Life
 from forebay.chaos.modes_audit import check_modes, check_saved
-from forebay.chaos.partitions import Partition, given_up
+from forebay.chaos.partitions import Partition, failed_cut_off
 from forebay.chaos.records import Joined, Record, Started
 from forebay.journal.proto import events_pb2 as ev
 
@@ -38,7 +39,7 @@ class TestWorkers:
         run.add(at_s, worker_lost=ev.WorkerLost(worker_id=WORKERS[1], reason="no sign of life"))
         return run.verdict(OWN)
 
-    def test_it_was_cut_off_from_a_dispatcher(self, run: Run) -> None:
+    def test_only_a_partition_of_its_host_excuses_it_from_a_dispatcher(self, run: Run) -> None:
         verdict = self.give_up(run, 12.0, "trainer0", "dispatcher0")
         assert not verdict.broken and verdict.lost == {WORKER_GIVEN_UP: 5}
 
@@ -96,8 +97,8 @@ class TestDraining:
         assert "lost: worker1.1 had them" in broken(run.verdict(OWN, reader(1)))
 
 
-class TestGivenUp:
-    """Trainers and crowds whose consumers were given up."""
+class TestFailedCutOff:
+    """Trainers and crowds that failed because they were cut off."""
 
     def history(self, reason: str = "no sign of life") -> History:
         events = [
@@ -109,22 +110,24 @@ class TestGivenUp:
         ]
         return read_history((n, 1, event) for n, event in enumerate(events, 1))
 
-    def given_up(self, history: History, *partitions: Partition) -> set[str]:
-        return given_up(history, {7: "trainer0.1"}, {"trainer0.1": "trainer0"}, partitions, 0.0)
+    def failed(self, history: History, *partitions: Partition) -> set[str]:
+        return failed_cut_off(
+            history, {7: "trainer0.1"}, {"trainer0.1": "trainer0"}, partitions, 0.0
+        )
 
-    def test_it_was_cut_off(self) -> None:
+    def test_only_a_partition_of_its_host_excuses_it(self) -> None:
         cut = Partition((DISPATCHER, ("trainer0",)), 1.0, 11.0)
-        assert self.given_up(self.history(), cut) == {"trainer0.1"}
-        assert self.given_up(self.history("it said goodbye"), cut) == set()
-        assert self.given_up(self.history(), Partition(cut.sides, 13.0, 20.0)) == set()
-        assert self.given_up(self.history(), Partition((DISPATCHER, ("worker0",)), 1, 30)) == set()
+        assert self.failed(self.history(), cut) == {"trainer0.1"}
+        assert self.failed(self.history("it said goodbye"), cut) == set()
+        assert self.failed(self.history(), Partition(cut.sides, 13.0, 20.0)) == set()
+        assert self.failed(self.history(), Partition((DISPATCHER, ("worker0",)), 1, 30)) == set()
 
     @pytest.mark.parametrize("excused", [False, True])
     def test_it_may_end_by_itself(self, excused: bool) -> None:
         lives = {"trainer0.1": Life("trainer0.1", "trainer", 0, 0.0, code=1)}
         verdict = check(
             self.history(), "chaos", [], lives, elements=0, passes=1, lost_with_a_trainer=0,
-            given_up=["trainer0.1"] if excused else [],
+            cut_off=["trainer0.1"] if excused else [],
         )  # fmt: skip
         ended = [promise for promise in verdict.broken if "ended by itself" in promise]
         assert len(ended) == (not excused)
@@ -135,12 +138,12 @@ class TestGivenUp:
         records: list[Record] = [Joined(1, 7, 2.0)]
         started = [Started("crowd0.1", 1.0), *records]
         crowd = check_crowd(
-            self.history(), {"chaos": [started]}, lives, elements=5, given_up=excused
+            self.history(), {"chaos": [started]}, lives, elements=5, cut_off=excused
         )
         modes = check_modes(
             self.history(), "crowd0.1", {"rounds": [records], "cached": [records], "static": []},
-            lives, elements=0, given_up=excused,
+            lives, elements=0, cut_off=excused,
             partitions=[Partition((DISPATCHER, ("crowd0",)), 3.0, 33.0)],
         )  # fmt: skip
-        save = check_saved("crowd0.1", None, given_up=excused)
+        save = check_saved("crowd0.1", None, cut_off=excused)
         assert bool(crowd.broken) == bool(modes.broken) == bool(save.broken) == (not excused)

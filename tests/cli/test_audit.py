@@ -274,7 +274,7 @@ def test_a_trimmed_history_begins_with_a_snapshot() -> None:
     assert len(history.groups()) == 1
 
 
-def test_what_is_not_determined_yet(tmp_path: pathlib.Path) -> None:
+def test_positions_that_are_not_determined_yet_are_named(tmp_path: pathlib.Path) -> None:
     """A consumer has joined, and no bundle was run."""
     with DispatcherProcess(tmp_path) as dispatcher:
         dataset_id = service.register_dataset(dispatcher.target, numbers, splits=SPLITS)
@@ -300,7 +300,7 @@ def test_what_is_not_determined_yet(tmp_path: pathlib.Path) -> None:
     assert "left" not in said
 
 
-def test_what_was_lost_with_a_worker(tmp_path: pathlib.Path) -> None:
+def test_splits_that_were_lost_with_a_worker_are_listed(tmp_path: pathlib.Path) -> None:
     how: dict[str, Any] = {"processing_mode": "distributed_epoch", "job_name": "train"}
     with DispatcherProcess(tmp_path, worker_timeout_ms=3_000) as dispatcher:
         client = DispatcherClient(dispatcher.target)
@@ -337,7 +337,7 @@ def test_claims_and_what_returned(reads: Reads) -> None:
     assert "delivery at_least_once" in reads.in_words("claims")
 
 
-def test_what_may_have_come_twice() -> None:
+def test_elements_that_may_have_come_twice_are_listed() -> None:
     given = FollowedClaims()
     dead, other = given.join(), given.join()
     given.claim(dead, most=1)

@@ -498,7 +498,7 @@ class TestDatasets:
         with pytest.raises(InvalidArgument, match="must be a string"):
             remove_dataset(dispatcher.target, "")
 
-    def test_what_is_known_is_shown(self) -> None:
+    def test_a_dataset_is_listed_with_the_numbers_that_are_known(self) -> None:
         structure = {
             "dict": [
                 ["a", {"tensor": "uint8", "shape": [224, None]}],

@@ -97,7 +97,7 @@ def needed(given: Given) -> set[str]:
 
 
 @pytest.mark.parametrize("stock", [False, True])
-def test_who_cannot_run_a_python_dataset_has_no_task_of_it(stock: bool) -> None:
+def test_a_worker_that_cannot_run_a_python_dataset_gets_no_task_of_it(stock: bool) -> None:
     """Whether they come before the reader or after, or are all that is left."""
     given = Given()
     dataset_id = given.when(python_dataset("a"))

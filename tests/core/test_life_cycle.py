@@ -145,7 +145,7 @@ def test_a_dataset_in_use_is_removed_only_by_force() -> None:
     given.worker(1)
     dataset_id = removable(given)
     consumers = [given.iteration(name, dataset_id).consumer_id for name in ("", "named")]
-    with pytest.raises(FailedPrecondition, match=r"read by 2 consumers.*without a name, named"):
+    with pytest.raises(FailedPrecondition, match=r"read by 2 consumers, of the jobs \d+, named"):
         given.when(c.RemoveDataset(dataset_id=dataset_id))
     for job_id in given.state.jobs:
         with pytest.raises(FailedPrecondition, match="has 1 consumers"):

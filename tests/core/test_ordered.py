@@ -274,7 +274,7 @@ def test_an_ordered_job_without_a_name_goes_with_its_last_consumer() -> None:
     given.leave(consumer)
     assert given.then == ["consumer_left", "iteration_collected"]
     assert len(given.state.jobs) == 1
-    with pytest.raises(AlreadyExists, match=r"job \d+ \(without a name\) is being"):
+    with pytest.raises(AlreadyExists, match=r"job \d+ is being"):
         given.when(
             c.JoinIteration(
                 job_id=given.iteration_of(other).job_id, epoch=0,

@@ -35,7 +35,7 @@ TEN = ev.DatasetDefinition(sources=[ev.SplitSource(count=10)])
 
 
 @pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
-def test_what_is_no_canonical_status_is_unknown(code: str) -> None:
+def test_a_status_that_is_not_canonical_becomes_unknown(code: str) -> None:
     given = Saves()
     save = given.start()
     given.when(c.FailSave(save_id=save.save_id, code=code, message="boom"))
@@ -46,7 +46,7 @@ def test_what_is_no_canonical_status_is_unknown(code: str) -> None:
 
 @pytest.mark.parametrize("stock", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_of_a_save_that_has_ended_little_is_kept(stock: bool, fails: bool) -> None:
+def test_the_state_keeps_only_a_summary_of_an_ended_save(stock: bool, fails: bool) -> None:
     """However many streams it had, and workers that took turns."""
     given = Saves()
     save = given.start(metadata=b"m" * 10_000, sizes=(1_000,))
@@ -270,7 +270,7 @@ def test_one_kind_of_worker_writes_a_save(given: Saves) -> None:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_what_forebays_workers_cannot_write_waits_for_tensorflows(
+def test_a_save_that_only_stock_workers_can_write_waits_for_one(
     given: Saves, ours_first: bool
 ) -> None:
     """Whoever comes first."""
@@ -336,7 +336,7 @@ def test_the_first_error_of_who_writes_it_ends_a_save(given: Saves) -> None:
     assert given.then == []
 
 
-def test_one_save_a_path(given: Saves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_has_only_one_save(given: Saves, monkeypatch: pytest.MonkeyPatch) -> None:
     save = given.start(request=("a", 1))
     for is_gone in (False, True):
         with pytest.raises(AlreadyExists, match=r"/s is already started or completed"):
@@ -375,7 +375,7 @@ def test_a_repair_that_cut_events_off_ends_saves(given: Saves) -> None:
         ({"definition": ev.DatasetDefinition(unsplittable="why")}, Unimplemented, "why"),
     ],
 )
-def test_what_is_refused(given: Saves, fields: Any, error: Any, says: str) -> None:
+def test_wrong_saves_are_refused(given: Saves, fields: Any, error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
         given.when(c.StartSave(**STARTED | {"definition": TEN} | fields))
 

@@ -83,7 +83,7 @@ def test_a_skip_needs_a_task() -> None:
         reading.skip(0, 6, 2)
 
 
-def test_what_was_skipped_is_counted_with_its_job_when_the_iteration_goes() -> None:
+def test_a_job_keeps_the_number_of_skipped_splits_of_a_removed_iteration() -> None:
     reading = ReadSplits()
     reading.skip(0, 5, 1)
     for task_id in reading.tasks:

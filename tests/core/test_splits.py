@@ -128,7 +128,7 @@ def test_splits_handed_back_after_the_next_pass_began_are_leased_before_all_othe
     assert (again.pass_number, again.first) == (1, 1)
 
 
-def test_what_was_handed_back_before_the_next_pass_began_is_not_forgotten() -> None:
+def test_splits_handed_back_before_the_next_pass_are_leased_again() -> None:
     given = Given()
     worker = given.worker(1)
     given.iteration()
@@ -143,7 +143,7 @@ def test_what_was_handed_back_before_the_next_pass_began_is_not_forgotten() -> N
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["of this pass", "of the one before"])
-def test_what_is_kept_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> None:
+def test_the_kept_part_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> None:
     given = Given()
     worker_id, other = given.worker(1), given.worker(2)
     joined = given.iteration()
@@ -176,7 +176,7 @@ def test_what_is_kept_of_a_lease_is_a_lease_until_it_is_begun(earlier: bool) -> 
     assert "lease_lost" not in given.then
 
 
-def test_of_one_lease_at_a_time_a_part_is_returned() -> None:
+def test_a_request_may_return_a_part_of_one_lease_only() -> None:
     given = Given()
     worker_id = given.worker(1)
     given.iteration()
@@ -211,7 +211,7 @@ def test_splits_left_over_of_an_earlier_pass_are_swept_up() -> None:
     assert again.pass_number == 0
 
 
-def test_who_joins_an_endless_pipeline_late_takes_part_in_the_present_pass() -> None:
+def test_a_task_that_joins_an_endless_pipeline_late_leases_from_the_current_pass() -> None:
     given = Given()
     worker = given.worker(1)
     given.iteration()
@@ -380,7 +380,7 @@ def test_a_save_without_chunks_has_no_splits_once_that_is_known() -> None:
         assert given.then == []
 
 
-def test_what_is_loaded_from_a_save_cannot_be_saved_by_splits() -> None:
+def test_a_dataset_loaded_from_a_save_cannot_be_saved_by_splits() -> None:
     given = Given()
     definition = ev.DatasetDefinition(sources=[SAVED])
     with pytest.raises(Unimplemented, match="copy its directory"):
@@ -388,7 +388,7 @@ def test_what_is_loaded_from_a_save_cannot_be_saved_by_splits() -> None:
 
 
 @pytest.mark.parametrize("sharding", [ev.FILE, ev.DATA, ev.FILE_OR_DATA, ev.HINT])
-def test_what_is_loaded_from_a_save_is_not_sharded_statically(sharding: int) -> None:
+def test_a_dataset_loaded_from_a_save_is_not_sharded_statically(sharding: int) -> None:
     """Each worker would number the chunks in the order in which it found them."""
     given = Given()
     given.register("loaded", SAVED)
@@ -407,7 +407,7 @@ def test_a_save_to_load_is_at_an_absolute_path(path: str) -> None:
         Given().register("loaded", ev.SplitSource(saved_chunks=ev.SavedChunks(path=path)))
 
 
-def test_what_is_loaded_from_a_save_is_not_zipped_unless_it_is_never_leased() -> None:
+def test_a_dataset_loaded_from_a_save_is_zipped_only_if_it_is_never_leased() -> None:
     first, second = ev.SplitSource(count=9), ev.SplitSource(leased_with=0)
     for saved, other in ((first, second), (second, first)):
         saved.saved_chunks.path = "/save"

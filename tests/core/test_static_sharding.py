@@ -165,7 +165,7 @@ def test_a_shard_that_was_read_is_not_read_again() -> None:
     assert given.state.iterations[iteration_id].finished
 
 
-def test_who_comes_back_to_another_place_begins_its_shard() -> None:
+def test_a_worker_that_returns_to_another_place_begins_that_places_shard() -> None:
     given = Listed("a", "a")
     one, two = given.comes("a:1", 1), given.comes("a:2", 2)
     iteration_id = given.read()
@@ -179,7 +179,7 @@ def test_who_comes_back_to_another_place_begins_its_shard() -> None:
     assert given.shards(iteration_id)[one] == 1
 
 
-def test_who_comes_back_to_its_place_goes_on() -> None:
+def test_a_worker_that_returns_to_its_place_resumes_its_shard() -> None:
     given = Listed("a", "a")
     one = given.comes("a:1", 1)
     given.read()

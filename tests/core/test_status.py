@@ -25,7 +25,7 @@ def nothing(_: int) -> None: ...
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_it_is_of_the_position_at_which_it_was_asked_for(life: str) -> None:
+def test_a_status_shows_the_state_at_the_time_of_its_request(life: str) -> None:
     cluster, state = Cluster(), State()
     LIVES[life](cluster)
     begun: list[tuple[Any, Iterator[bytes]]] = []
@@ -42,7 +42,7 @@ def test_it_is_of_the_position_at_which_it_was_asked_for(life: str) -> None:
     assert decoded(encoded_status(state, (), nothing)) == json.loads(json.dumps(status(state)))
 
 
-def test_it_says_what_is_no_state() -> None:
+def test_a_status_includes_facts_that_are_not_in_the_state() -> None:
     stranger = Stranger("worker w:1", "other", 3, 4)
     state = growing()[0].state
     found = decoded(encoded_status(state, [stranger], lambda number: {"of": number}))

@@ -184,7 +184,7 @@ def test_a_worker_that_drains_gets_nothing_new() -> None:
     assert given.then.count("task_created") == 2, "who comes gets a task of both"
 
 
-def test_what_a_draining_worker_hands_back_is_not_for_one_that_drains() -> None:
+def test_splits_that_a_draining_worker_hands_back_go_to_no_draining_worker() -> None:
     given = Given()
     first, second = given.worker(1), given.worker(2)
     given.iteration()

@@ -40,7 +40,7 @@ def read(output: CachedOutput, trainer_id: str) -> Reader:
     return Reader(output, Cached(trainer_id))
 
 
-def test_a_new_trainer_begins_with_the_oldest_that_there_is_and_has_skipped_nothing() -> None:
+def test_a_new_trainer_begins_with_the_oldest_cached_element_and_skips_nothing() -> None:
     output = CachedOutput(2 * FOUR)
     first, late = read(output, "first"), read(output, "late")
     for number in range(5):
@@ -64,7 +64,7 @@ def test_a_slow_trainer_skips_and_is_told_how_much_once() -> None:
     assert slow.got == [0, *range(16, 24)] and fast.got == [*range(20)]
 
 
-def test_readers_of_one_trainer_share_what_is_the_trainers() -> None:
+def test_connections_of_one_trainer_share_its_position() -> None:
     """Of whatever connection they come; none of them skips what another has."""
     output = CachedOutput(ROOM)
     one, other, alone = read(output, "both"), read(output, "both"), read(output, "alone")
@@ -200,7 +200,7 @@ def test_a_block_without_elements_displaces_nothing() -> None:
         output.put(Block(0, ()))
 
 
-def test_of_too_many_trainers_the_one_that_has_read_longest_ago_is_forgotten(
+def test_of_too_many_trainers_the_least_recent_one_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cached, "MAX_TRAINERS", 2)
@@ -212,7 +212,7 @@ def test_of_too_many_trainers_the_one_that_has_read_longest_ago_is_forgotten(
     assert first.got == [0, 1, 2] and second.got == [0, 0] and third.got == [0]
 
 
-def test_who_comes_again_when_the_window_was_dropped_has_skipped_that() -> None:
+def test_a_trainer_that_returns_after_the_window_was_dropped_has_skipped_it() -> None:
     output = CachedOutput(ROOM)
     for number in range(3):
         output.put(block(4 * number, 4))

@@ -1,4 +1,4 @@
-"""Who leaves in order hands back what its trainer did not take: nothing is lost, or doubled."""
+"""A consumer that leaves hands back what its trainer did not take: nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @given(data=st.data())
 @pytest.mark.usefixtures("clock")
-def test_whoever_leaves_whenever(data: st.DataObject) -> None:
+def test_each_element_is_used_once_whichever_consumer_leaves_when(data: st.DataObject) -> None:
     ledger = Ledger()
     output = AnyOutput(ROOM, ledger)
     trainers = [Trainer(output) for _ in range(data.draw(st.integers(1, 3)))]
@@ -143,7 +143,7 @@ def test_what_is_handed_back_comes_first_and_in_its_order() -> None:
     assert other.got == [0, 1, 2, 3]
 
 
-def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
+def test_a_killed_consumer_hands_nothing_back_and_holds_up_no_end() -> None:
     ledger = Ledger()
     output = AnyOutput(ROOM, ledger)
     killed = Trainer(output)
@@ -158,7 +158,7 @@ def test_who_is_killed_hands_nothing_back_and_is_waited_for_no_longer() -> None:
     assert sum(part.count for part in ledger.dropped_parts) == 3
 
 
-def test_a_worker_that_goes_waits_for_nobody() -> None:
+def test_a_leaving_worker_no_longer_waits_for_elements_to_be_handed_back() -> None:
     output = AnyOutput()
     slow, other = Trainer(output), Trainer(output)
     output.put(block(0, 1))
@@ -173,7 +173,7 @@ def test_a_worker_that_goes_waits_for_nobody() -> None:
     assert not waiting.is_alive() and told == [output] and other.next() == EndOfTask()
 
 
-def test_an_error_and_the_end_of_a_task_wait_for_nobody() -> None:
+def test_a_failed_or_cancelled_task_waits_for_no_consumer() -> None:
     for end in (TaskFailed("DATA_LOSS", "torn"), TaskUnknown()):
         output = AnyOutput(ROOM, ledger := Ledger())
         slow, other = Trainer(output), Trainer(output)
@@ -197,7 +197,7 @@ def test_other_policies_hand_nothing_back() -> None:
 
 
 def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
-    """Who had it may still read the memory in which it lies."""
+    """The consumer that had it may still read its memory."""
     output = AnyOutput()
     loan: Any = object()
     output.put(replace(block(0, 2), loan=loan))
@@ -210,7 +210,7 @@ def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
     assert isinstance(again, Block) and numbers(again) == [0, 1] and again.loan is None
 
 
-def test_a_block_without_elements_is_in_nobodys_way() -> None:
+def test_an_empty_block_holds_up_nobody() -> None:
     output = AnyOutput()
     for each in (Block(0, ()), block(0, 1), Block(0, ())):
         output.put(each)

@@ -47,7 +47,7 @@ def in_background(call: Callable[[], object]) -> threading.Event:
 def test_outputs_hold_no_more_than_the_budget(
     most: int, steps: list[tuple[int, int, bool]]
 ) -> None:
-    """But for what an output has as its only block; and what each is said to hold adds up."""
+    """An output's only block is allowed beyond the budget. The reported bytes add up."""
     budget = MemoryBudget(most)
     shares = [budget.share() for _ in range(5)]
     held: list[list[int]] = [[] for _ in shares]
@@ -69,7 +69,7 @@ def test_outputs_hold_no_more_than_the_budget(
     assert not budget.held and not budget.active
 
 
-def test_what_nobody_takes_does_not_starve_another_task() -> None:
+def test_blocks_that_nobody_takes_do_not_starve_another_task() -> None:
     needed = threading.Event()
     budget = MemoryBudget(16 * BLOCK, needed.set)
     greedy, other = AnyOutput(budget=budget), AnyOutput(budget=budget)
@@ -94,7 +94,7 @@ def test_what_nobody_takes_does_not_starve_another_task() -> None:
     assert not budget.held
 
 
-def test_what_a_consumer_has_and_may_hand_back_counts() -> None:
+def test_blocks_that_a_consumer_may_hand_back_count() -> None:
     budget = MemoryBudget(1 << 30)
     output = AnyOutput(budget=budget)
     reader = Reader(output, HANDS_BACK)
@@ -148,7 +148,7 @@ def test_memory_is_free_again_when_a_block_is_cut() -> None:
 
 
 def test_tasks_that_come_one_after_the_other_hold_no_more_than_the_budget() -> None:
-    """But for a block of each. Each has all that it may hold when the next one comes."""
+    """One block of each task is allowed beyond it. Each output is full when the next task comes."""
     budget = MemoryBudget(1_000)
     shares = [budget.share() for _ in range(20)]
     for share in shares:
@@ -186,7 +186,9 @@ def test_a_window_has_its_size_whatever_others_hold() -> None:
 
 
 @pytest.mark.parametrize("end", [AnyOutput.cancel, lambda output: output.fail("ABORTED", "why")])
-def test_who_waits_for_others_is_freed_by_an_end(end: Callable[[AnyOutput], None]) -> None:
+def test_a_producer_that_waits_for_memory_is_released_when_a_task_ends(
+    end: Callable[[AnyOutput], None],
+) -> None:
     needed = threading.Event()
     budget = MemoryBudget(2 * BLOCK, needed.set)
     budget.share().take(BLOCK)

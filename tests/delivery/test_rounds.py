@@ -48,7 +48,7 @@ def test_a_round_that_is_larger_than_the_buffer_comes_nonetheless() -> None:
     assert [r.next() is not None for r in readers] == [True] * 4
 
 
-def test_who_was_restarted_alone_is_refused() -> None:
+def test_a_consumer_that_restarted_alone_is_refused() -> None:
     output = RoundsOutput(2)
     Reader(output, Rounds(0, 2)).next()
     output.put(block(0, 4))
@@ -59,7 +59,7 @@ def test_who_was_restarted_alone_is_refused() -> None:
     Reader(output, Rounds(0, 2, 2))  # who has all that was given may come again
 
 
-def test_who_comes_last_has_the_place() -> None:
+def test_the_consumer_that_came_last_keeps_the_place() -> None:
     output = RoundsOutput(2)
     before, other = Reader(output, Rounds(0, 2)), Reader(output, Rounds(1, 2))
     now = Reader(output, Rounds(0, 2))

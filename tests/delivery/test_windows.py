@@ -1,4 +1,4 @@
-"""Fair shares: who competes for a task's elements gets what it uses; in virtual time."""
+"""Fair shares, in virtual time: trainers that compete for elements get what they use."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def are_even(world: World, elements: int) -> bool:
 def test_trainers_in_lockstep_get_the_same(
     world: World, trainers: int, elements: int, per_s: float
 ) -> None:
-    """Or all but the last few steps would be of one of them alone."""
+    """Otherwise one trainer would get all but the last few steps."""
     world.produce(elements, of_block=25, per_s=per_s)
     for _ in range(trainers):
         world.join()
@@ -157,7 +157,7 @@ def test_trainers_in_lockstep_get_the_same(
     assert taken[-1] - taken[0] <= max(4, min(share * elements / trainers, 1_000 * piece_s))
 
 
-def test_one_that_comes_late_gets_an_even_part_of_what_is_left(world: World) -> None:
+def test_a_late_trainer_gets_an_even_share_of_the_rest(world: World) -> None:
     world.produce(5_000)
     early = world.join()
     world.run(until_s=1)
@@ -180,7 +180,7 @@ def test_equal_trainers_get_equal_shares(world: World, trainers: int, elements: 
     assert are_even(world, elements)
 
 
-def test_a_slow_one_gets_what_it_uses_and_is_not_waited_for(world: World) -> None:
+def test_a_slow_trainer_gets_what_it_uses_and_holds_up_no_other(world: World) -> None:
     world.produce(5_000, of_block=50)
     slow, fast = world.join(20e-3), world.join(1e-3)
     world.run()
@@ -188,7 +188,7 @@ def test_a_slow_one_gets_what_it_uses_and_is_not_waited_for(world: World) -> Non
     assert slow.last_s <= fast.last_s + 20e-3
 
 
-def test_who_has_not_begun_hoards_nothing(world: World) -> None:
+def test_a_trainer_that_has_not_begun_holds_only_a_small_window(world: World) -> None:
     world.produce(5_000)
     idle, busy = world.join(), world.join()
     idle._next_step_s = 3.0  # its first step is still being compiled
@@ -196,7 +196,7 @@ def test_who_has_not_begun_hoards_nothing(world: World) -> None:
     assert idle.most_held <= FIRST and busy.taken > 2_500
 
 
-def test_nobody_is_far_ahead_of_its_use(world: World) -> None:
+def test_no_trainer_holds_much_more_than_it_uses(world: World) -> None:
     world.produce(20_000)
     alone = world.join(1e-3, elements_a_step=10)  # 10,000 a second
     world.run()
@@ -206,7 +206,7 @@ def test_nobody_is_far_ahead_of_its_use(world: World) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
-def test_something_moves_as_long_as_anything_is_buffered(data: st.DataObject) -> None:
+def test_buffered_elements_are_always_given_to_some_trainer(data: st.DataObject) -> None:
     windows = Windows()
     members = [windows.open(0.0) for _ in range(data.draw(st.integers(1, 4)))]
     buffered, now_s = data.draw(st.integers(1, 500), "buffered"), 0.0
@@ -245,7 +245,7 @@ def test_turns_are_bounded_in_time() -> None:
     assert turn_s == 0.001 + PATIENCE_S and ahead.room(1_000, False, turn_s) >= LEAST
 
 
-def test_who_leaves_competes_no_longer() -> None:
+def test_a_trainer_that_left_no_longer_competes() -> None:
     windows = Windows()
     first, second = windows.open(0.0), windows.open(0.0)
     second.give(3, 0.0)
@@ -265,7 +265,7 @@ def waits_for_its_turn(output: AnyOutput) -> Subscription:
     return ahead
 
 
-def test_who_waits_for_its_turn_is_not_asked_again_for_what_others_have_taken(world: World) -> None:
+def test_a_trainer_that_waits_for_its_turn_is_not_asked_in_vain(world: World) -> None:
     """Nor when it has no credit: its sender would ask without a pause."""
     world.output.put(block(0, 1_000))
     ahead = waits_for_its_turn(world.output)

@@ -37,7 +37,7 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherP
 
 
 def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
-    """What each consumer got in each step, until so many workers have begun in it."""
+    """What each consumer got in each step, until so many workers take part."""
     first = tuple(range(len(iterators)))
     steps: list[tuple[int, ...]] = []
     with ThreadPoolExecutor(len(iterators)) as pool:
@@ -46,7 +46,9 @@ def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
     return steps
 
 
-def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(tmp_path: pathlib.Path) -> None:
+def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
+    tmp_path: pathlib.Path,
+) -> None:
     with (
         DispatcherProcess(tmp_path, worker_timeout_ms=1000) as dispatcher,
         stock_workers(dispatcher, 1, heartbeat_interval_ms=100),
@@ -85,7 +87,7 @@ except tf.errors.FailedPreconditionError as error:
 
 
 def test_a_consumer_that_is_killed_and_comes_back_is_told_so(tmp_path: pathlib.Path) -> None:
-    """By TensorFlow's workers and by ours: the read begins anew under another name."""
+    """TensorFlow's workers and ours tell it so; the read begins anew under another job name."""
 
     def begin(name: str, index: int) -> ServerProcess:
         started = ServerProcess(Fork(["-c", CONSUMER, dispatcher.target, name, str(index)]))
@@ -167,7 +169,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield running
 
 
-def test_each_step_of_joining_outlives_the_dispatcher(tmp_path: pathlib.Path) -> None:
+def test_each_step_of_joining_survives_a_restart_of_the_dispatcher(tmp_path: pathlib.Path) -> None:
     with DispatcherProcess(tmp_path, worker_timeout_ms=-1) as dispatcher:
         read = Read(dispatcher)
         uid = next(NUMBERS)
@@ -194,7 +196,7 @@ def test_each_step_of_joining_outlives_the_dispatcher(tmp_path: pathlib.Path) ->
         assert not read.worker("w2:1", uid, definition.task_id).tasks_to_delete
 
 
-def test_a_task_goes_when_all_ask_in_the_same_round(
+def test_a_task_is_removed_when_all_consumers_ask_in_the_same_round(
     dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
 ) -> None:
     read = Read(dispatcher)
@@ -203,7 +205,7 @@ def test_a_task_goes_when_all_ask_in_the_same_round(
     assert not read.beat(0, 8).task_info
 
 
-def test_a_task_stays_if_they_ask_in_different_rounds(
+def test_a_task_stays_if_consumers_ask_in_different_rounds(
     dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
 ) -> None:
     read = Read(dispatcher)
@@ -212,7 +214,7 @@ def test_a_task_stays_if_they_ask_in_different_rounds(
     assert read.beat(0, 8).task_info
 
 
-def test_a_removal_outlives_the_dispatcher(
+def test_a_removal_survives_a_restart_of_the_dispatcher(
     dispatcher: DispatcherProcess, pool: ThreadPoolExecutor
 ) -> None:
     read = Read(dispatcher)
@@ -221,7 +223,9 @@ def test_a_removal_outlives_the_dispatcher(
     assert read.remove(1, 7)
 
 
-def test_who_cannot_ask_for_a_removal(dispatcher: DispatcherProcess) -> None:
+def test_requests_for_a_removal_that_make_no_sense_are_refused(
+    dispatcher: DispatcherProcess,
+) -> None:
     read = Read(dispatcher)
     for index in (-1, 2):
         with pytest.raises(grpc.RpcError, match=f"consumer index {index} .* 0 to 1") as error:

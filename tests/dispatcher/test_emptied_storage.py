@@ -1,4 +1,4 @@
-"""A storage that comes back empty begins another journal; who knew the old one waits for that."""
+"""An emptied storage begins another journal; members of the old one wait until that is back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def beat(
 
 
 def set_aside(url: str) -> Callable[[], None]:
-    """Empty the storage; what is returned brings back what was there."""
+    """Empty the storage; returns a function that restores it."""
     if url.startswith("redis://"):
         with opened_keys(url) as (client, keys):
             kept = [(key, f"{key}:kept") for key in keys]
@@ -72,7 +72,7 @@ def set_aside(url: str) -> Callable[[], None]:
     return mount
 
 
-def test_members_stay_with_the_journal_that_they_know(
+def test_workers_and_consumers_keep_to_the_journal_that_they_know(
     any_storage: str, client: Callable[[DispatcherProcess], DispatcherClient]
 ) -> None:
     dispatcher = DispatcherProcess(any_storage)
@@ -117,7 +117,7 @@ def test_members_stay_with_the_journal_that_they_know(
     ],
     ids=lambda request: type(request).__name__,
 )
-def test_whoever_names_what_another_journal_has_given_is_refused(
+def test_a_request_with_ids_of_another_journal_is_refused(
     dispatcher: DispatcherProcess,
     client: Callable[[DispatcherProcess], DispatcherClient],
     request_: pb.GetDatasetRequest,
@@ -131,7 +131,7 @@ def test_whoever_names_what_another_journal_has_given_is_refused(
     assert beat(client(dispatcher)).worker_id, "the dispatcher goes on"
 
 
-def test_a_dispatcher_that_lost_its_memory_is_followed(
+def test_a_worker_joins_a_restarted_dispatcher_whose_journal_was_in_memory(
     client: Callable[[DispatcherProcess], DispatcherClient],
 ) -> None:
     with DispatcherProcess("memory:") as dispatcher:
@@ -141,10 +141,10 @@ def test_a_dispatcher_that_lost_its_memory_is_followed(
         assert beat(worker).journal.journal_id != known.journal.journal_id
 
 
-def test_a_storage_that_was_left_out_by_mistake_is_not_followed(
+def test_a_worker_of_a_journal_on_disk_does_not_join_one_in_memory(
     tmp_path: pathlib.Path,
 ) -> None:
-    """memory: is the default, which a journal on a disk is not to be mistaken for."""
+    """memory: is the default storage, so somebody may forget to name the one on disk."""
     with DispatcherProcess("memory:") as other:
         dispatcher = DispatcherProcess(tmp_path)
         worker = DispatcherClient(f"{dispatcher.target},{other.target}")
@@ -156,7 +156,7 @@ def test_a_storage_that_was_left_out_by_mistake_is_not_followed(
 
 
 def refusal(client: DispatcherClient) -> str:
-    """Of a heartbeat; "" while no dispatcher answers."""
+    """The error with which a heartbeat is refused; "" while no dispatcher answers."""
     try:
         beat(client, patience_s=0.01)
     except AnotherJournal as error:
@@ -166,7 +166,7 @@ def refusal(client: DispatcherClient) -> str:
     raise AssertionError("it joined another journal")
 
 
-def test_a_repaired_journal_is_followed(
+def test_a_worker_joins_a_repaired_journal(
     tmp_path: pathlib.Path, client: Callable[[DispatcherProcess], DispatcherClient]
 ) -> None:
     dispatcher = DispatcherProcess(tmp_path)
@@ -220,7 +220,7 @@ def knocking(dispatcher: DispatcherProcess) -> list[str]:
 # -- --existing ------------------------------------------------------------------------------------
 
 
-def test_existing_refuses_to_begin_a_journal(any_storage: str) -> None:
+def test_the_option_existing_refuses_to_begin_a_journal(any_storage: str) -> None:
     with pytest.raises(AssertionError, match="ended with 1"):
         DispatcherProcess(any_storage, existing=True)
     storage = open_storage(any_storage)
@@ -232,7 +232,7 @@ def test_existing_refuses_to_begin_a_journal(any_storage: str) -> None:
         assert status(dispatcher)["term"] == 2
 
 
-def test_a_client_waits_and_says_what_for(
+def test_a_client_that_waits_for_its_journal_logs_so(
     dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = pb.JournalPosition(journal_id="theirs", sequence=7, lasting=True)

@@ -1,4 +1,4 @@
-"""Who is given up, and on what evidence."""
+"""Which workers and consumers the failure detector gives up, and on what evidence."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ async def until(true: Callable[[], object]) -> None:
 
 
 async def some_checks() -> None:
-    """Time for the dispatcher to give up whomever it would."""
+    """Waits until the failure detector has checked several times."""
     await asyncio.sleep(4 * failure_detector.CHECK_S)
 
 
 def beat(face: ForebayFace, known: int = 0) -> asyncio.Task[pb.WorkerHeartbeatResponse]:
-    """A heartbeat of the worker, which waits for news if it knows that version."""
+    """A heartbeat of the worker; with the current version it is a long poll."""
     request = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, version=known, wait_ms=30_000)
     return asyncio.create_task(face.worker_heartbeat(request))
 
@@ -72,7 +72,7 @@ async def poll(
 
 
 async def break_off(heartbeat: asyncio.Task[Any]) -> None:
-    """As gRPC does it when the connection ends."""
+    """Cancel the poll, as gRPC does when the connection ends."""
     heartbeat.cancel()
     await asyncio.gather(heartbeat, return_exceptions=True)
 
@@ -116,7 +116,7 @@ def test_a_worker_whose_poll_breaks_is_given_up_soon() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
-def test_also_if_the_dispatcher_was_deaf_meanwhile() -> None:
+def test_a_broken_poll_counts_although_the_event_loop_was_blocked() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         heartbeat = await poll(dispatcher, face)
         time.sleep(3 * failure_detector.CHECK_S)  # noqa: ASYNC251 - the whole loop hears nothing
@@ -127,7 +127,7 @@ def test_also_if_the_dispatcher_was_deaf_meanwhile() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
-def test_also_if_it_breaks_while_the_answer_is_on_its_way_to_the_journal(
+def test_a_poll_that_breaks_while_its_answer_waits_for_the_journal_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
@@ -148,10 +148,10 @@ def test_also_if_it_breaks_while_the_answer_is_on_its_way_to_the_journal(
     run(scene, reconnect_grace_ms=100)
 
 
-def test_also_if_its_last_heartbeat_could_not_be_answered(
+def test_a_worker_whose_last_heartbeat_got_no_answer_is_given_up_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would have asked again at once."""
+    """A worker that lives repeats its heartbeat at once."""
 
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         version = (await beat(face)).version
@@ -168,7 +168,7 @@ def test_also_if_its_last_heartbeat_could_not_be_answered(
     run(scene, reconnect_grace_ms=100)
 
 
-def test_who_has_come_back_is_not_given_up_for_an_older_poll() -> None:
+def test_a_worker_with_a_newer_poll_is_not_given_up_for_an_older_one() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         older = await poll(dispatcher, face)
         newer = beat(face, (await beat(face)).version)
@@ -201,7 +201,9 @@ def test_a_worker_leaves_while_its_heartbeat_waits(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("said_first", [False, True])
-def test_a_broken_poll_and_a_refused_consumer_are_enough(said_first: bool) -> None:
+def test_a_broken_poll_and_a_refused_consumer_together_give_up_a_worker_at_once(
+    said_first: bool,
+) -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)
         consumer_id = await join(dispatcher, face)
@@ -216,7 +218,7 @@ def test_a_broken_poll_and_a_refused_consumer_are_enough(said_first: bool) -> No
     run(scene)
 
 
-def test_a_new_leader_believes_it_of_a_worker_that_it_has_not_heard() -> None:
+def test_a_new_leader_gives_up_a_refusing_worker_that_it_has_not_heard() -> None:
     storage = MemoryStorage()
     consumer_id = joined_before(storage)
 
@@ -229,7 +231,7 @@ def test_a_new_leader_believes_it_of_a_worker_that_it_has_not_heard() -> None:
     run(scene, storage)
 
 
-def test_one_alone_is_not_enough() -> None:
+def test_a_broken_poll_or_a_refused_consumer_alone_gives_up_nobody_at_once() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)
         consumer_id = await join(dispatcher, face)
@@ -245,8 +247,8 @@ def test_one_alone_is_not_enough() -> None:
     run(scene)
 
 
-def test_an_answer_that_reached_nobody_and_a_consumer_that_comes_then() -> None:
-    """It was killed just before the consumer's task was news for it: no poll of it broke."""
+def test_a_worker_that_died_between_two_polls_is_given_up_when_it_refuses_a_consumer() -> None:
+    """It was killed while it had no poll open, so none broke."""
 
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         heartbeat = await poll(dispatcher, face)
@@ -260,7 +262,7 @@ def test_an_answer_that_reached_nobody_and_a_consumer_that_comes_then() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
-def test_who_waits_here_is_there_though_a_firewall_refuses_consumers() -> None:
+def test_a_worker_with_an_open_poll_is_not_given_up_though_a_firewall_refuses_consumers() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)
         consumer_id = await join(dispatcher, face)
@@ -273,8 +275,8 @@ def test_who_waits_here_is_there_though_a_firewall_refuses_consumers() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
-def test_also_while_it_says_that_it_drains() -> None:
-    """Beside the heartbeat that waits."""
+def test_a_draining_worker_with_an_open_poll_is_not_given_up() -> None:
+    """It sends the goodbye's heartbeat beside the poll that waits."""
 
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)
@@ -309,7 +311,7 @@ def test_a_worker_that_comes_back_in_time_stays() -> None:
     run(scene, reconnect_grace_ms=1_000)
 
 
-def test_a_new_leader_waits_for_a_worker_that_refuses_strangers() -> None:
+def test_a_new_leader_waits_for_a_worker_that_refuses_new_consumers() -> None:
     storage = MemoryStorage()
     consumer_id = joined_before(storage)
 
@@ -356,7 +358,7 @@ async def until_gone(face: ForebayFace, consumer_id: int) -> None:
 
 
 async def gone(face: ForebayFace, *consumer_ids: int) -> list[int]:
-    """Those of them of which a worker hears that they are."""
+    """Which of these consumers the dispatcher calls gone when a worker asks."""
     request = pb.FindGoneConsumersRequest(consumer_ids=consumer_ids)
     return list((await face.find_gone_consumers(request)).gone)
 

@@ -56,7 +56,7 @@ class TestFollower:
         self.follower.catch_up()
         assert encode_state(self.follower.state) == encode_state(recover(self.storage)[0])
 
-    def test_it_keeps_up(self) -> None:
+    def test_a_follower_keeps_up_with_the_writer(self) -> None:
         self.expect_current()
         self.expect_current()
         self.writer.append([dataset("b"), dataset("c")])
@@ -76,13 +76,13 @@ class TestFollower:
         self.expect_current()
         assert "vanishes" not in self.follower.state.datasets
 
-    def test_what_was_seen_vanishes_and_nothing_follows(self) -> None:
+    def test_records_that_the_storage_lost_vanish_from_the_follower(self) -> None:
         self.writer.append([dataset("vanishes")])
         self.follower.catch_up()
         self.storage.lose(1)
         self.expect_current()
 
-    def test_it_is_overtaken_by_a_trim(self) -> None:
+    def test_a_follower_continues_from_a_snapshot_when_its_records_were_trimmed(self) -> None:
         self.follower.catch_up()
         self.writer.append([dataset(str(i)) for i in range(20)])
         state, _ = recover(self.storage)
@@ -104,7 +104,7 @@ class TestFollower:
     ],
     ids=lambda event: f"{event.WhichOneof('event')} {event.ByteSize()}",
 )
-def test_a_journal_that_cannot_be_is_corrupt_for_everybody(wrong: ev.Event) -> None:
+def test_an_impossible_event_makes_the_journal_corrupt_for_every_reader(wrong: ev.Event) -> None:
     storage = MemoryStorage()
     writer = storage.open_writer("a bug")
     writer.append([elected(writer.term), encode(wrong)])
@@ -139,7 +139,7 @@ def test_a_standby_that_cannot_begin_tries_again(error: StorageError) -> None:
     run_dispatcher(storage, begun, standby=True, leader_lease_ms=100)
 
 
-def test_a_dispatcher_that_knows_less_than_others_stops() -> None:
+def test_a_dispatcher_that_knows_fewer_events_than_a_member_stops() -> None:
     storage = MemoryStorage()
 
     async def check(dispatcher: Dispatcher) -> None:
@@ -171,7 +171,7 @@ def lead_once(candidate: Candidate) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_who_led_does_not_lead_on_less(kept: int) -> None:
+def test_a_former_leader_does_not_lead_a_journal_that_lost_its_events(kept: int) -> None:
     storage = LossyStorage()
     candidate = Candidate(storage, DispatcherOptions(), "here:1")
     lead_once(candidate)
@@ -185,7 +185,7 @@ def test_who_led_does_not_lead_on_less(kept: int) -> None:
         storage.open_writer("another")
 
 
-def test_who_followed_does_not_lead_on_less() -> None:
+def test_a_follower_does_not_lead_a_journal_that_lost_events_it_saw() -> None:
     storage = LossyStorage()
     writer = storage.open_writer("the leader")
     writer.append([elected(1)])
@@ -205,7 +205,7 @@ def test_who_followed_does_not_lead_on_less() -> None:
 
 
 @pytest.mark.parametrize("repaired", [True, False])
-def test_a_dispatcher_follows_its_journal_over_a_repair_only(repaired: bool) -> None:
+def test_a_candidate_accepts_a_shorter_journal_only_after_a_repair(repaired: bool) -> None:
     storage = LossyStorage()
     candidate = Candidate(storage, DispatcherOptions(), "here:1")
     lead_once(candidate)
@@ -222,7 +222,7 @@ def test_a_dispatcher_follows_its_journal_over_a_repair_only(repaired: bool) -> 
         lead_once(Candidate(storage, DispatcherOptions(), "here:1"))
 
 
-def test_what_a_repair_has_made_continues_what_it_repaired() -> None:
+def test_a_repaired_journal_continues_the_one_before_the_repair() -> None:
     state = State()
     for journal_id, after_repair in (("a", False), ("b", True), ("c", True)):
         leader = ev.LeaderElected(journal_id=journal_id, after_repair=after_repair)
@@ -238,7 +238,7 @@ def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:
     return client.call(request, pb.WorkerHeartbeatResponse, patience_s=20)
 
 
-def test_a_storage_that_was_set_back_is_not_continued(
+def test_a_storage_that_was_restored_from_a_backup_is_refused(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal, older = tmp_path / "journal", tmp_path / "older"

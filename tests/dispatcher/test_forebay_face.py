@@ -104,7 +104,7 @@ def test_equal_datasets_are_one(client: DispatcherClient) -> None:
     assert register(client, structure="b") != first
 
 
-def test_an_id_that_was_asked_for_is_nobody_elses(client: DispatcherClient) -> None:
+def test_an_id_that_a_client_chose_is_given_to_no_other_dataset(client: DispatcherClient) -> None:
     assert register(client, structure="c", dataset_id="chosen") == "chosen"
     given = register(client, structure="c")
     assert given != "chosen"
@@ -112,7 +112,7 @@ def test_an_id_that_was_asked_for_is_nobody_elses(client: DispatcherClient) -> N
     assert register(client, structure="c") == given
 
 
-def test_jobs_that_do_not_fit(client: DispatcherClient) -> None:
+def test_a_job_with_other_parameters_is_refused(client: DispatcherClient) -> None:
     dataset_id = register(client, unsplittable="node n of op Generator yields no splits")
     with pytest.raises(Unimplemented, match="node n of op Generator"):
         job(client, dataset_id, sharding=ev.DYNAMIC)
@@ -124,7 +124,7 @@ def test_jobs_that_do_not_fit(client: DispatcherClient) -> None:
         job(client, other, job_name="j", sharding=ev.DYNAMIC)
 
 
-def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
+def test_lease_requests_that_make_no_sense_are_refused(client: DispatcherClient) -> None:
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
     for sharding in (ev.OFF, ev.DYNAMIC):
         job_id = job(client, dataset_id, sharding=sharding)
@@ -150,7 +150,7 @@ def test_leases_that_do_not_fit(client: DispatcherClient) -> None:
         client.call(back, pb.LeaseSplitsResponse)
 
 
-def test_a_split_is_skipped_once_however_often_that_is_asked(client: DispatcherClient) -> None:
+def test_repeated_requests_skip_a_split_once(client: DispatcherClient) -> None:
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
     job_id = job(client, dataset_id, job_name="skips")
     client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
@@ -171,9 +171,9 @@ def test_a_split_is_skipped_once_however_often_that_is_asked(client: DispatcherC
         client.call(pb.SkipSplitRequest(task_id=4711), pb.SkipSplitResponse)
 
 
-def test_what_user_code_counted_is_added_up_over_tasks_and_told(client: DispatcherClient) -> None:
-    """However often a task's totals come, and in which order; of a worker that begins a task anew,
-    both; and nothing that is of another journal, or of an iteration that is not there."""
+def test_user_metrics_are_summed_over_tasks_and_shown(client: DispatcherClient) -> None:
+    """Repeated and reordered totals of a task count once. If a worker begins a task anew, both runs
+    count. Totals of another journal or of an unknown iteration do not."""
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
     job_id = job(client, dataset_id, job_name="counts")
     client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
@@ -217,7 +217,7 @@ def test_what_user_code_counted_is_added_up_over_tasks_and_told(client: Dispatch
     assert shown() == [80]
 
 
-def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> None:
+def test_the_answer_to_a_join_has_the_position_of_the_journal(client: DispatcherClient) -> None:
     job_id = job(client, register(client, sources=[ev.SplitSource(count=1)]))
     joined = client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
     beat = pb.ConsumerHeartbeatRequest(consumer_id=joined.consumer_id)
@@ -226,10 +226,10 @@ def test_who_joins_is_told_how_far_the_journal_is(client: DispatcherClient) -> N
     assert 0 < joined.journal.sequence <= told.sequence
 
 
-def test_who_was_removed_before_the_answer_came_hears_why(
+def test_a_consumer_that_was_removed_before_its_answer_hears_why(
     client: DispatcherClient, dispatcher: DispatcherProcess
 ) -> None:
-    """Also where the read is in bundles, and the answer would have the order."""
+    """The same holds for a read in bundles, whose answer has the order."""
     dataset_id = register(client, sources=[ev.SplitSource(count=5)])
     order = ev.OrderSpec(cycle_length=1, block_length=1)
     how = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="o", sharding="OFF", order=order)
@@ -357,7 +357,7 @@ def test_an_epoch_that_was_left_early_is_collected_after_a_time() -> None:
         client.close()
 
 
-def test_a_worker_that_asks_for_splits_is_there_whatever_its_heartbeat() -> None:
+def test_a_request_for_splits_counts_as_a_sign_of_life() -> None:
     with DispatcherProcess("memory:", worker_timeout_ms=1_500) as dispatcher:
         client = DispatcherClient(dispatcher.target)
         dataset_id = register(client, sources=[ev.SplitSource(count=1000)])

@@ -133,7 +133,7 @@ def test_a_split_is_the_same_chunk_in_every_pass_and_after_a_restart(save: pathl
     serve(save, second, storage)
 
 
-def test_who_asks_waits_for_the_next_chunk_and_for_the_end(
+def test_a_worker_waits_for_the_next_chunk_and_for_the_end(
     save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growing_sources, "WAIT_S", 0.02)
@@ -172,7 +172,7 @@ def test_who_asks_waits_for_the_next_chunk_and_for_the_end(
     serve(save, steps)
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_else(
+def test_a_hanging_file_system_blocks_no_other_request(
     save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, hangs = threading.Event(), threading.Event()
@@ -213,12 +213,12 @@ serve(pathlib.Path(sys.argv[1]), steps)
 """
 
 
-def test_a_look_that_hangs_does_not_keep_a_stopped_dispatcher(save: pathlib.Path) -> None:
+def test_a_dispatcher_stops_while_a_directory_listing_hangs(save: pathlib.Path) -> None:
     os.mkfifo(save / "ERROR")  # whoever opens it waits for a writer
     subprocess.run([sys.executable, "-c", HANGS, str(save)], cwd=ROOT, check=True, timeout=60)
 
 
-def test_who_waits_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> None:
+def test_a_waiting_worker_is_told_to_ask_the_next_dispatcher(save: pathlib.Path) -> None:
     async def steps(loaded: Loaded) -> None:
         waiting = [asyncio.create_task(ask()) for ask in (loaded.split, loaded.lease)]
         await asyncio.sleep(0)
@@ -247,7 +247,7 @@ def test_a_lease_is_answered_again_with_its_names_to_a_worker_that_was_given_up(
 def test_a_stock_worker_is_not_kept_waiting_beyond_its_task_nor_told_of_a_chunk_then(
     save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its heartbeats wait for the call, which nobody cancels."""
+    """Its heartbeats wait behind this call, which the worker cannot cancel."""
     monkeypatch.setattr(growing_sources, "WAIT_S", 0.02)
 
     async def steps(loaded: Loaded) -> None:
@@ -269,7 +269,7 @@ def test_a_stock_worker_is_not_kept_waiting_beyond_its_task_nor_told_of_a_chunk_
 def test_a_stock_worker_that_was_given_up_and_may_come_back_goes_on_waiting(
     save: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told of an end it would complete its task, and the iteration with it."""
+    """If it were told that the source ended, it would complete its task and the iteration."""
     monkeypatch.setattr(growing_sources, "WAIT_S", 0.02)
 
     async def steps(loaded: Loaded) -> None:
@@ -326,13 +326,13 @@ def remove(save: pathlib.Path) -> None:
         (remove, "no distributed save at .*/save, as it is seen here: No such file .* Mount"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(
+def test_a_save_that_cannot_be_loaded_gives_the_reason(
     damage: Callable[[pathlib.Path], None],
     said: str,
     save: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under a code that no worker takes for a reason to ask again, or for its task's end."""
+    """The status code is one that no worker takes for a retry or for the end of its task."""
     monkeypatch.setattr(saved_chunks, "MISSING_S", 0.0)
     damage(save)
 
@@ -389,7 +389,7 @@ def test_a_directory_that_cannot_be_listed_for_long_says_why(
         saved_chunks.Search(str(save)).look([])
 
 
-def test_who_waits_for_long_for_a_save_is_named_once(
+def test_the_log_names_a_job_that_waits_long_for_a_save_once(
     save: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     search = saved_chunks.Search(str(save))
@@ -402,7 +402,7 @@ def test_who_waits_for_long_for_a_save_is_named_once(
     assert str(save) in said
 
 
-def test_what_was_found_before_a_save_failed_is_read(save: pathlib.Path) -> None:
+def test_chunks_that_were_found_before_a_save_failed_are_read(save: pathlib.Path) -> None:
     async def steps(loaded: Loaded) -> None:
         write(save, "chunk_0_0_1", "chunk_0_1_1")
         assert await loaded.split() == files(save, "chunk_0_0_1")[0]

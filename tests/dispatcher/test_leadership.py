@@ -1,4 +1,4 @@
-"""Leading, and what is answered when the lead is lost or not known."""
+"""Leadership, and what a dispatcher answers when it has lost it or cannot tell."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def leadership(lease_ms: int) -> tuple[Renewals, Leadership, list[StorageError]]
     return storage, Leadership(storage.open_writer("x", lease_ms=lease_ms), lost.append), lost
 
 
-def test_the_lead_is_proved_once_a_lease() -> None:
+def test_a_leader_renews_at_most_once_a_lease_to_answer_queries() -> None:
     storage, leads, lost = leadership(60_000)
 
     async def prove() -> None:
@@ -60,7 +60,7 @@ def test_the_lead_is_proved_once_a_lease() -> None:
     assert leads.known
 
 
-def test_a_lead_whose_lease_is_out_is_proved_anew() -> None:
+def test_a_leader_whose_lease_has_expired_renews_before_it_answers() -> None:
     storage, leads, _ = leadership(1)
 
     async def prove() -> None:
@@ -72,8 +72,8 @@ def test_a_lead_whose_lease_is_out_is_proved_anew() -> None:
     assert storage.count == 3
 
 
-def test_a_renewal_sent_before_it_was_asked_proves_nothing() -> None:
-    """A process may be paused between the answer to a renewal and the question."""
+def test_a_renewal_that_was_sent_before_a_query_does_not_prove_leadership_for_it() -> None:
+    """The process may be paused between the renewal's answer and the query."""
     storage, leads, _ = leadership(1)
 
     async def prove() -> None:
@@ -104,7 +104,7 @@ def test_a_displaced_leader_learns_it_once() -> None:
     assert not leads.known
 
 
-def test_what_cannot_be_applied_is_not_journaled_and_nobody_hears_of_it(
+def test_an_event_that_cannot_be_applied_is_neither_journaled_nor_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage = MemoryStorage()
@@ -137,7 +137,7 @@ def test_what_cannot_be_applied_is_not_journaled_and_nobody_hears_of_it(
     run_dispatcher(storage, the_next_one)
 
 
-def test_an_append_proves_the_lead_for_what_it_decided_and_for_no_question() -> None:
+def test_an_append_proves_leadership_for_its_own_command_but_for_no_query() -> None:
     storage = Renewals()
 
     async def renewals_fail(dispatcher: Dispatcher) -> None:
@@ -157,7 +157,7 @@ def test_an_append_proves_the_lead_for_what_it_decided_and_for_no_question() -> 
     run_dispatcher(storage, renewals_fail, leader_lease_ms=100)
 
 
-def test_a_stop_answers_what_it_has_decided_however_slow_the_journal(
+def test_a_stopping_dispatcher_answers_what_it_decided_however_slow_the_journal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decided, go_on = threading.Event(), threading.Event()

@@ -24,7 +24,7 @@ from forebay.storage import (
 from .leading import Renewals, run_dispatcher, until
 
 
-def test_while_the_storage_is_away_questions_wait_and_nobody_is_given_up() -> None:
+def test_while_the_storage_is_away_queries_wait_and_nobody_is_given_up() -> None:
     storage = Renewals()
 
     async def away(dispatcher: Dispatcher) -> None:
@@ -155,7 +155,7 @@ def test_a_stock_worker_may_be_lost_while_it_is_told_of_coordinated_reads(
     run_dispatcher(MemoryStorage(), lost)
 
 
-def test_silence_is_given_no_less_than_a_connection_that_broke() -> None:
+def test_a_silent_member_has_at_least_the_time_of_one_whose_connection_broke() -> None:
     async def silent(dispatcher: Dispatcher) -> None:
         await dispatcher.execute(c.RegisterWorker(address="w:1", uid=1))
         await asyncio.sleep(1.5)

@@ -162,10 +162,10 @@ DEATHS = ["place", "own", "write_splits", "seal"]
 
 
 @pytest.mark.parametrize("step", DEATHS)
-def test_the_next_dispatcher_makes_up_for_what_was_decided(
+def test_the_next_dispatcher_writes_the_files_of_journaled_decisions(
     step: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It died after it had journaled, and before it wrote."""
+    """The first dispatcher died after it journaled the decision and before it wrote the file."""
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
     told: list[Any] = []
     dead: list[str] = []
@@ -280,7 +280,7 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
 
 
 def ended(path: pathlib.Path, **how: Any) -> EndedSave:
-    """One whose directory is at the path."""
+    """A save that has ended, with its directory at the path."""
     save = EndedSave(1, str(path), f"{path}.p", **how)
     save_directory.prepare(save.prepared, METADATA, b"")
     os.rename(save.prepared, path)
@@ -288,7 +288,7 @@ def ended(path: pathlib.Path, **how: Any) -> EndedSave:
 
 
 @pytest.mark.parametrize("how", [{"finished": True}, {"failed": "INTERNAL"}])
-def test_what_took_the_place_of_an_ended_save_is_left_alone(
+def test_a_directory_that_replaced_an_ended_save_is_left_alone(
     how: dict[str, Any], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "save"
@@ -303,7 +303,7 @@ def test_what_took_the_place_of_an_ended_save_is_left_alone(
     assert f"what is at {path} now is not the save" in caplog.text
 
 
-def test_within_what_was_saved_nothing_is_saved(tmp_path: pathlib.Path) -> None:
+def test_a_save_within_the_directory_of_another_save_is_refused(tmp_path: pathlib.Path) -> None:
     outer = tmp_path / "save"
 
     async def steps(served: Served) -> None:
@@ -319,7 +319,7 @@ def test_within_what_was_saved_nothing_is_saved(tmp_path: pathlib.Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), outer, steps)
 
 
-def test_who_runs_the_service_is_told_which_kind_of_worker_a_save_lacks(
+def test_the_log_names_the_kind_of_worker_that_a_save_lacks(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "save"
@@ -338,7 +338,7 @@ def test_who_runs_the_service_is_told_which_kind_of_worker_a_save_lacks(
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> None:
+def test_a_save_whose_directory_was_replaced_ends(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "save"
 
     async def steps(served: Served) -> None:
@@ -355,7 +355,7 @@ def test_another_directory_in_a_saves_place_ends_it(tmp_path: pathlib.Path) -> N
 
 
 def test_a_repair_does_not_spoil_a_save_that_was_finished(tmp_path: pathlib.Path) -> None:
-    """Its end is in the directory, and no longer in the journal."""
+    """The directory says that the save ended; the repaired journal no longer does."""
     save = ended(tmp_path / "save", finished=True)
     save_directory.seal(save)
     save.finished, save.failed = False, "DATA_LOSS"
@@ -375,7 +375,7 @@ def test_a_save_that_a_journal_ends_with_an_unknown_status_is_sealed(
     assert status == pb.StatusProto(code=pb.UNKNOWN, message="boom")
 
 
-def test_a_worker_may_say_a_status_that_nobody_knows(tmp_path: pathlib.Path) -> None:
+def test_an_unknown_status_of_a_worker_is_recorded_as_unknown(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "save"
 
     async def steps(served: Served) -> None:
@@ -390,7 +390,7 @@ def test_a_worker_may_say_a_status_that_nobody_knows(tmp_path: pathlib.Path) -> 
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def test_what_goes_wrong_with_one_save_stops_nothing(
+def test_an_error_of_one_save_stops_no_other_work(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "save"
@@ -434,7 +434,7 @@ class Hanging:
         self._real(*args)
 
 
-def test_a_directory_that_hangs_holds_up_its_own_stream_alone(
+def test_a_hanging_directory_blocks_only_its_own_stream(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [f"{tmp_path}/{name}" for name in ("slow", "fast")]
@@ -464,7 +464,7 @@ def test_a_directory_that_hangs_holds_up_its_own_stream_alone(
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
 
-def test_a_directory_that_hangs_holds_up_the_end_of_no_other_save(
+def test_a_hanging_directory_does_not_block_the_end_of_other_saves(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, fast = tmp_path / "slow", tmp_path / "fast"
@@ -497,7 +497,7 @@ def ours(path: pathlib.Path) -> forebay_pb2.StartSaveRequest:
     )
 
 
-def test_who_goes_away_before_a_save_has_begun_leaves_nothing_half_done(
+def test_a_client_that_cancels_before_a_save_begins_leaves_no_half_made_directory(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "save"
@@ -524,7 +524,7 @@ def test_who_goes_away_before_a_save_has_begun_leaves_nothing_half_done(
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
 
 
-def test_a_retry_takes_what_a_killed_dispatcher_had_prepared(
+def test_a_retry_uses_the_directory_that_a_killed_dispatcher_prepared(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, storage = tmp_path / "save", open_storage(str(tmp_path / "journal"))
@@ -591,7 +591,7 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
 
-def test_ours_save_no_dataset_whose_elements_may_be_others_each_time(
+def test_only_stock_workers_save_a_dataset_that_calls_python(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "save"
@@ -617,7 +617,7 @@ def test_ours_save_no_dataset_whose_elements_may_be_others_each_time(
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "other").mkdir()
 
@@ -655,7 +655,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path: pathlib.Pa
     assert sorted(os.listdir(tmp_path)) == ["file", "journal", "other"]
 
 
-def test_a_retry_of_ours_begins_no_other_save(tmp_path: pathlib.Path) -> None:
+def test_a_retry_by_our_client_begins_no_second_save(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
         face, request = ForebayFace(served.dispatcher), ours(pathlib.Path(served.path))
         await asyncio.gather(face.start_save(request), face.start_save(request))
@@ -669,7 +669,7 @@ def test_a_retry_of_ours_begins_no_other_save(tmp_path: pathlib.Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
 
 
-def test_a_storage_that_is_lost_with_its_dispatcher_is_not_enough(tmp_path: pathlib.Path) -> None:
+def test_a_save_needs_a_storage_that_survives_its_dispatcher(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
         with pytest.raises(InvalidArgument, match="in the fault tolerant mode"):
             await served.save()
@@ -678,10 +678,10 @@ def test_a_storage_that_is_lost_with_its_dispatcher_is_not_enough(tmp_path: path
     assert os.listdir(tmp_path) == []
 
 
-def test_a_stream_that_its_worker_gave_up_is_begun_anew(
+def test_a_stream_that_its_worker_abandoned_is_begun_anew(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TensorFlow's do, if the dispatcher is away for long, and say nothing."""
+    """TensorFlow's workers abandon a stream silently if the dispatcher is away for long."""
     storage = open_storage(str(tmp_path / "journal"))
 
     async def begin(served: Served) -> None:

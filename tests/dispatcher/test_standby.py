@@ -156,7 +156,7 @@ def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
 
 
 def test_a_leader_that_is_stopped_hands_over_at_once(calm_pair: list[DispatcherProcess]) -> None:
-    """Not when its lease is out."""
+    """The standby need not wait until the lease expires."""
     assert calm_pair[0].stop() == 0
     wait_until(leads, calm_pair[1], 2)
 
@@ -182,7 +182,7 @@ def test_a_paused_leader_is_displaced_and_stands_by(
     assert verify(open_storage(any_storage)).ok
 
 
-def test_both_are_killed(pair: list[DispatcherProcess]) -> None:
+def test_a_dispatcher_leads_again_after_both_were_killed(pair: list[DispatcherProcess]) -> None:
     leases = Leases(",".join(one.address for one in pair))
     leases.wait_for_more()
     for one in pair:
@@ -192,8 +192,8 @@ def test_both_are_killed(pair: list[DispatcherProcess]) -> None:
     assert leases.finish() == list(range(SPLITS))
 
 
-def test_one_that_is_restarted_on_its_address_need_not_wait(any_storage: str) -> None:
-    """Its process has ended, or it could not listen there: whatever is left of its lease."""
+def test_a_leader_restarted_at_its_address_need_not_wait_for_the_lease(any_storage: str) -> None:
+    """It can listen there only if its former process has ended."""
     with DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS) as dispatcher:
         dispatcher.kill_and_restart()
         assert leads(dispatcher, 2)
@@ -208,19 +208,19 @@ def refused(*options: str) -> str:
     return ended.stderr.splitlines()[-1]
 
 
-def test_one_that_is_no_standby_gives_up(any_storage: str) -> None:
+def test_a_dispatcher_without_standby_exits_if_another_one_leads(any_storage: str) -> None:
     with DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS) as leader:
         assert "is in use by" in refused(f"--storage={any_storage}", "--leader-lease-ms=300")
         assert leader_of(leader) == 1
 
 
-def test_what_no_standby_can_be(tmp_path: pathlib.Path) -> None:
+def test_a_standby_refuses_storages_that_cannot_have_one(tmp_path: pathlib.Path) -> None:
     assert "memory: cannot be shared" in refused("--standby")
     said = refused("--standby", f"--storage={tmp_path}", "--host=0.0.0.0")
     assert "--address HOST:%port%" in said
 
 
-def test_a_closed_client_does_not_wander(calm_pair: list[DispatcherProcess]) -> None:
+def test_a_closed_client_tries_no_other_dispatcher(calm_pair: list[DispatcherProcess]) -> None:
     client = DispatcherClient(calm_pair[1].target)
     client.close()
     with pytest.raises(ForebayError):

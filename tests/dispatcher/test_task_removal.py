@@ -33,7 +33,7 @@ async def begin(dispatcher: Dispatcher) -> int:
     return task_id
 
 
-def test_whose_patience_ends_while_a_removal_is_being_journaled_is_told_of_it(
+def test_a_consumer_that_times_out_while_a_removal_is_journaled_is_told_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def slow(dispatcher: Dispatcher) -> None:
@@ -88,8 +88,8 @@ def test_a_consumer_that_is_given_up_while_it_is_being_answered_is_told_why(
 
 @pytest.mark.parametrize("how", ["was lost", "has ended"])
 @pytest.mark.parametrize("then", ["the rest arrives", "the worker comes back", "another leads"])
-def test_of_a_round_that_is_torn_all_hear(how: str, then: str) -> None:
-    """Whatever happens once one of them was told, who has ended with that."""
+def test_all_consumers_are_told_of_a_torn_round(how: str, then: str) -> None:
+    """They are told even after the first one that was told has ended."""
     consumers: list[int] = []
 
     def beats(dispatcher: Dispatcher, index: int, *held: pb.HeldTask) -> Awaitable[object]:

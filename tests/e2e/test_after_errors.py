@@ -64,7 +64,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def story(elements: Iterator[Any]) -> list[str]:
-    """What comes, and the kinds of errors, until it has been asked so often behind the first."""
+    """The elements, and the kinds of errors until so many requests after the first error."""
     told: list[str] = []
     errors = 0
     while errors <= ASKED:
@@ -114,7 +114,7 @@ def test_an_error_is_repeated_as_by_tensorflows_service(
     ],
     ids=["batch", "prefetch", "map", "repeat", "unbatch", "take", "cache"],
 )
-def test_what_is_behind_the_service_has_no_end_either(
+def test_transformations_behind_the_service_repeat_the_error_too(
     theirs: str, ours: str, behind: Callable[[Any], Any]
 ) -> None:
     dataset = count(8).map(three_fails).batch(1)
@@ -157,10 +157,10 @@ def test_an_iteration_that_was_interrupted_has_no_end() -> None:
             next(elements)
 
 
-def test_who_asks_for_ever_is_told(
+def test_a_reader_that_asks_again_and_again_is_warned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As an ignore_errors() behind the service does, which tf.data service's client hangs with."""
+    """An ignore_errors() behind the service does so; with it tf.data service's client hangs."""
     monkeypatch.setattr(progress, "SLOWED_S", 0)
     elements = progress.failing(PipelineError("UNKNOWN", "no"))
     with caplog.at_level(logging.WARNING, progress.__name__):

@@ -99,13 +99,13 @@ class Read:
             behind, unchanged = self.lowest(), (unchanged + 1) * (self.lowest() == behind)
 
     def read_until(self, workers: int) -> None:
-        """Until so many have begun."""
+        """Wait until so many workers take part."""
         while self._next.total() < workers:
             self.read(1)
 
 
 def rounds_of(number: int) -> list[RoundsMode]:
-    """Those of the read of so many."""
+    """The modes of the consumers of a read with so many."""
     modes = [consumer.mode for consumer in _open if isinstance(consumer, Consumer)]
     found = [mode for mode in modes if isinstance(mode, RoundsMode) and _consumers(mode) == number]
     assert len(found) == number
@@ -140,7 +140,7 @@ def _array(element: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
-    """With two workers."""
+    """A dispatcher with two workers."""
     running = DispatcherProcess(tmp_path_factory.mktemp("journal"))
     with running, contextlib.ExitStack() as workers:
         for worker in [WorkerProcess(running.address) for _ in range(2)]:
@@ -171,7 +171,7 @@ def test_a_dataset_with_an_end_is_refused(dispatcher: DispatcherProcess) -> None
         list(elements)
 
 
-def test_workers_join_and_are_killed_and_the_dispatcher_begins_anew(
+def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
     dispatcher: DispatcherProcess,
 ) -> None:
     with Read(dispatcher.target, 2) as rounds, ThreadPoolExecutor(2) as pool:
@@ -221,7 +221,7 @@ for element in elements:
 """
 
 
-def test_a_consumer_that_is_killed_and_started_again_is_waited_for_by_nobody(
+def test_consumers_get_an_error_instead_of_waiting_for_a_restarted_one(
     dispatcher: DispatcherProcess,
 ) -> None:
     dataset_id = service.register_dataset(dispatcher.target, sequences(2))

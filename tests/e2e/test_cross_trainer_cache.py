@@ -40,7 +40,7 @@ def target(dispatcher: DispatcherProcess) -> str:
 
 
 def worker(dispatcher: DispatcherProcess, **options: Any) -> service.WorkerServer:
-    """In this process, which has TensorFlow already."""
+    """A worker in this process, which has imported TensorFlow already."""
     return service.WorkerServer(service.WorkerConfig(dispatcher.address, **options))
 
 
@@ -82,7 +82,7 @@ def first(elements: Elements, count: int) -> list[Any]:
 
 
 def test_all_trainers_read_what_is_produced_once(target: str) -> None:
-    """Numbers by chance would differ if they were made anew; stock clients take part."""
+    """Random elements show that they are produced only once. Stock clients take part."""
 
     def drawn(i: Any) -> Any:
         return tf.stack([tf.cast(i, tf.float64), tf.random.uniform([], dtype=tf.float64)])
@@ -99,7 +99,7 @@ def test_all_trainers_read_what_is_produced_once(target: str) -> None:
 
 
 @pytest.mark.parametrize("trainer", [stock_trainer, our_trainer, reading_trainer])
-def test_the_same_trainer_reads_nothing_again(target: str, trainer: Trainer) -> None:
+def test_a_trainer_reads_no_element_again(target: str, trainer: Trainer) -> None:
     dataset_id = service.register_dataset(target, numbers())
     job = trainer.__name__
     assert first(trainer(target, dataset_id, job, "trainer"), 10) == [*range(10)]
@@ -176,7 +176,7 @@ def test_under_dynamic_sharding_trainers_share_splits(tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.parametrize("read", [service.read, service.from_dataset_id])
-def test_what_is_refused(target: str, read: Any) -> None:
+def test_wrong_arguments_are_refused(target: str, read: Any) -> None:
     endless = service.register_dataset(target, numbers())
     cache = service.CrossTrainerCache("trainer")
     mode = () if read is service.read else (OFF,)
@@ -224,7 +224,7 @@ def test_a_job_is_cached_for_all_or_for_none(target: str) -> None:
 
 @pytest.mark.parametrize("trainer", [stock_trainer, our_trainer, reading_trainer])
 def test_a_dataset_that_turns_out_to_end(target: str, trainer: Trainer) -> None:
-    """Every trainer has all of it first, also one that comes late."""
+    """Every trainer gets all elements before the error, also one that comes late."""
     dataset = tf.data.Dataset.range(100).filter(lambda _: True)  # of unknown cardinality
     dataset_id = service.register_dataset(target, dataset)
     for number in range(2):
@@ -256,7 +256,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_trainer_goes_on_and_the_dispatcher_may_die(dispatcher: DispatcherProcess) -> None:
-    """It gets nothing again; and other trainers notice nothing of either."""
+    """The killed trainer gets no element again, and other trainers notice neither death."""
     target = dispatcher.target
     dataset_id = service.register_dataset(target, numbers())
     with reading_trainer(target, dataset_id, "killed", "other") as other:
@@ -272,7 +272,7 @@ def test_a_killed_trainer_goes_on_and_the_dispatcher_may_die(dispatcher: Dispatc
 
 
 def test_with_a_killed_worker_its_cache_is_lost(tmp_path: pathlib.Path) -> None:
-    """Another begins its part of the dataset, all of it here, anew: for all trainers."""
+    """The next worker produces its part of the dataset again, here all of it, for all trainers."""
     with DispatcherProcess(tmp_path) as dispatcher:
         target = dispatcher.target
         dataset_id = service.register_dataset(

@@ -1,4 +1,4 @@
-"""A worker that is told to stop: what its trainers do not take in time is named."""
+"""A worker that is told to stop logs what its trainers did not take in time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def megabytes() -> tf.data.Dataset:
 def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:
     """The trainer has its credit, and the worker its buffers."""
     wait_until(lambda: begun(dispatcher) > CREDIT + 20)
-    # The last of these may be leased ahead, which draining hands back: the status does not tell
-    # such splits from begun ones, so that the pipeline gets a second to run into its full buffers.
+    # `status` shows whole leases, not how far the pipeline has come in one. A draining worker hands
+    # back the splits that it has not begun, so the pipeline gets a second to fill its buffers.
     time.sleep(1)
 
 
@@ -41,7 +41,9 @@ def begun(dispatcher: DispatcherProcess) -> int:
     return int(source["leased"] + source["begun"])
 
 
-def test_what_a_slow_trainer_does_not_take_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_draining_worker_logs_what_a_slow_trainer_did_not_take(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with (
         DispatcherProcess("memory:") as dispatcher,
         WorkerProcess(dispatcher.address, drain_timeout_ms=200) as worker,
@@ -75,10 +77,10 @@ with service.read(sys.argv[1], sys.argv[2], processing_mode="distributed_epoch")
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "grpc"])
-def test_a_trainer_that_was_killed_holds_up_nobody(
+def test_a_killed_trainer_does_not_hold_up_a_draining_worker(
     protocol: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does the epoch's end, which waits for the worker, for one that reads on."""
+    """The worker waits neither for the killed trainer nor for the end of the epoch."""
     with (
         DispatcherProcess("memory:", reconnect_grace_ms=200) as dispatcher,
         WorkerProcess(
@@ -95,7 +97,7 @@ def test_a_trainer_that_was_killed_holds_up_nobody(
         assert "nobody reads it" in capfd.readouterr().err
 
 
-def test_a_trainer_that_takes_everything_in_time_is_no_failure() -> None:
+def test_a_worker_whose_trainer_takes_everything_in_time_exits_with_0() -> None:
     with (
         DispatcherProcess("memory:") as dispatcher,
         WorkerProcess(dispatcher.address, drain_timeout_ms=200) as worker,
@@ -106,8 +108,10 @@ def test_a_trainer_that_takes_everything_in_time_is_no_failure() -> None:
             assert worker.stop() == 0
 
 
-def test_who_drains_for_long_holds_up_nobody_but_who_reads_there(tmp_path: pathlib.Path) -> None:
-    """Rounds that were begun go on without it, and rounds and saves that begin never ask it."""
+def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Coordinated reads continue without it; new ones, and new saves, do not use it."""
     path = str(tmp_path / "save")
     with (
         DispatcherProcess(tmp_path / "journal") as dispatcher,

@@ -108,7 +108,7 @@ def zipped() -> Any:
 
 @pytest.mark.parametrize("dataset", [numbers, shuffled, zipped])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_was_made_or_not_begun_is_for_the_next_reader(
+def test_the_next_reader_gets_buffered_elements_and_unstarted_splits(
     dispatcher: DispatcherProcess, workers: Workers, dataset: Callable[[], Any], count: int
 ) -> None:
     for _ in range(count):
@@ -127,7 +127,9 @@ def test_what_was_made_or_not_begun_is_for_the_next_reader(
     wait_until(lambda: not workers.runners())
 
 
-def test_passes_go_on_where_they_were(dispatcher: DispatcherProcess, workers: Workers) -> None:
+def test_the_next_reader_continues_the_pass(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
     workers.start()
     dataset_id = service.register_dataset(
         dispatcher.target, numbers(tf.data.Dataset.range(100).repeat(5))
@@ -142,7 +144,7 @@ def test_passes_go_on_where_they_were(dispatcher: DispatcherProcess, workers: Wo
     assert sorted(got) == sorted([*range(100)] * 5)
 
 
-def test_an_end_of_the_pipelines_own_is_no_pause(
+def test_a_pipeline_that_ended_by_itself_is_not_begun_again(
     dispatcher: DispatcherProcess, workers: Workers
 ) -> None:
     """As of `take`: parked behind its last element, it does not begin anew."""
@@ -158,7 +160,9 @@ def test_an_end_of_the_pipelines_own_is_no_pause(
     assert len(got) == len(set(got)) == 100
 
 
-def test_what_leases_no_splits_begins_anew(dispatcher: DispatcherProcess, workers: Workers) -> None:
+def test_a_pipeline_without_leases_begins_again(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
     workers.start()
     dataset_id = service.register_dataset(dispatcher.target, numbers())
     for _ in range(2):
@@ -194,7 +198,7 @@ class Gate:
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_who_comes_again_while_the_pipeline_finishes(
+def test_a_reader_returns_while_the_pipeline_is_being_parked(
     dispatcher: DispatcherProcess, workers: Workers, mode: Any
 ) -> None:
     """Without leases it gets the elements once, from the first one on; with them what the pipeline
@@ -287,8 +291,10 @@ def test_a_cache_that_nobody_reads_gives_its_window_only_if_others_need_it(
         assert int(next(elements)[0]) == 0, "it begins anew"
 
 
-def test_jobs_that_were_left_share_a_bound(dispatcher: DispatcherProcess, workers: Workers) -> None:
-    """Those that were left first lose what they have; those left last keep it."""
+def test_the_buffers_of_all_abandoned_jobs_share_a_bound(
+    dispatcher: DispatcherProcess, workers: Workers
+) -> None:
+    """Jobs that were left first lose their buffers; jobs left last keep them."""
     worker = workers.start(memory_budget=8 * (6 << 20))
     dataset_id = service.register_dataset(dispatcher.target, numbers(tf.data.Dataset.range(20_000)))
     for number in range(8):
@@ -324,7 +330,7 @@ time.sleep(600)  # until it is killed, in the midst of reading
 """
 
 
-def test_what_killed_readers_leave_is_bounded() -> None:
+def test_the_buffers_for_killed_readers_are_bounded() -> None:
     """Over TCP their connections just end, and they might come again: not once the dispatcher has
     given them up."""
     with DispatcherProcess("memory:", client_timeout_ms=3_000) as dispatcher:
@@ -350,10 +356,10 @@ def test_what_killed_readers_leave_is_bounded() -> None:
             worker.stop()
 
 
-def test_what_stock_clients_leave_is_parked_as_well(
+def test_tasks_that_stock_clients_left_are_parked_too(
     dispatcher: DispatcherProcess, workers: Workers
 ) -> None:
-    """They say so to the dispatcher alone."""
+    """Stock clients say goodbye to the dispatcher only."""
     workers.start()
     dataset_id = stock.register_dataset(dispatcher.target, numbers(), compression=None)
     got: list[int] = []

@@ -1,4 +1,4 @@
-"""What a registration says of its dataset, to whoever reads it: element_spec and cardinality."""
+"""What a registration tells readers of its dataset: element_spec, cardinality and options."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DATASETS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("policy", ["OFF", "DYNAMIC"])
 @pytest.mark.parametrize("name", DATASETS)
-def test_cardinality_is_that_of_tensorflows_own_service(
+def test_the_cardinality_is_the_same_as_in_tf_data_service(
     dispatcher: DispatcherProcess, peers_dispatcher: str, name: str, policy: str
 ) -> None:
     def cardinalities(module: Any, target: str) -> list[int]:
@@ -118,7 +118,7 @@ def test_a_wrong_element_spec_is_refused(dispatcher: DispatcherProcess) -> None:
 def test_an_endless_repeat_goes_on_after_an_epoch_without_elements(
     dispatcher: DispatcherProcess,
 ) -> None:
-    """As it happens to who shares a job with others: they had all of that epoch."""
+    """This happens to a trainer that shares a job: the others read all of that epoch."""
     dataset_id = service.register_dataset(dispatcher.target, count(3))
 
     def shared() -> Any:
@@ -153,10 +153,10 @@ def with_options(dataset: Any) -> Any:
 
 @pytest.mark.parametrize("policy", ["OFF", "DYNAMIC"])
 @pytest.mark.parametrize("job_name", [None, "options"])
-def test_options_are_those_of_tensorflows_own_service(
+def test_the_options_are_the_same_as_in_tf_data_service(
     dispatcher: DispatcherProcess, peers_dispatcher: str, job_name: str | None, policy: str
 ) -> None:
-    """Those that were set before stay in the service; who shares a job is not sharded again."""
+    """Options set before the service stay there. A shared job is not sharded again."""
 
     def options(module: Any, target: str) -> list[Any]:
         mode, dataset = module.ShardingPolicy[policy], count(10).map(lambda i: tf.range(i))
@@ -173,8 +173,8 @@ def test_options_are_those_of_tensorflows_own_service(
     assert options(service, dispatcher.target) == options(peer, peers_dispatcher)
 
 
-def test_options_are_known_to_a_trace(dispatcher: DispatcherProcess) -> None:
-    """Where they are those of Python's objects."""
+def test_a_traced_function_knows_the_options(dispatcher: DispatcherProcess) -> None:
+    """Inside the trace they are the options of Python's dataset objects."""
     dataset_id = service.register_dataset(dispatcher.target, count(10))
     spec = tf.TensorSpec([], tf.int64)
 

@@ -209,12 +209,12 @@ class TestRefused:
         with service.read(cluster.target, dataset_id, **how) as first:
             assert len(list(first)) == 20
         wait_until(lambda: job()["checked_bundles"] == 4)
-        assert not job()["differing_bundles"]
+        assert not job()["checksum_mismatches"]
         for _ in range(2):  # their successors run the bundles again
             cluster.replace_worker()
         with service.read(cluster.target, dataset_id, **how) as second:
             next(second)
-            wait_until(lambda: sorted(job()["differing_bundles"]) == [[0, n] for n in range(4)])
+            wait_until(lambda: sorted(job()["checksum_mismatches"]) == [[0, n] for n in range(4)])
             wait_until(lambda: "had other elements when they were run again" in caplog.text)
         caplog.clear()
         with service.read(cluster.target, dataset_id, **how) as third:

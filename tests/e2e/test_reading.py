@@ -73,7 +73,7 @@ class TestHealthy:
             thread.join()
         assert sorted(got[0] + got[1]) == list(range(3000))
 
-    def test_who_distributes_under_one_name_shares_the_job(
+    def test_distribute_with_the_same_job_name_shares_the_job(
         self, dispatcher: DispatcherProcess
     ) -> None:
         distribute = service.distribute(  # bounded, so that neither can have taken all of it
@@ -84,7 +84,7 @@ class TestHealthy:
         got = [int(next(first)), int(next(second))]
         assert sorted(got + numbers(first) + numbers(second)) == list(range(1, 5001))
 
-    def test_who_shares_a_job_by_name_must_expect_its_elements(
+    def test_a_trainer_whose_elements_differ_cannot_share_the_job(
         self, dispatcher: DispatcherProcess
     ) -> None:
         distribute = service.distribute(DYNAMIC, dispatcher.target, job_name="of numbers")
@@ -112,7 +112,7 @@ class TestHealthy:
         assert len(numbers(first)) == 20
         assert numbers(late) == []
 
-    def test_files_with_shuffle_and_batches(
+    def test_shuffled_and_batched_files_come_once(
         self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
     ) -> None:
         for n in range(7):
@@ -186,7 +186,7 @@ class TestHealthy:
         left = {thread.name for thread in threading.enumerate()} - before
         assert not left
 
-    def test_an_unknown_dataset(self, dispatcher: DispatcherProcess) -> None:
+    def test_an_unknown_dataset_is_an_error(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(NotFound, match="4711"):
             service.from_dataset_id(OFF, dispatcher.target, "4711")
         with pytest.raises(NotFound, match="4711"):
@@ -194,7 +194,7 @@ class TestHealthy:
 
 
 class TestKilled:
-    """Each test has a cluster of its own. `slow` makes sure that there is a middle."""
+    """Each test has its own cluster. `slow` elements leave time to kill a process in mid-epoch."""
 
     SIZE = 400
 
@@ -204,7 +204,7 @@ class TestKilled:
         elements = service.read(dispatcher.target, dataset_id, processing_mode=DYNAMIC)
         return (int(x) for x in elements)
 
-    def test_the_dispatcher_again_and_again(self, tmp_path: pathlib.Path) -> None:
+    def test_the_dispatcher_is_killed_again_and_again(self, tmp_path: pathlib.Path) -> None:
         with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address), WorkerProcess(d.address):
             got = []
             for x in self.start(d):
@@ -213,7 +213,7 @@ class TestKilled:
                     d.kill_and_restart()
             assert sorted(got) == list(range(self.SIZE))
 
-    def test_a_worker(self, tmp_path: pathlib.Path) -> None:
+    def test_a_worker_is_killed(self, tmp_path: pathlib.Path) -> None:
         with (
             DispatcherProcess(tmp_path) as d,
             WorkerProcess(d.address),
@@ -227,7 +227,7 @@ class TestKilled:
             assert len(set(got)) == len(got), "at most once"
             assert len(got) > self.SIZE // 2, "the other worker goes on"
 
-    def test_all_workers_and_new_ones_come(self, tmp_path: pathlib.Path) -> None:
+    def test_all_workers_are_killed_and_replaced(self, tmp_path: pathlib.Path) -> None:
         with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address) as first:
             got = []
             for x in self.start(d):
@@ -261,7 +261,7 @@ class TestKilled:
         length = len(str(go_on))
 
         def held(x: Any, turn: Any) -> Any:
-            """One element, until there is that file. That it is looked for anew, `turn` says."""
+            """One element that waits until the file exists; `turn` tells when it looks again."""
             name = tf.strings.substr(tf.strings.join([str(go_on), tf.as_string(turn)]), 0, length)
             return (x == 1) & (tf.size(tf.io.matching_files(name)) == 0)
 
@@ -332,8 +332,8 @@ class TestKilled:
         assert "worker_lost" not in stats(storage).events
         storage.close()
 
-    def test_a_trainer(self, tmp_path: pathlib.Path) -> None:
-        """Its share of what was on the way to it is missing; its sibling finishes the epoch."""
+    def test_a_trainer_is_killed(self, tmp_path: pathlib.Path) -> None:
+        """Elements on their way to it are missing; the other trainer finishes the epoch."""
         with DispatcherProcess(tmp_path) as d, WorkerProcess(d.address):
             dataset = slow(tf.data.Dataset.range(self.SIZE), 0.004)
             dataset_id = service.register_dataset(d.target, dataset)

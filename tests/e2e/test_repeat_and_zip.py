@@ -1,4 +1,4 @@
-"""What repeats, and what is zipped, over several workers that come and go."""
+"""Repeated and zipped datasets over several workers that come and go."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_endless_pipeline_goes_on_with_another_worker(tmp_path: pathlib.Path)
 
 
 def test_every_worker_of_an_endless_pipeline_works(dispatcher: DispatcherProcess) -> None:
-    """More workers than splits."""
+    """There are more workers than splits."""
     endless = count(2).repeat().enumerate()  # each worker counts for itself, as in tf.data service
     dataset_id = service.register_dataset(dispatcher.target, endless)
     with (
@@ -81,10 +81,10 @@ REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_split_is_refused_where_it_is_asked_for(
+def test_a_dataset_that_cannot_be_split_is_refused_where_it_is_read(
     dispatcher: DispatcherProcess, name: str
 ) -> None:
-    """In the caller's stack, with the reason, and without a worker; unsharded, it is not."""
+    """The caller gets the error with its reason, without any worker. Unsharded reads work."""
     build, reason = REFUSED[name]
     dataset, target = build(), dispatcher.target
     dataset_id = service.register_dataset(target, dataset)
@@ -99,7 +99,7 @@ def test_what_cannot_be_split_is_refused_where_it_is_asked_for(
         way(OFF)
 
 
-def test_what_is_paired_wrongly_by_workers_is_read_unsharded(
+def test_a_zip_that_workers_would_mismatch_can_be_read_unsharded(
     dispatcher: DispatcherProcess,
 ) -> None:
     neighbours = zipped((count(100), count(100).skip(1)))

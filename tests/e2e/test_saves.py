@@ -24,7 +24,7 @@ STOCK_ELEMENTS = 100
 
 
 def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Some milliseconds an element, in C++, without a clock: what reads one is not saved."""
+    """Elements take some milliseconds each, in C++ and without a clock: clocks cannot be saved."""
 
     def count(x: tf.Tensor) -> tf.Tensor:
         loop = tf.while_loop(lambda i: i < 3_000, lambda i: [i + 1], [0])
@@ -119,7 +119,7 @@ def test_a_save_is_read_by_its_own_workers_while_they_write_it(tmp_path: pathlib
 
 
 def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
-    """What it had leased is lost, and nothing comes twice. The save is played: one chunk a call."""
+    """Its leased splits are lost, and nothing comes twice. The test writes the save itself."""
     path = tmp_path / "save"
     write_save(path, {})
     written: list[int] = []
@@ -164,7 +164,7 @@ def test_a_worker_dies_that_loads_a_save(tmp_path: pathlib.Path) -> None:
 
 
 def test_arguments_that_make_no_sense() -> None:
-    """The first of them that is wrong is told of, as in tf.data service the address is."""
+    """The error names the first wrong argument, as tf.data service does with the address."""
     numbers, endless = tf.data.Dataset.range(9), tf.data.Dataset.range(9).repeat()
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((numbers, "", 1), "`service` must be a string"),

@@ -1,4 +1,4 @@
-"""Static sharding on Forebay's workers: the shards of TensorFlow's own, and who is killed.
+"""Static sharding on Forebay's workers: the same shards as TensorFlow's, whichever worker dies.
 
 `FOREBAY_PIPELINES=500` compares the shards of so many pipelines, and `FOREBAY_SEED` of others.
 """
@@ -268,10 +268,10 @@ def test_a_pipelines_end_is_what_tensorflows_service_delivers(
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 24])
-def test_a_hinted_dataset_is_as_long_as_it_is(
+def test_a_hinted_dataset_yields_all_its_elements(
     clusters: list[DispatcherProcess], count: int
 ) -> None:
-    """TensorFlow takes some for infinite, and others for empty, as the hint is -1."""
+    """TensorFlow takes some of them for infinite and others for empty, because the hint is -1."""
     for skipped in (0, 1):
         dataset = build(f"count({count}).{HINT}.skip({skipped})")
         got = dataset.apply(service.distribute(POLICIES.HINT, clusters[1].target))
@@ -294,7 +294,9 @@ def drawing_alike(seed: int) -> Iterator[None]:
         tf.random.set_seed(None)
 
 
-def test_what_does_not_fit_the_policy(clusters: list[DispatcherProcess], files: list[str]) -> None:
+def test_a_dataset_that_does_not_fit_the_policy_is_refused(
+    clusters: list[DispatcherProcess], files: list[str]
+) -> None:
     """The same errors; but TensorFlow's workers take HINT without a hint for OFF."""
     one = tf.data.Dataset.from_tensor_slices(files[:1])
     hint = tf.data.experimental.SHARD_HINT

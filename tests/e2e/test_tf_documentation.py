@@ -94,7 +94,7 @@ def test_each_block_has_a_test(name: str) -> None:
 
 @pytest.fixture
 def names() -> Iterator[dict[str, Any]]:
-    """What the examples assume to be there, with two workers."""
+    """The servers that the examples assume, with two workers."""
     with service.DispatchServer() as dispatcher:
         workers = [service.WorkerServer(service.WorkerConfig(dispatcher.address)) for _ in range(2)]
         yield {
@@ -108,7 +108,7 @@ def names() -> Iterator[dict[str, Any]]:
 
 
 def run(block: str, names: dict[str, Any]) -> Any:
-    """What the example's `dataset` is, then."""
+    """The example's `dataset` in this test."""
     block = block.replace("dataset = ...", "dataset = tf.data.Dataset.range(10)")
     exec(block, names)
     return names["dataset"]
@@ -217,7 +217,7 @@ def test_tf_distribute_with_parameter_servers(block: str, names: dict[str, Any])
     ("CrossTrainerCache", "cross_trainer_cache="),
 )
 def test_concurrent_trainers(block: str, names: dict[str, Any]) -> None:
-    """Each of them reads all; numbers by chance show that it was computed once."""
+    """Each trainer reads all; equal random elements show that they were computed once."""
     computed = tf.data.Dataset.range(8).repeat().map(lambda i: (i, tf.random.uniform([])))
     trainers = iter(["a", "b"])
     names |= {

@@ -33,7 +33,7 @@ SIZE = 3000
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """By which protocols anybody in this process has connected."""
+    """The protocols by which clients of this process have connected."""
     protocols = set()
     connect, start = BlockClient._connect_to, LocalClient.start
 
@@ -76,7 +76,7 @@ def worker_here(dispatcher: DispatcherProcess) -> Iterator[None]:
 @pytest.mark.usefixtures("neighbour")
 class TestByName:
     @pytest.mark.parametrize("protocol", [UNIX, TCP, GRPC, "TCP", "gRPC"])
-    def test_one_protocol(
+    def test_a_named_protocol_is_used(
         self, dispatcher: DispatcherProcess, dataset_id: str, used: set[str], protocol: str
     ) -> None:
         elements = service.read(dispatcher.target, dataset_id, data_transfer_protocol=protocol)
@@ -98,7 +98,7 @@ class TestByName:
         used: set[str],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """As from another host, through a firewall that lets only gRPC's port pass."""
+        """As on another host, behind a firewall that lets only gRPC's port pass."""
         addresses = links._addresses
         monkeypatch.setattr(
             links,
@@ -111,7 +111,9 @@ class TestByName:
         assert numbers(service.read(dispatcher.target, dataset_id)) == [*range(SIZE)]
         assert used == {GRPC}
 
-    def test_into_tensorflow(self, dispatcher: DispatcherProcess, used: set[str]) -> None:
+    def test_from_dataset_id_uses_the_protocol(
+        self, dispatcher: DispatcherProcess, used: set[str]
+    ) -> None:
         batches = tf.data.Dataset.range(100).batch(10)
         distribute = service.distribute(DYNAMIC, dispatcher.target, data_transfer_protocol="grpc")
         got = [x for batch in batches.apply(distribute) for x in batch.numpy().tolist()]
@@ -133,7 +135,7 @@ class TestByName:
         monkeypatch: pytest.MonkeyPatch,
         limit: int,
     ) -> None:
-        """Whenever a block arrives, the consumer has that many elements at most."""
+        """At each arrival of a block the consumer has at most that many elements."""
         arrived, taken, held = 0, 0, []
 
         def arrive(self: object, client: object, task_id: int, block: Block) -> None:
@@ -181,7 +183,7 @@ class TestInOneProcess:
         assert given_back.wait(30)
 
     @pytest.mark.parametrize("protocol", [None, "LOCAL"])
-    def test_no_socket(
+    def test_a_worker_in_this_process_is_read_without_a_socket(
         self, dispatcher: DispatcherProcess, used: set[str], protocol: str | None
     ) -> None:
         dataset = tf.data.Dataset.range(SIZE).apply(
@@ -190,7 +192,7 @@ class TestInOneProcess:
         assert sorted(int(x) for x in dataset) == [*range(SIZE)]
         assert used == {"local"}
 
-    def test_a_socket_all_the_same(
+    def test_a_named_protocol_uses_a_socket_within_a_process(
         self, dispatcher: DispatcherProcess, dataset_id: str, used: set[str]
     ) -> None:
         elements = service.read(dispatcher.target, dataset_id, data_transfer_protocol="tcp")
@@ -200,7 +202,7 @@ class TestInOneProcess:
     def test_what_the_pipeline_may_still_use_cannot_be_changed(
         self, dispatcher: DispatcherProcess
     ) -> None:
-        """All of these elements are one tensor of TensorFlow's."""
+        """All of these elements share one tensor of TensorFlow's."""
         dataset = tf.data.Dataset.from_tensors(np.zeros(100_000, np.float32)).repeat(5)
         dataset_id = service.register_dataset(dispatcher.target, dataset)
         with service.read(dispatcher.target, dataset_id) as elements:
@@ -292,7 +294,7 @@ class TestCompression:
             ("LZ4", ev.LZ4),
         ],
     )  # fmt: skip
-    def test_by_name(
+    def test_a_named_compression_is_used(
         self, dispatcher: DispatcherProcess, name: str | None, registered: ev.BlockCompression
     ) -> None:
         """Over TCP, into NumPy; and a stock client gets the same elements."""
@@ -309,12 +311,12 @@ class TestCompression:
         )
         assert [x.numpy().tolist() for x in theirs] == [[n] * 20_000 for n in range(8)]
 
-    def test_an_id_stands_for_one(self, dispatcher: DispatcherProcess) -> None:
+    def test_a_dataset_id_has_one_compression(self, dispatcher: DispatcherProcess) -> None:
         dataset = tf.data.Dataset.range(3)
         service.register_dataset(dispatcher.target, dataset, "ZSTD", "fixed")
         with pytest.raises(InvalidArgument, match="compression"):
             service.register_dataset(dispatcher.target, dataset, "LZ4", "fixed")
 
-    def test_unknown(self, dispatcher: DispatcherProcess) -> None:
+    def test_an_unknown_compression_is_refused(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(ValueError, match=r"gzip\. Must be one of"):
             service.register_dataset(dispatcher.target, tf.data.Dataset.range(1), "gzip")

@@ -66,7 +66,7 @@ import numpy as np
 from forebay.service.trainers import loaders
 
 words = np.full(1, loaders.CAUGHT)  # as of a trainer that catches SIGTERM, and is not told
-loaders._Heeding(words).catch()
+loaders._TrainerPoller(words).catch()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 print("hangs", flush=True)
 libc.pthread_mutex_lock(mutex)

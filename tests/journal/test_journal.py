@@ -101,7 +101,7 @@ def test_sequences_come_at_once_and_durability_later() -> None:
     asyncio.run(main())
 
 
-def test_what_comes_during_an_append_is_the_next_batch() -> None:
+def test_events_that_come_during_an_append_form_the_next_batch() -> None:
     async def main() -> None:
         storage, executor = Batches(), StepExecutor()
         journal = storage.journal(append_executor=executor)

@@ -43,8 +43,10 @@ TIMES = st.lists(st.integers(0, 100 * HOUR), max_size=40)
 
 
 @given(TIMES, st.integers(0, 120 * HOUR), st.floats(0, 100))
-def test_what_stays(times: list[int], now_ms: int, hours: float) -> None:
-    """Also when the clock was set back in between."""
+def test_retention_keeps_a_whole_history_and_two_snapshots(
+    times: list[int], now_ms: int, hours: float
+) -> None:
+    """The clock may have been set back in between."""
     snapshots = [(10 * (i + 1), time_ms) for i, time_ms in enumerate(times)]
     plan = plan_retention(snapshots, now_ms, Retention(hours))
     kept = {sequence: time_ms for sequence, time_ms in snapshots if sequence not in plan.delete}

@@ -83,7 +83,7 @@ def test_nothing_is_left_where_no_space_is(tmp_path: pathlib.Path) -> None:
     assert files.listed(str(tmp_path)) == {}
 
 
-def test_what_cannot_be_read_is_unavailable(tmp_path: pathlib.Path) -> None:
+def test_a_file_that_cannot_be_read_is_unavailable(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a").symlink_to("/proc/self/mem")  # whose first byte nobody can read
     with pytest.raises(Unavailable, match="/a failed: "):
         files.read(f"{tmp_path}/a")

@@ -105,7 +105,7 @@ def numbers_of(dispatcher: DispatcherProcess, dataset_id: str) -> list[int]:
 
 
 @pytest.mark.usefixtures("worker")
-def test_who_was_killed_does_what_is_missing_and_no_more(
+def test_a_killed_run_that_is_repeated_writes_only_the_missing_shards(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path
 ) -> None:
     begun, gate = tmp_path / "begun", tmp_path / "gate"
@@ -248,7 +248,7 @@ ON_ERROR: tuple[dict[str, Any], ...] = ({}, {"on_error": "skip"})
         (lambda: lambda: RANGE(9), "cannot be materialized: it is built by a function"),
     ],
 )
-def test_what_cannot_be_run_in_parts_is_refused(
+def test_a_dataset_that_cannot_be_run_in_parts_is_refused(
     dispatcher: DispatcherProcess,
     tmp_path: pathlib.Path,
     dataset: Callable[[], Any],

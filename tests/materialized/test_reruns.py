@@ -42,7 +42,7 @@ def interrupted(
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_of_two_that_begin_in_one_directory_one_is_refused(
+def test_one_of_two_runs_that_begin_in_a_directory_is_refused(
     dispatcher: DispatcherProcess,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def test_a_damaged_dataset_is_found_out_and_written_again(
     assert elements_in(output) == [0, 1]
 
 
-def test_whatever_a_writer_raises_is_of_a_shard(
+def test_an_error_of_a_writer_names_the_shard(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:

@@ -81,7 +81,7 @@ def frames(data: bytes) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def test_of_two_attempts_at_a_shard_the_first_one_stays(tmp_path: pathlib.Path) -> None:
+def test_the_first_of_two_attempts_at_a_shard_stays(tmp_path: pathlib.Path) -> None:
     """Equal ones are alike, whatever their order."""
     plan = shuffled._plan(tf.TensorSpec([], tf.int64), "tfrecord", 1)
     write = shuffled._Write(str(tmp_path), plan, "owner")
@@ -119,7 +119,7 @@ def test_every_element_of_every_window_is_written(tmp_path: pathlib.Path, runner
     assert read(tmp_path / "out") == sorted([*range(20), 3, 3])
 
 
-def test_of_two_runs_into_one_directory_one_is_refused(
+def test_one_of_two_runs_into_a_directory_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have seen that there is nothing in it."""
@@ -156,7 +156,7 @@ def test_a_pipeline_that_grew_behind_what_was_written_is_written_again(
     assert [read(tmp_path / name) for name in ("one", "two")] == [[0, 1, 2], [0, 2, 4]]
 
 
-def test_what_to_do_with_a_directory_that_is_not_whole(tmp_path: pathlib.Path) -> None:
+def test_the_error_says_what_to_do_with_an_incomplete_directory(tmp_path: pathlib.Path) -> None:
     """No command writes what is missing."""
     created = beam.Pipeline() | beam.Create([*map(np.int64, range(3))])
     write(created, tmp_path)
@@ -183,7 +183,7 @@ def read(folder: pathlib.Path) -> list[int]:
     return sorted(int(n) for n in opened(folder).dataset)
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: pathlib.Path) -> None:
+def test_elements_that_cannot_be_written_are_refused(tmp_path: pathlib.Path) -> None:
     def numbers() -> beam.PCollection:
         return beam.Pipeline() | beam.Create([1, 2])
 

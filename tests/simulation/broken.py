@@ -404,7 +404,7 @@ def writes_chunks_again() -> AbstractContextManager[None]:
 
 def ends_a_save_early() -> AbstractContextManager[None]:
     """A dispatcher that ends a save when all streams that there are have ended."""
-    return replaced(save_streams, _together=lambda save: save.sources[0].next)
+    return replaced(save_streams, _count_splits=lambda save: save.sources[0].next)
 
 
 def asks_again_for_what_has_come() -> AbstractContextManager[None]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.reasons import GOODBYE
 from forebay.service.blocks import Block
 from forebay.service.client.options import ReadOptions
 from forebay.service.client.positions import ClaimedRead
 from forebay.service.client.reader import Reader
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.core.consumers import GOODBYE
 from forebay.service.errors import NotFound
 from forebay.service.order import permuted
 from forebay.service.proto import forebay_pb2 as pb

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 
+from forebay.journal.reasons import GOODBYE
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.reader import Reader
-from forebay.service.core.consumers import GOODBYE
 from forebay.service.errors import FailedPrecondition, NotFound, PipelineError
 
 from .kernel import Kernel, Process, Violation

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from forebay.service.client.first_come import MUTE_S
+from forebay.journal.reasons import GOODBYE, SILENT
+from forebay.service.client.first_come import DEAD_IF_SILENT_S
 from forebay.service.core.state import Iteration
 from forebay.service.delivery import bundles
 from forebay.service.dispatcher.options import DispatcherOptions
@@ -276,12 +277,12 @@ class Run:
         for node, lost in ((self.workers, books.lost_workers), (self.trainers, books.left)):
             if scenario.weather.lost == 0 and not any(n.disturbed for n in self.nodes):
                 # A late heartbeat may make a worker known again that has left, for a while.
-                fine = {"it said goodbye", "another process took its address"}
+                fine = {GOODBYE, "another process took its address"}
                 # Of an ordered read, whose goodbye found nobody for longer than it waits for that.
                 if TROUBLE & {fault.kind for fault in scenario.faults}:
                     fine |= {why for why in lost.values() if "took its place in the ordered" in why}
                     if scenario.mode == "claimed":  # the same of its final reports
-                        fine.add("no sign of life")
+                        fine.add(SILENT)
                 reasons = {why for who, why in lost.items() if who not in unheard} - fine
                 if any(not reason.endswith("was removed") for reason in reasons):
                     raise Violation(f"one of {node} was given up without a cause: {reasons}")
@@ -300,7 +301,7 @@ class Run:
         return {
             iteration
             for consumer, iteration in books.consumers.items()
-            if books.left.get(consumer) != "it said goodbye"
+            if books.left.get(consumer) != GOODBYE
         }
 
     def _stop(self) -> None:
@@ -368,7 +369,7 @@ class Run:
                 node.stop(drain=True)
             case "freeze worker":
                 assert isinstance(node, WorkerNode)
-                if fault.for_s > MUTE_S:
+                if fault.for_s > DEAD_IF_SILENT_S:
                     self.oracle.mute_uids.add(node.uid)
                 node.pause()
                 this.at(fault.for_s, node.resume)

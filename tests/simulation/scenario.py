@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from forebay.service.client.first_come import MUTE_S
+from forebay.service.client.first_come import DEAD_IF_SILENT_S
 from forebay.service.client.options import ShardingPolicy
 
 from .network import Weather
@@ -259,9 +259,11 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
             if fault.kind == "freeze worker":
                 # For long enough that it is given up; some for so long that readers let it go.
                 scenario.worker_timeout_ms = min(scenario.worker_timeout_ms, 20_000)
-                fault.for_s = scenario.worker_timeout_ms / 1000 + chances.uniform(0.5, MUTE_S / 2)
+                fault.for_s = scenario.worker_timeout_ms / 1000 + chances.uniform(
+                    0.5, DEAD_IF_SILENT_S / 2
+                )
                 if longer.random() < 0.25:
-                    fault.for_s += MUTE_S
+                    fault.for_s += DEAD_IF_SILENT_S
     return scenario
 
 

@@ -179,7 +179,7 @@ while True:
 """
 
 
-def test_what_a_killed_writer_acknowledged_is_there(path: Path) -> None:
+def test_records_that_a_killed_writer_acknowledged_are_there(path: Path) -> None:
     acknowledged = 0
     for run in range(4):
         command = [sys.executable, "-c", APPENDER, str(path)]
@@ -204,7 +204,7 @@ def test_what_a_killed_writer_acknowledged_is_there(path: Path) -> None:
 
 
 class Disk:
-    """What a directory tree would be after a power failure: only what was synced is kept."""
+    """The directory tree after a power failure: only synced data is kept."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -253,14 +253,14 @@ class Disk:
 
 
 def leave(storage: FileStorage, batch: Batch) -> None:
-    """Write a batch, whole, and the beginning of another one, as who is killed before it syncs."""
+    """Write a whole batch and the beginning of another one, as a writer killed before its sync."""
     segments = [*storage.path.glob("segments/*"), *storage.path.glob("takeover-*/segments/*")]
     with max(segments).open("ab") as file:  # "segments" comes before "takeover-2"
         file.write(frame(batch.SerializeToString()) + b"torn")
 
 
 @pytest.mark.parametrize("displace", [False, True])
-def test_what_was_acknowledged_survives_a_power_failure(
+def test_acknowledged_records_survive_a_power_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, displace: bool
 ) -> None:
     root = tmp_path / "disk"

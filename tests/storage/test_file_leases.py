@@ -1,4 +1,4 @@
-"""Who may take a writer's place, when, and what it takes over."""
+"""Which writer may displace another one, when, and what it takes over."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_silent_writer_is_displaced_after_its_own_lease(
     writer.close()
 
 
-def test_who_renews_keeps_its_place(path: Path, clock: Clock) -> None:
+def test_a_writer_that_renews_its_lease_is_not_displaced(path: Path, clock: Clock) -> None:
     holder = storage_at(path).open_writer("the holder", lease_ms=1000)
     challenger = storage_at(path)
     for _ in range(10):
@@ -108,7 +108,9 @@ def test_a_place_that_this_process_has_is_nobody_elses(
 
 
 @pytest.mark.parametrize("term", ["1 0\n", "no term", None])
-def test_who_has_no_lease_is_not_displaced(path: Path, clock: Clock, term: str | None) -> None:
+def test_a_writer_without_a_lease_is_not_displaced(
+    path: Path, clock: Clock, term: str | None
+) -> None:
     # A repair does not renew.
     holder = storage_at(path).open_writer("the holder")
     if term is None:
@@ -149,7 +151,7 @@ def test_a_repair_is_not_displaced(
     challenger.open_writer("the challenger").close()
 
 
-def test_who_hangs_while_it_opens_is_named(path: Path, clock: Clock) -> None:
+def test_the_error_names_a_process_that_hangs_while_it_opens(path: Path, clock: Clock) -> None:
     storage = storage_at(path)
     storage.open_writer("the test").close()
     with (

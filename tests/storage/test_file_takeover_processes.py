@@ -127,7 +127,7 @@ def test_a_killed_writer_makes_way_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("holder_ends", [True, False])
-def test_of_several_challengers_one_wins(tmp_path: Path, holder_ends: bool) -> None:
+def test_one_of_several_challengers_wins(tmp_path: Path, holder_ends: bool) -> None:
     holder = FileStorage(tmp_path).open_writer("the test", lease_ms=600_000 if holder_ends else 300)
     holder.append([b"holder"])
     with (

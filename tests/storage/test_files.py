@@ -51,7 +51,7 @@ def listing(path: Path) -> dict[str, bytes]:
 # -- layout ----------------------------------------------------------------------------------------
 
 
-def test_what_lies_where(path: Path) -> None:
+def test_the_layout_of_the_directory(path: Path) -> None:
     storage = FileStorage(path)
     writer = storage.open_writer("the test")
     writer.append([b"a"])

@@ -68,7 +68,7 @@ def test_a_log_that_is_shorter_than_when_the_last_term_began(
 
 @pytest.mark.parametrize("appends", [0, 1, 2])
 @pytest.mark.parametrize("wakes", [False, True], ids=["sleeps on", "writes once more"])
-def test_what_a_later_writer_wrote_elsewhere(
+def test_files_that_a_later_writer_wrote_elsewhere(
     tmp_path: pathlib.Path, appends: int, wakes: bool
 ) -> None:
     displaced = FileStorage(tmp_path).open_writer("a leader that is stopped", lease_ms=1)

@@ -134,7 +134,7 @@ def test_an_entry_that_does_not_follow_is_corrupt(
         list(journal.open().read())
 
 
-def test_what_is_no_batch_is_corrupt(journal: Journal) -> None:
+def test_an_entry_that_is_no_batch_is_corrupt(journal: Journal) -> None:
     journal.write().close()
     journal.forge(13, frame(b"\xff\xff"))
     with pytest.raises(Corrupt, match="entry 13-0: holds no batch"):
@@ -318,7 +318,7 @@ def test_no_place_is_the_same_as_no_other(journal: Journal) -> None:
         journal.open().open_writer("the second", place="")
 
 
-def test_of_many_challengers_one_wins(journal: Journal, clock: SimpleNamespace) -> None:
+def test_one_of_many_challengers_wins(journal: Journal, clock: SimpleNamespace) -> None:
     writers: list[Writer] = [journal.open().open_writer("the first", lease_ms=1000)]
     for _ in range(5):
         challengers = [journal.open() for _ in range(4)]

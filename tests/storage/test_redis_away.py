@@ -114,7 +114,7 @@ def test_killed_at_random_moments(server: RedisServer, appendfsync: str) -> None
         expect_all_once(server.url, appender)
 
 
-def test_it_says_that_it_waits_and_that_it_goes_on(
+def test_the_log_says_that_an_append_waits_and_that_it_continues(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -512,7 +512,7 @@ def test_an_append_waits_for_replicas(
         assert read_numbers(replica.url)[:acknowledged] == list(range(1, acknowledged + 1))
 
 
-def test_who_watches_a_silent_writer_is_not_held_up_by_a_connection_that_is_silent_too(
+def test_a_silent_connection_does_not_hold_up_the_watcher_of_a_silent_writer(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has seen by then counts for nothing, so that it has to begin anew soon."""

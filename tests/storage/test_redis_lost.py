@@ -194,7 +194,7 @@ def test_a_standby_remembers_what_it_has_read(server: RedisServer) -> None:
     expect_condemned(server, "record 6 was read")
 
 
-def test_what_may_not_have_been_acknowledged_may_vanish(server: RedisServer) -> None:
+def test_an_unacknowledged_record_may_vanish(server: RedisServer) -> None:
     writer = open_writer(server)
     writer.append([b"a"] * 5)
     standby = open_storage(server.url)

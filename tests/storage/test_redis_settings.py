@@ -68,7 +68,7 @@ def server(one_server: RedisServer) -> Iterator[RedisServer]:
         ),
     ],
 )
-def test_what_can_be_lost_is_refused_unless_allowed(
+def test_settings_that_can_lose_records_are_refused_unless_allowed(
     server: RedisServer,
     caplog: pytest.LogCaptureFixture,
     settings: dict[str, str],
@@ -159,7 +159,7 @@ def test_wait_aof_needs_a_server_that_has_it(server: RedisServer) -> None:
             storage.open_writer("the test")
 
 
-def test_what_was_not_synced_in_time_is_not_acknowledged() -> None:
+def test_an_append_that_was_not_synced_in_time_is_not_acknowledged() -> None:
     client = RedisClient(parse_redis_url("redis://127.0.0.1?wait_aof=1"))
     client._check_confirmed([[1, 0]])
     with pytest.raises(Away, match="has not synced its AOF in time"):
@@ -224,7 +224,7 @@ def test_passwords(server: RedisServer) -> None:
                 list(wrong.read())
 
 
-def test_nobody_there() -> None:
+def test_the_error_of_a_redis_that_does_not_answer() -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
     with pytest.raises(Away, match="is Redis running, and reachable from here") as error:
         open_storage(url).open_writer("the test")

@@ -91,8 +91,8 @@ def across(target: str, task: TaskContext, job_name: str, **how: Any) -> Any:
     )
 
 
-def test_epochs_that_are_over_are_not_read_again(target: str) -> None:
-    """Nor does another training by the same name train on nothing."""
+def test_finished_epochs_are_not_read_again(target: str) -> None:
+    """Another training under the same name gets an error instead of no elements."""
     first = across(target, CHIEF, "epochs", dataset_fn=numbers)
     assert [read(first), read(first)] == [[*range(10)]] * 2
     for task, initial_epoch in itertools.product((CHIEF, WORKER), (0, 1)):
@@ -105,7 +105,7 @@ def test_epochs_that_are_over_are_not_read_again(target: str) -> None:
     assert [read(again), read(again)] == [[*range(10)]] * 2
 
 
-def test_epochs_of_a_journal_are_over_after_a_restart(tmp_path: pathlib.Path) -> None:
+def test_finished_epochs_stay_finished_after_a_restart(tmp_path: pathlib.Path) -> None:
     with DispatcherProcess(tmp_path) as dispatcher, WorkerProcess(dispatcher.address):
         read(across(dispatcher.target, CHIEF, "kept", dataset_fn=numbers))
         dispatcher.kill_and_restart()
@@ -133,7 +133,7 @@ def test_an_evaluator_evaluates_on_all_whenever_it_is_started(target: str) -> No
 def test_the_second_of_two_chiefs_is_refused(
     target: str, other: range, replicas: int, said: str | None
 ) -> None:
-    """Whose dataset was registered while it built its own; the same one is no harm."""
+    """The first one registered while the second built its dataset. Equal datasets are fine."""
     name = f"two of {other} {replicas}"
 
     def late(_: Any) -> Any:
@@ -170,7 +170,7 @@ def test_a_cluster_that_has_changed_is_told(target: str) -> None:
 def test_a_chief_that_finds_a_dataset_says_so(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a training that has read nothing yet, which another may be by mistake."""
+    """The training has read nothing yet, so it may be another one by mistake."""
     for task, dataset_fn, warned in ((CHIEF, numbers, 0), (CHIEF, numbers, 1), (WORKER, never, 1)):
         across(target, task, "begun", dataset_fn=dataset_fn)
         said = ["'begun' has had its dataset since it began" in said for said in caplog.messages]
@@ -178,7 +178,7 @@ def test_a_chief_that_finds_a_dataset_says_so(
 
 
 def test_a_training_that_began_with_other_elements_is_refused(target: str) -> None:
-    """By the chief: of another dtype, shape or nesting."""
+    """The chief finds that they have another dtype, shape or nesting."""
     assert read(across(target, CHIEF, "other spec", dataset_fn=numbers)) == [*range(10)]
     for other in (lambda i: tf.cast(i, tf.float32), lambda i: tf.fill([2], i), lambda i: {"i": i}):
         for initial_epoch in (1, 2):
@@ -199,7 +199,7 @@ def test_a_training_that_began_with_other_elements_is_refused(target: str) -> No
         lambda: tf.data.Dataset.range(7),  # and of another cardinality
     ],
 )
-def test_another_dataset_of_such_elements_is_warned_of_and_the_old_one_is_read(
+def test_a_changed_dataset_with_the_same_spec_is_warned_of_and_the_old_one_is_read(
     target: str, caplog: pytest.LogCaptureFixture, other: Any, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.name
@@ -212,7 +212,7 @@ def test_another_dataset_of_such_elements_is_warned_of_and_the_old_one_is_read(
     assert read(changed) == [*range(10)]
 
 
-def test_a_training_goes_on_with_the_dataset_that_is_meant(
+def test_a_training_with_a_dataset_id_continues_with_that_dataset(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def floats(_: Any) -> Any:
@@ -241,13 +241,13 @@ def test_a_training_goes_on_with_the_dataset_that_is_meant(
     assert not caplog.messages
 
 
-def test_a_chief_that_does_not_come_is_named(target: str) -> None:
+def test_the_error_names_the_chief_that_tasks_wait_for(target: str) -> None:
     for task in (WORKER, EVALUATOR):
         with pytest.raises(tf.errors.UnavailableError, match="chief of 'alone' has not"):
             service.distribute_across(never, target, task, job_name="alone", timeout_s=0)
 
 
-def test_what_makes_no_sense_is_said(target: str) -> None:
+def test_wrong_arguments_are_refused(target: str) -> None:
     server = tf_config({"chief": ["c:1"], "worker": ["w:1"], "ps": ["p:1"]}, "ps", 0)
     with server, pytest.raises(tf.errors.FailedPreconditionError, match=r"server 0 of 1.*join"):
         service.distribute_across(never, target, job_name="of a server")
@@ -340,7 +340,7 @@ def test_a_strategy_of_one_process_in_a_cluster_is_warned_of(
     assert said.startswith("OneDeviceStrategy trains in this process alone, which is one of 2 task")
 
 
-def test_who_reads_for_itself_beside_others_is_told_what_doubles(
+def test_a_task_that_reads_everything_beside_others_is_warned(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset_id = service.register_dataset(target, numbers(None))
@@ -358,7 +358,9 @@ def test_who_reads_for_itself_beside_others_is_told_what_doubles(
     assert warned({"worker": ["a:1"]}, "worker", None) == warned("no cluster", "worker", None) == 0
 
 
-def test_who_shards_what_is_shared_is_warned(target: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_sharding_a_shared_dataset_again_is_warned_of(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """By TensorFlow, and of what becomes of it; also behind other transformations. AUTO is nothing
     said."""
     shared = across(target, TaskContext(), "sharded", dataset_fn=numbers)
@@ -393,8 +395,10 @@ def test_an_absent_dispatcher_is_waited_for_as_long_as_the_chief(
     assert zero == 0 and long is not None and 500 < long <= 600 and for_ever is None
 
 
-def test_who_waits_says_what_for(target: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a dispatcher, and of a chief, that is waited for longer than a moment."""
+def test_a_waiting_task_logs_what_it_waits_for(
+    target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It logs when it waits longer than a moment for a dispatcher or a chief."""
     for service_, task, message in [
         ("localhost:1", CHIEF, "still trying to call .*GetDataset at localhost:1"),
         (target, WORKER, "waiting for the chief of 'awaited' to register its dataset"),
@@ -406,7 +410,7 @@ def test_who_waits_says_what_for(target: str, caplog: pytest.LogCaptureFixture) 
         assert re.search(message, caplog.text)
 
 
-def test_only_who_may_be_in_step_has_few_elements_at_a_time(
+def test_only_tasks_that_may_train_in_lockstep_limit_their_elements(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int | None] = []

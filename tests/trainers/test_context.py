@@ -1,4 +1,4 @@
-"""Who a task is, by each environment in which training jobs are started."""
+"""Which task this process is, as each launcher of training jobs tells it in the environment."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_cluster_has_its_addresses_and_a_chief_under_one_name() -> None:
 
 @pytest.mark.parametrize("cluster", [WITH_CHIEF, WITHOUT_CHIEF, {}])
 def test_a_cluster_is_one_for_tensorflow(cluster: Any) -> None:
-    """Also as it comes: it never has an evaluator, whose own task is none of it."""
+    """TensorFlow's cluster never has an evaluator, whose own task is not part of it."""
     context = TaskContext.from_env(tf_config(cluster, "evaluator"))
     assert tf.train.ClusterSpec(context.cluster).as_dict() == cluster
     assert tf.train.ClusterSpec(cluster) == tf.train.ClusterSpec(context.cluster)
@@ -211,7 +211,7 @@ def test_by_default_it_is_this_process_s_environment(monkeypatch: pytest.MonkeyP
         ({"RANK": "one", "WORLD_SIZE": "4"}, ["RANK=one", "numbers"]),
     ],
 )
-def test_what_makes_no_sense_is_said(environ: dict[str, str], said: list[str]) -> None:
+def test_wrong_environments_are_refused(environ: dict[str, str], said: list[str]) -> None:
     with pytest.raises(InvalidArgument) as raised:
         TaskContext.from_env(environ)
     for text in [*said, next(iter(environ.values()))]:
@@ -219,7 +219,7 @@ def test_what_makes_no_sense_is_said(environ: dict[str, str], said: list[str]) -
 
 
 @pytest.mark.parametrize("kind", ["ps", "evaluator"])
-def test_who_does_not_train_is_no_consumer(kind: str) -> None:
+def test_a_task_that_does_not_train_is_no_consumer(kind: str) -> None:
     context = TaskContext.from_env(tf_config(WITH_CHIEF, kind))
     with pytest.raises(FailedPrecondition, match=f"{kind} 0 .* among the 3 that do"):
         _ = context.consumer_index
@@ -240,7 +240,7 @@ def test_who_does_not_train_is_no_consumer(kind: str) -> None:
 def test_a_task_of_a_strategy_s_cluster(
     cluster: Any, kind: Any, index: Any, role: Role, rank: int, consumers: int
 ) -> None:
-    """Whatever the environment says, but for the trial."""
+    """The strategy's cluster wins over the environment, except for the trial."""
     context = context_of(cluster, kind, index, {"RANK": "7", **tf_config({}, trial="3")})
     assert (context.role, context.rank, context.num_consumers) == (role, rank, consumers)
     assert context.trial == "3"

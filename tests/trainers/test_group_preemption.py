@@ -18,10 +18,10 @@ import pytest
 from forebay import service
 from forebay.service.blocks import Block, Component
 from forebay.service.client import lockstep
-from forebay.service.client.lockstep import Ends, EqualTaker, Others
+from forebay.service.client.lockstep import ElementLimits, LimitedTaker, Peers
 from forebay.service.client.open_iterations import Taker, close_between_steps
 from forebay.service.trainers import group_preemption, preemption
-from forebay.service.trainers.group_preemption import Together
+from forebay.service.trainers.group_preemption import StopAgreement
 
 
 class Board:
@@ -32,28 +32,28 @@ class Board:
         self.changed = threading.Condition()
 
 
-class Seat(Others):
+class Seat(Peers):
     def __init__(self, board: Board, me: int) -> None:
         self._board = board
         self.me, self.number = me, 3
 
-    def say(self, key: str, text: str) -> None:
+    def publish(self, key: str, text: str) -> None:
         with self._board.changed:
             self._board.said.setdefault(key, text)
             self._board.changed.notify_all()
 
-    def hear(self, key: str, timeout_s: float | None) -> str | None:
+    def receive(self, key: str, timeout_s: float | None) -> str | None:
         with self._board.changed:
             self._board.changed.wait_for(lambda: key in self._board.said, timeout_s)
             return self._board.said.get(key)
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+def element_limits(monkeypatch: pytest.MonkeyPatch) -> ElementLimits:
     """A process's own."""
-    found = Ends()
+    found = ElementLimits()
     for module in (lockstep, group_preemption):
-        monkeypatch.setattr(module, "ends", found)
+        monkeypatch.setattr(module, "element_limits", found)
     return found
 
 
@@ -69,8 +69,8 @@ def numbers(blocks: Iterator[Block]) -> list[int]:
     return [int(x) for each in blocks for x in each.components[0].values]  # type: ignore[union-attr]
 
 
-def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
-    """And what is behind is not given."""
+def test_an_iteration_ends_in_the_midst_of_a_block(element_limits: ElementLimits) -> None:
+    """The trainer does not get the rest of the block."""
     left: list[int] = []
 
     def iterate(taker: Taker) -> Generator[Block, None, None]:
@@ -81,40 +81,40 @@ def test_an_iteration_ends_in_the_midst_of_a_block(ends: Ends) -> None:
 
     blocks = lockstep.blocks_of(iterate, "a")
     assert numbers(iter([next(blocks)])) == [0, 1, 2]
-    assert ends.hold() == {"a/0": 3}
+    assert element_limits.pause() == {"a/0": 3}
     with ThreadPoolExecutor() as pool:
         rest = pool.submit(numbers, blocks)
         with pytest.raises(TimeoutError):
             rest.result(0.2)
-        ends.let_go({"a/0": 5})
+        element_limits.resume({"a/0": 5})
         assert rest.result(60) == [3, 4]
     assert left == [1]
 
 
-def test_all_leave_where_the_furthest_is(ends: Ends) -> None:
+def test_all_processes_stop_at_the_step_of_the_furthest_one(element_limits: ElementLimits) -> None:
     board, told = Board(), threading.Event()
-    mine = Together(Seat(board, 0), told.set)
+    mine = StopAgreement(Seat(board, 0), told.set)
     key = mine.key
     assert not any(mine.check() for _ in range(3))
     answered(board, key, 1, 5, {"a/0": 7, "b/0": 1})
     answered(board, key, 2, 2, {"a/0": 9})
-    own = ends.begin("a")
-    assert ends.admitted(own, 4) == 4
+    own = element_limits.begin("a")
+    assert element_limits.admit_elements(own, 4) == 4
     mine.agree(60)
     assert board.said[f"{key}/to/1"] == board.said[f"{key}/to/2"] == group_preemption.STOP
     assert board.said[f"{key}/given/0"] == json.dumps([3, {"a/0": 4}])
-    assert ends.admitted(own, 100) == 5 and ends.is_over(own)
+    assert element_limits.admit_elements(own, 100) == 5 and element_limits.is_over(own)
     assert [mine.check() for _ in range(3)] == [False, False, True]
     mine.close()
-    assert ends.admitted(own, 100) == 100, "the program goes on"
+    assert element_limits.admit_elements(own, 100) == 100, "the program goes on"
     assert not told.is_set()
 
 
-def test_who_does_not_answer_is_not_waited_for(
-    ends: Ends, caplog: pytest.LogCaptureFixture
+def test_a_process_that_does_not_answer_is_not_waited_for(
+    element_limits: ElementLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
     board = Board()
-    mine = Together(Seat(board, 1), lambda: None)
+    mine = StopAgreement(Seat(board, 1), lambda: None)
     answered(board, mine.key, 0, 0, {})
     mine.agree(0.01)
     assert caplog.messages == ["process 2 of this training has not heard of the stop"]
@@ -125,10 +125,10 @@ def test_who_does_not_answer_is_not_waited_for(
     mine.close()
 
 
-def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
+def test_a_process_that_hears_of_anothers_signal_stops_too(element_limits: ElementLimits) -> None:
     board, told = Board(), threading.Event()
-    mine = Together(Seat(board, 2), told.set)
-    Seat(board, 0).say(f"{mine.key}/to/2", group_preemption.STOP)
+    mine = StopAgreement(Seat(board, 2), told.set)
+    Seat(board, 0).publish(f"{mine.key}/to/2", group_preemption.STOP)
     assert told.wait(60)
     mine.close()
 
@@ -136,7 +136,7 @@ def test_who_is_told_by_another_stops_as_well(ends: Ends) -> None:
 class Open:
     """A consumer, as far as it is asked to leave."""
 
-    def __init__(self, taker: EqualTaker) -> None:
+    def __init__(self, taker: LimitedTaker) -> None:
         self.taker = taker
         self.told_to_leave = threading.Event()
         self.closed_with: list[int] = []
@@ -149,28 +149,32 @@ class Open:
         self.closed_with.append(left)
 
 
-def test_what_was_not_admitted_is_handed_back_between_steps(ends: Ends) -> None:
-    taker = EqualTaker(ends.begin("a"))
+def test_elements_that_no_step_used_are_handed_back_between_steps(
+    element_limits: ElementLimits,
+) -> None:
+    taker = LimitedTaker(element_limits.begin("a"))
     given = Open(taker)
     assert taker.admit(block(0, 4)) is not None
-    ends.hold()
-    ends.let_go({"a/0": 7})
+    element_limits.pause()
+    element_limits.resume({"a/0": 7})
     assert taker.admit(block(4, 10)) is not None
     close_between_steps(given)  # type: ignore[arg-type]
     assert given.closed_with == [7]
 
 
-def test_nothing_is_given_to_who_closes_while_it_is_held(ends: Ends) -> None:
+def test_an_iterator_that_is_closed_while_it_waits_gets_nothing(
+    element_limits: ElementLimits,
+) -> None:
     """It was handed back."""
-    taker = EqualTaker(ends.begin("a"))
+    taker = LimitedTaker(element_limits.begin("a"))
     given = Open(taker)
-    ends.hold()
+    element_limits.pause()
     with ThreadPoolExecutor() as pool:
         admitted = pool.submit(taker.admit, block(0, 10))
         with pytest.raises(TimeoutError):
             admitted.result(0.2)
         close_between_steps(given)  # type: ignore[arg-type]
-        ends.let_go({"a/0": 10})
+        element_limits.resume({"a/0": 10})
         assert admitted.result(60) is None
     assert given.closed_with == [10]
 
@@ -179,22 +183,22 @@ def test_nothing_is_given_to_who_closes_while_it_is_held(ends: Ends) -> None:
 def board(monkeypatch: pytest.MonkeyPatch) -> Board:
     """Of three processes, of which this is the first, and a handler's next."""
     found = Board()
-    monkeypatch.setattr(lockstep, "find", lambda: Seat(found, 0))
+    monkeypatch.setattr(lockstep, "find_peers", lambda: Seat(found, 0))
     return found
 
 
 def others_say(board: Board, handler: service.PreemptionHandler, what: str, text: str) -> None:
-    assert handler.together is not None
+    assert handler.agreement is not None
     for who in (1, 2):
-        Seat(board, who).say(f"{handler.together.key}/{what}/{who}", text)
+        Seat(board, who).publish(f"{handler.agreement.key}/{what}/{who}", text)
 
 
 def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
-    ends: Ends, board: Board, monkeypatch: pytest.MonkeyPatch
+    element_limits: ElementLimits, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handing back is waited for no longer than ever."""
-    own = ends.begin("a")
-    given = Open(EqualTaker(own))
+    own = element_limits.begin("a")
+    given = Open(LimitedTaker(own))
     monkeypatch.setattr(preemption, "HAND_BACK_S", 0.2)
     monkeypatch.setattr(preemption, "open_consumers", lambda: [given])
     with service.PreemptionHandler(grace_period_s=60, exit_code=None) as handler:
@@ -203,7 +207,7 @@ def test_an_iteration_goes_on_to_the_common_end_for_as_long_as_steps_take(
         os.kill(os.getpid(), signal.SIGTERM)
         assert handler.handed_back.wait(30)
         assert not given.told_to_leave.wait(0.3)
-        assert ends.admitted(own, 10) == 2
+        assert element_limits.admit_elements(own, 10) == 2
         assert given.told_to_leave.wait(30)
 
 
@@ -214,8 +218,8 @@ def fails(_: float = 0) -> None:
 @pytest.mark.parametrize(
     ("loop", "save"), [(fails, None), (lambda: None, fails)], ids=["the loop", "save_fn"]
 )
-def test_who_fails_is_not_waited_for(
-    ends: Ends,
+def test_a_failed_process_is_not_waited_for(
+    element_limits: ElementLimits,
     board: Board,
     loop: Callable[[], None],
     save: Callable[[float], object] | None,
@@ -228,27 +232,27 @@ def test_who_fails_is_not_waited_for(
         assert handler.handed_back.wait(30)
         loop()
     try:
-        assert handler.together is not None
-        assert board.said.get(f"{handler.together.key}/saved/0") == group_preemption.OVER
+        assert handler.agreement is not None
+        assert board.said.get(f"{handler.agreement.key}/saved/0") == group_preemption.OVER
     finally:
         handler._exit_code = None  # the tests go on
         handler.__exit__(None, None, None)
 
 
-def test_who_follows_goes_on_counting() -> None:
+def test_steps_are_counted_on_over_the_epochs_of_a_process() -> None:
     """Behind a repeat, epochs are longer in one process than in others, and steps go on."""
-    counts = Ends()
+    counts = ElementLimits()
     first, beside = counts.begin("job"), counts.begin("job")
-    assert counts.admitted(first, 45) == 45
+    assert counts.admit_elements(first, 45) == 45
     counts.end(first)
     assert counts.is_over(first)
     assert counts.begin("job") == first != beside
-    assert counts.admitted(first, 10) == 10
-    assert counts.hold() == {first: 55, beside: 0}
-    counts.let_go({first: 57, beside: 1})
-    counts.hold()
-    counts.let_go({first: 99, beside: 1})  # of another handler
-    assert counts.admitted(first, 10) == 2
+    assert counts.admit_elements(first, 10) == 10
+    assert counts.pause() == {first: 55, beside: 0}
+    counts.resume({first: 57, beside: 1})
+    counts.pause()
+    counts.resume({first: 99, beside: 1})  # of another handler
+    assert counts.admit_elements(first, 10) == 2
 
 
 ENDS = """
@@ -264,7 +268,7 @@ exit_with(7)
 """
 
 
-def test_a_process_that_is_ended_at_last_has_written_all(tmp_path: pathlib.Path) -> None:
+def test_a_process_that_is_killed_in_the_end_has_flushed_its_output(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "written"
     done = subprocess.run([sys.executable, "-c", ENDS, file], check=False, capture_output=True)
     assert (done.returncode, done.stderr, file.read_text()) == (7, b"", "a line")

@@ -39,7 +39,7 @@ def opened(target: str, dataset: tf.data.Dataset, processes: int, **how: Any) ->
     return open_job(target, dataset_id, processes, **DEFAULTS | how)
 
 
-def test_what_the_processes_of_a_job_have_ahead_is_bounded_if_they_wait_for_each_other(
+def test_processes_in_lockstep_prefetch_a_bounded_number_of_elements(
     target: str,
 ) -> None:
     ends, endless = tf.data.Dataset.range(10), tf.data.Dataset.range(10).repeat()
@@ -50,7 +50,7 @@ def test_what_the_processes_of_a_job_have_ahead_is_bounded_if_they_wait_for_each
     assert opened(target, ends, 2, bound=3).how.max_elements == 3
 
 
-def test_what_is_ahead_of_the_trainer_is_not_read_at_least_once(target: str) -> None:
+def test_frameworks_that_prefetch_refuse_to_read_at_least_once(target: str) -> None:
     once = {"order": {"delivery": "at_least_once"}}
     for processes in (1, 2):
         with pytest.raises(InvalidArgument, match="batches are put together ahead"):
@@ -108,7 +108,7 @@ def test_a_parameter_server_reads_nothing() -> None:
         ({"RANK": "0"}, 0),  # makes no sense, which is for who trains by it to say
     ],
 )
-def test_who_does_not_share_is_warned_however_it_was_launched(
+def test_a_process_that_does_not_share_the_job_is_warned_under_every_launcher(
     environ: dict[str, str],
     warned: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -106,7 +106,7 @@ def started(program: str, number: int, target: str, directory: pathlib.Path, *mo
 
 
 def said_by(tasks: list[Fork]) -> Said:
-    """Before their end, which is in order."""
+    """The lines that the processes print before they exit with 0."""
     said: dict[str, list[Any]] = collections.defaultdict(list)
     for task in tasks:
         for line in iter(task.line, '["end", true]'):
@@ -164,7 +164,7 @@ for dataset in (pairs, read(pairs)):
 
 @pytest.fixture(scope="module")
 def two(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What a cluster of two says."""
+    """The output of a cluster of two."""
     directory = tmp_path_factory.mktemp("two")
     write_files(directory)
     rows = json.dumps([[policy, *names] for policy, names, *_ in SHARDING])
@@ -178,8 +178,8 @@ def test_auto_sharding(two: Said, policy: str, names: list[str], plain: Any, rea
     assert (said[::2], said[1::2]) == (plain, read)
 
 
-def test_what_is_shared_and_sharded_again_is_lost_in_part(two: Said) -> None:
-    """As a warning has said."""
+def test_sharding_a_shared_job_again_loses_elements(two: Said) -> None:
+    """A warning says so."""
     found = [x for own in two["sharded again"] for x in own]
     assert 0 < len(found) < 48 and len(found) == len({*found})
     assert two["explained"] == [True, True]
@@ -257,7 +257,7 @@ for distributed in (
 
 @pytest.fixture(scope="module")
 def three(target: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What a cluster of three says, of which the environment knows nothing."""
+    """The output of a cluster of three that the environment does not describe."""
     program = BEGINS + INTERFACE + "batches(8)\n" + SHARED + ENDS
     directory = tmp_path_factory.mktemp("three")
     return said_by(started(program, 3, target, directory, "not in the environment"))
@@ -313,7 +313,7 @@ def test_the_guide_s_ways_to_iterate(three: Said) -> None:
     assert three["value"] == [0, 10, 20]
 
 
-def test_a_cluster_that_only_the_strategy_knows_is_told_what_doubles(three: Said) -> None:
+def test_a_cluster_that_only_the_strategy_knows_is_warned_of_repeated_elements(three: Said) -> None:
     assert three["warned"] == [True] * 3
 
 
@@ -423,7 +423,7 @@ def restarted(
     return before, said, [task.finish(60) for task in tasks]
 
 
-def test_the_chief_is_killed_and_the_cluster_begins_again(
+def test_a_cluster_restarts_after_its_chief_was_killed(
     restarted: tuple[list[Any], Said, list[int]],
 ) -> None:
     """From the chief's checkpoint, with what is left of the epoch that it was in."""
@@ -439,7 +439,7 @@ def test_the_chief_is_killed_and_the_cluster_begins_again(
 
 
 @pytest.mark.parametrize("name", ["an end", "no end", "checked"])
-def test_all_stop_between_the_same_steps_when_one_is_told(
+def test_all_processes_stop_between_the_same_steps_when_one_gets_sigterm(
     restarted: tuple[list[Any], Said, list[int]], target: str, name: str
 ) -> None:
     """Whether their elements have an end, which would let TensorFlow go on with some, or none.
@@ -458,7 +458,7 @@ def test_all_stop_between_the_same_steps_when_one_is_told(
         assert sorted(own) == [*range(3000)]
 
 
-def test_all_are_told_though_they_have_used_nothing_but_the_handler(
+def test_all_processes_learn_of_a_preemption_through_the_handler_alone(
     restarted: tuple[list[Any], Said, list[int]],
 ) -> None:
     before, after, _ = restarted

@@ -37,12 +37,12 @@ def preempt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_signal_is_no_function_that_saves() -> None:
+def test_a_signal_in_place_of_save_fn_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="save_fn='SIGTERM' cannot be called"):
         service.PreemptionHandler("SIGTERM")  # type: ignore[arg-type]
 
 
-def test_the_block_is_left_while_its_watcher_ends() -> None:
+def test_the_with_block_can_be_left_while_its_watcher_thread_ends() -> None:
     for _ in range(300):
         with service.PreemptionHandler(exit_code=None) as handler:
             preempt()
@@ -50,7 +50,9 @@ def test_the_block_is_left_while_its_watcher_ends() -> None:
 
 
 @pytest.mark.parametrize("how", ["full", "closed"])
-def test_who_was_woken_before_cannot_be(wakeups: socket.socket, how: str) -> None:
+def test_a_former_wakeup_socket_that_cannot_be_written_is_no_obstacle(
+    wakeups: socket.socket, how: str
+) -> None:
     saved: list[float] = []
     with service.PreemptionHandler(saved.append, grace_period_s=60, exit_code=None) as handler:
         if how == "closed":
@@ -64,7 +66,9 @@ def test_who_was_woken_before_cannot_be(wakeups: socket.socket, how: str) -> Non
     assert saved and saved[0] > 25
 
 
-def test_saving_waits_for_handing_back_some_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_fn_waits_only_some_seconds_for_elements_to_be_handed_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A consumer cannot be closed."""
 
     class Stuck:

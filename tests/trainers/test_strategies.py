@@ -170,7 +170,7 @@ def test_replicas_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_auto_sharding_in_one_process(target: str, tmp_path: pathlib.Path) -> None:
-    """What strategies make of the dataset of each worker."""
+    """Auto-sharding policies of the dataset of each worker."""
     write_files(tmp_path)
     made: dict[str, Callable[..., Any]] = {}
     exec(LINES, made)
@@ -237,7 +237,7 @@ for epoch in range(int(over), 3):
 def test_a_trainer_that_is_killed_begins_again_from_its_checkpoint(
     target: str, tmp_path: pathlib.Path, kind: str
 ) -> None:
-    """With what is left of the epoch that it was in."""
+    """It continues with the rest of the epoch that it was in."""
     arguments = ["-c", RESTARTED, target, kind, str(tmp_path)]
     runs = [forks.run(arguments) for _ in range(2)]
     assert [run.returncode for run in runs] == [-9, 0], runs[1].stderr

@@ -1,4 +1,4 @@
-"""Compression of blocks: when it pays, what arrives, and what lies about itself."""
+"""Compression of blocks: when it pays, what arrives, and which frames are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from forebay.service.transport.compression import (
     MAX_PATIENCE,
     WINDOW_BYTES,
     WINDOW_S,
-    Choice,
+    CodecChoice,
     Packer,
     Sample,
 )
@@ -51,7 +51,7 @@ def room(size: int) -> frames.Bytes:
 
 @every_codec
 @pytest.mark.parametrize("size", [1000, 64 << 10, MB])
-def test_there_and_back(codec: str, size: int) -> None:
+def test_each_codec_round_trips(codec: str, size: int) -> None:
     packed = pack(codec, SMOOTH[:size])
     assert packed is not None and len(packed) < size
     target = room(size)
@@ -129,7 +129,7 @@ class Wire:
     """A connection with a sender that always has something to send."""
 
     def __init__(self, s_per_byte: float, samples: dict[str, Sample]) -> None:
-        self.choice = Choice()
+        self.choice = CodecChoice()
         self.s_per_byte = s_per_byte
         self.samples = samples
         self.looks = 0
@@ -161,14 +161,14 @@ def test_the_codec_that_makes_blocks_arrive_soonest(mb_per_s: int, codec: str | 
     assert connection.choice.codec == codec
 
 
-def test_what_was_tried_in_vain_is_tried_less_and_less_often() -> None:
+def test_a_codec_that_did_not_pay_is_tried_less_and_less_often() -> None:
     connection = Wire(1e-6 / 400, GOOD)
     used = connection.windows(1000)
     assert 5 < used.count("lz4") < 1000 / MAX_PATIENCE + 8
 
 
 def test_nothing_is_decided_before_a_window_has_passed() -> None:
-    choice = Choice()
+    choice = CodecChoice()
     wanted = []
     for _ in range(3):
         choice.sent(MB, WINDOW_S / 2.5)
@@ -198,7 +198,7 @@ def test_data_that_becomes_compressible_is_noticed() -> None:
     assert connection.choice.codec is not None
 
 
-def test_it_looks_again_and_goes_on() -> None:
+def test_a_codec_that_still_pays_is_kept_after_a_check() -> None:
     connection = Wire(20e-9, GOOD)
     used = connection.windows(1000)
     assert 1 < used.count(None) < 30
@@ -215,7 +215,7 @@ def test_a_network_that_becomes_fast_is_noticed() -> None:
 
 
 def test_a_codec_that_is_slower_than_its_sample_is_given_up() -> None:
-    choice = Choice()
+    choice = CodecChoice()
     choice.sent(1, WINDOW_S)
     choice.sampled({"zstd": Sample(0.1, 0)})
     assert choice.codec == "zstd"
@@ -223,17 +223,17 @@ def test_a_codec_that_is_slower_than_its_sample_is_given_up() -> None:
     assert choice.codec is None
 
 
-def test_disappointment_is_immediate() -> None:
-    choice = Choice()
+def test_a_codec_that_compresses_worse_than_expected_is_dropped_at_once() -> None:
+    choice = CodecChoice()
     choice.sent(1, WINDOW_S)
     choice.sampled(GOOD)
     used = [choice.codec]
-    choice.disappointed()
+    choice.gained_too_little()
     assert [*used, choice.codec] == ["zstd", None]
 
 
-def test_no_codec_in_common() -> None:
-    choice = Choice()
+def test_without_a_common_codec_blocks_are_not_compressed() -> None:
+    choice = CodecChoice()
     choice.sent(1, WINDOW_S)
     choice.sampled({})
     assert choice.codec is None
@@ -288,7 +288,7 @@ def test_by_name(compression: ev.BlockCompression, codec: str | None) -> None:
     assert (packed and packed[0]) == codec
 
 
-def test_who_waits_for_what_another_compresses_has_not_compressed(
+def test_only_the_thread_that_compresses_a_block_counts_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count()
@@ -407,7 +407,7 @@ def test_named_codecs_compress_on_tcp(closing: ExitStack, compression: ev.BlockC
     assert read_through(closing, SMOOTH, compression=compression, far=False) < 4 * MB
 
 
-def test_never_means_never(closing: ExitStack) -> None:
+def test_compression_can_be_turned_off(closing: ExitStack) -> None:
     assert read_through(closing, SMOOTH, compression=ev.NEVER, far=True) > 40 * MB
 
 
@@ -449,7 +449,7 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
         assert_same(got, block)
 
 
-def test_what_several_are_given_is_compressed_once(
+def test_a_block_for_several_consumers_is_compressed_once(
     closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = []
@@ -505,7 +505,7 @@ def packed_frame(codec: str, data: bytes, raw_bytes: int, *, says: int | None = 
         (packed_frame("zstd", b"abc", (1 << 63) - 1), "are allowed here"),
     ],
 )
-def test_a_worker_that_lies_is_left(
+def test_a_consumer_leaves_a_worker_that_announces_wrong_sizes(
     closing: ExitStack, frame: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -522,7 +522,7 @@ def test_a_worker_that_lies_is_left(
     assert reason in caplog.text
 
 
-def test_a_liar_breaks_the_protocol() -> None:
+def test_wrong_sizes_break_the_protocol() -> None:
     header = pb.Block(task_id=TASK, number=1, count=1)
     header.packed.codec, header.packed.bytes = "zstd", 65
     with pytest.raises(ProtocolError):

@@ -284,10 +284,10 @@ def test_connections_cut_anywhere_lose_and_repeat_nothing(
     ("order", "blocks", "counted"),
     [(ANY, 1, False), (AnyBlock(hands_back=True), 1, False), (AnyBlock(hands_back=True), 2, True)],
 )
-def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
+def test_a_cut_at_any_byte_loses_and_repeats_nothing(
     server: BlockServer, closing: ExitStack, order: Order, blocks: int, counted: bool
 ) -> None:
-    """One cut after so many bytes, of both directions together; then it is left in peace."""
+    """The first connection is cut after so many bytes of both directions; later ones are not."""
     (_, address) = only(server, "tcp")[0]
     host, port = address.split(":")
     lengths: list[int] = []
@@ -311,7 +311,7 @@ def test_every_byte_of_a_conversation_as_the_place_of_a_cut(
 # -- ends --------------------------------------------------------------------------------------
 
 
-def test_stopping_the_server_is_told(server: BlockServer, closing: ExitStack) -> None:
+def test_consumers_are_told_that_the_server_stops(server: BlockServer, closing: ExitStack) -> None:
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)
     output = AnyOutput()
@@ -368,7 +368,7 @@ threading.Event().wait()
 """
 
 
-def test_a_process_that_is_gone_is_not_waited_for(server: BlockServer) -> None:
+def test_the_server_forgets_a_consumer_whose_process_has_ended(server: BlockServer) -> None:
     """Its session would linger, and a worker that drains wait for it."""
     task(server, 5, blocks=3)
     command = [sys.executable, "-c", CONSUMER, json.dumps(only(server, "unix")), str(UID)]
@@ -383,7 +383,7 @@ def test_a_process_that_is_gone_is_not_waited_for(server: BlockServer) -> None:
 
 
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
-def test_a_client_says_that_nobody_listens_where_its_worker_was(
+def test_a_client_reports_that_its_workers_address_refuses_connections(
     family: socket.AddressFamily, closing: ExitStack
 ) -> None:
     told: queue.Queue[ConnectionRefused | None] = queue.Queue()
@@ -429,7 +429,7 @@ def test_a_server_that_never_started_and_a_port_in_use() -> None:
     BlockServer(UID).stop()
 
 
-def test_large_blocks_are_adopted_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
+def test_large_blocks_are_received_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
     output = AnyOutput()
     server.add_task(5, output)
     consumer = Consumer(server.addresses)

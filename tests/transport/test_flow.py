@@ -1,4 +1,4 @@
-"""Flow control: how much is on its way, and that nobody starves beside the greedy and the slow."""
+"""Flow control: how much is in flight, and that no consumer starves beside greedy or slow ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_more_workers_than_elements_have_one_each() -> None:
     assert [share.grant() for share in shares] == [0, 0, 0, 0]
 
 
-def test_what_is_held_counts_until_it_is_taken() -> None:
+def test_blocks_in_the_inbox_count_until_the_trainer_takes_them() -> None:
     share = ElementBudget(4).share()
     assert share.grant() == 4
     assert share.received(3)
@@ -86,7 +86,7 @@ def test_what_is_held_counts_until_it_is_taken() -> None:
     assert share.received(0)
 
 
-def test_one_that_joins_gets_its_share_as_the_others_are_taken() -> None:
+def test_a_worker_that_joins_gets_its_share_as_others_elements_are_taken() -> None:
     budget = ElementBudget(8)
     first = budget.share()
     assert first.grant() == 8
@@ -128,7 +128,7 @@ def test_what_was_granted_on_a_connection_ends_with_it() -> None:
     assert share.grant() == 3
 
 
-def test_who_leaves_leaves_its_share_to_the_others_but_what_is_held_counts() -> None:
+def test_the_share_of_a_worker_that_leaves_goes_to_the_others() -> None:
     budget = ElementBudget(8)
     stays, leaves = budget.share(), budget.share()
     leaves.grant()
@@ -168,7 +168,7 @@ def test_blocks_are_cut_to_what_is_allowed() -> None:
     assert counts(world, connection) == [1]
 
 
-def test_what_was_sent_is_sent_again_as_it_was() -> None:
+def test_a_resent_block_is_the_same_as_before() -> None:
     world = World()
     world.output.put(dense(10))
     connection = world.connect(1, credit=0)
@@ -246,7 +246,7 @@ def settled(value: Callable[[], int]) -> int:
 
 @pytest.mark.parametrize(("limit", "workers"), [(1, 1), (7, 1), (8, 2), (9, 4), (2, 3)])
 def test_never_more_elements_than_asked_for(closing: ExitStack, limit: int, workers: int) -> None:
-    """Over all workers, but one of each; every element comes all the same."""
+    """The bound holds over all workers together, with one element of each to spare."""
     there = Workers(closing, workers)
     for uid in range(1, workers + 1):
         there.produce(uid, lambda n: dense(1 + n % 50), 30)
@@ -275,7 +275,7 @@ def test_never_more_elements_than_asked_for(closing: ExitStack, limit: int, work
     assert got == [sum(1 + n % 50 for n in range(30))] * workers
 
 
-def test_one_that_is_stalled_holds_up_nobody(closing: ExitStack) -> None:
+def test_a_worker_that_sends_nothing_holds_up_no_other(closing: ExitStack) -> None:
     there = Workers(closing, 3)
     for uid in (1, 2):
         there.produce(uid, numbered, 200)
@@ -393,7 +393,9 @@ class TestLocal:
         assert consumer.get() == "the worker stops"
         assert local_worker(1) is None
 
-    def test_who_comes_while_it_stops_is_told(self, closing: ExitStack) -> None:
+    def test_a_consumer_that_connects_while_the_worker_stops_is_told(
+        self, closing: ExitStack
+    ) -> None:
         there = Workers(closing, 1)
         worker = local_worker(1)
         there.servers[0].stop()

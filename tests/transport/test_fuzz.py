@@ -100,7 +100,7 @@ def logged(level: int) -> Iterator[list[logging.LogRecord]]:
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "turned over"])
 @pytest.mark.parametrize("to_worker", [True, False], ids=["to worker", "to consumer"])
-def test_every_byte_of_a_conversation(
+def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
     server: BlockServer,
     closing: ExitStack,
     caplog: pytest.LogCaptureFixture,
@@ -337,7 +337,9 @@ FILES = st.sampled_from(["none", "none", "sealed", "sealed", "unsealed", "pipe",
 
 @given(script=st.lists(st.tuples(damaged(FROM_WORKERS), FILES), max_size=10))
 @fuzz(long=150)
-def test_whatever_a_worker_says(worker: ScriptedWorker, script: list[tuple[bytes, str]]) -> None:
+def test_random_messages_of_a_worker_harm_no_consumer(
+    worker: ScriptedWorker, script: list[tuple[bytes, str]]
+) -> None:
     shares = worker.addresses[0][0] == "unix"
     sayings = [Saying(data, descriptors(files) if shares else []) for data, files in script]
     with memory_bounded(16 * MAX_PAYLOAD_BYTES):
@@ -394,7 +396,7 @@ def answers(sock: socket.socket) -> Iterator[pb.ToConsumer]:
 
 
 @pytest.mark.parametrize("protocol", ["unix", "tcp"])
-def test_whatever_a_consumer_says(server: BlockServer, protocol: str) -> None:
+def test_random_messages_of_a_consumer_harm_no_worker(server: BlockServer, protocol: str) -> None:
     (address,) = [a for a in server.addresses if a[0] == protocol]
     hello = encoded(pb.ToWorker(hello=HELLO))
     examples = 0

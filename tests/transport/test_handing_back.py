@@ -79,7 +79,9 @@ def leave(consumer: Consumer, given: int | None = None) -> None:
     assert consumer.client.close(time.monotonic() + TIMEOUT_S)
 
 
-def test_what_was_taken_stays_and_the_rest_goes_to_others(output: AnyOutput, connect: Any) -> None:
+def test_elements_that_the_trainer_took_stay_and_the_rest_goes_to_others(
+    output: AnyOutput, connect: Any
+) -> None:
     leaving = connect(1)
     for first in range(0, 6, 2):  # a new consumer is given two at a time
         output.put(block(first, 2))
@@ -112,8 +114,8 @@ def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, con
     assert output.wait_drained(TIMEOUT_S)
 
 
-def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None:
-    """It was the first to be asked, as the connection that had waited longest."""
+def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
+    """Its connection had waited longest, so the server would have asked it first."""
     sessions, output = Sessions(linger_s=10), AnyOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
@@ -128,7 +130,7 @@ def test_who_hands_back_while_its_sender_is_idle_is_not_given_it_again() -> None
     assert sessions.next_batch(connection) is None
 
 
-def test_a_sender_whose_blocks_wait_for_credit_does_not_ask_again_and_again() -> None:
+def test_a_sender_without_credit_does_not_poll_the_output() -> None:
     """On a new connection; before, its consumer had to wait for its turn."""
     sessions, output = Sessions(linger_s=10), AnyOutput()
     sessions.add_task(TASK, output)
@@ -153,7 +155,7 @@ def test_a_sender_whose_blocks_wait_for_credit_does_not_ask_again_and_again() ->
     assert connection.buffers[0].resend and connection.retry_s() is None
 
 
-def test_what_has_come_before_a_cut_can_be_handed_back_behind_it() -> None:
+def test_blocks_received_before_a_cut_can_be_handed_back_after_it() -> None:
     """Of a task that had ended by then, too: its end is said again before all that is read is."""
     sessions, output = Sessions(linger_s=10), AnyOutput()
     sessions.add_task(TASK, output)
@@ -194,7 +196,7 @@ def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> No
         sessions.goodbye(connection, [pb.Position(task_id=TASK, **position)])
 
 
-def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
+def test_a_goodbye_that_was_cut_off_is_repeated(output: AnyOutput) -> None:
     server = BlockServer(UID)
     server.add_task(TASK, output)
     server.start()
@@ -213,7 +215,7 @@ def test_a_goodbye_that_was_cut_off_is_said_again(output: AnyOutput) -> None:
         server.stop()
 
 
-def test_who_never_reached_its_worker_has_nothing_to_hand_back() -> None:
+def test_a_consumer_that_never_reached_its_worker_hands_nothing_back() -> None:
     consumer = Consumer([("unix", "@forebay-nobody")], start=False, give_up_s=1e9)
     consumer.client.read(TASK, HANDS_BACK)
     consumer.client.start()
@@ -231,8 +233,10 @@ def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
     assert connection.resubscribed == set() and not connection.session.buffers
 
 
-def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
-    """Its goodbye says what was; and it is said again, as the connection is cut."""
+def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
+    output: AnyOutput,
+) -> None:
+    """The goodbye, which is repeated after the cut, counts only blocks that had arrived."""
     server = BlockServer(UID)
     server.add_task(TASK, output)
     server.start()
@@ -267,8 +271,8 @@ def test_what_comes_while_it_is_left_is_not_received(output: AnyOutput) -> None:
         server.stop()
 
 
-def test_a_task_is_read_in_this_process_while_it_is_left() -> None:
-    """What is handed back then is what there was."""
+def test_a_goodbye_ignores_a_task_whose_reading_begins_meanwhile() -> None:
+    """The goodbye has only the tasks that were read when it began."""
     parted: list[pb.Position] = []
 
     class Worker:

@@ -1,4 +1,4 @@
-"""What is too much, too little or too slow: refused, and heard of by whoever waits."""
+"""Limits of the transport: what exceeds them is refused, and the waiting caller gets an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_who_stalls_inside_a_frame_is_not_waited_for(
+def test_a_peer_that_stalls_within_a_frame_is_dropped(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
@@ -53,7 +53,7 @@ def test_who_stalls_inside_a_frame_is_not_waited_for(
     assert reader.cut is not None and reader.cut.filled == 127
 
 
-def test_bytes_are_a_sign_of_life_and_not_only_frames(
+def test_each_byte_is_a_sign_of_life_not_only_a_whole_frame(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = pair
@@ -80,7 +80,7 @@ class PausedIn(socket.socket):
         return super().recv_into(target, size, flags)
 
 
-def test_a_pause_of_this_process_is_no_silence_of_the_peers(
+def test_a_pause_of_this_process_does_not_count_as_silence_of_its_peers(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = pair
@@ -149,7 +149,7 @@ def test_another_number_of_components_than_the_structure_has(columns: int) -> No
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("where", ["client.decode_block", "local.Sessions.next_batch"])
-def test_a_bug_in_the_readers_thread_reaches_who_waits(
+def test_an_exception_of_the_reading_thread_reaches_the_waiting_caller(
     server: BlockServer, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def fails(*_: object) -> None:

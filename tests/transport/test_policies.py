@@ -146,8 +146,8 @@ def test_several_slices_at_a_time() -> None:
     assert not world.sessions.is_read(TASK)
 
 
-def test_an_end_is_told_until_it_is_heard() -> None:
-    """Who lacks nothing but the end does not need the bundle to be run again for that."""
+def test_an_end_is_repeated_until_the_consumer_has_received_it() -> None:
+    """A consumer that lacks only the end gets it without another run of the bundle."""
     output = bundles(1)
     world = World(output)
     connection = world.connect(1, whole(1))
@@ -165,7 +165,7 @@ def test_an_end_is_told_until_it_is_heard() -> None:
 
 
 @pytest.mark.parametrize("late", ["block", "end", "answer"])
-def test_who_waits_is_told_what_there_is(late: str) -> None:
+def test_a_waiting_consumer_is_told_when_elements_appear(late: str) -> None:
     output = BundlesOutput()
     world = World(output)
     connection = world.connect(1, Slice(1) if late == "answer" else whole(1, 35, readers=1))
@@ -194,7 +194,7 @@ def test_who_waits_is_told_what_there_is(late: str) -> None:
         )
 
 
-def test_who_waits_is_told_that_another_took_its_place() -> None:
+def test_a_waiting_consumer_is_told_that_another_one_took_its_place() -> None:
     world = World(RoundsOutput(2))
     older = world.connect(1, Rounds(0, 2))
     with ThreadPoolExecutor(1) as pool:
@@ -208,7 +208,7 @@ def test_who_waits_is_told_that_another_took_its_place() -> None:
             world.sessions.forget_all()
 
 
-def test_each_is_resumed_where_it_was() -> None:
+def test_each_subscription_is_resumed_where_it_was() -> None:
     orders = every(1, 5, 1), whole(2)
     world = World(bundles(1, 2))
     first = world.connect(1, *orders, credit=1)
@@ -218,8 +218,8 @@ def test_each_is_resumed_where_it_was() -> None:
     assert story(world.sent(again))[:3] == [(1, [1, 6]), (2, [*range(10)]), (1, [11, 16])]
 
 
-def test_who_was_forgotten_goes_on_by_what_it_lacks() -> None:
-    """Of blocks that are anybody's, what was on its way is lost then; of a bundle, nothing."""
+def test_a_forgotten_consumer_asks_again_for_the_elements_that_it_lacks() -> None:
+    """Blocks on their way to a forgotten consumer are lost; slices of bundles are made again."""
     output = bundles(1)
     world = World(output)
     order: Order = every(1, 3)
@@ -285,7 +285,7 @@ def test_a_consumer_has_a_bounded_number_of_subscriptions() -> None:
     assert len(connection.session.buffers) == MAX_BUFFERS, "all are resumed"
 
 
-def test_what_is_refused_is_not_waited_for() -> None:
+def test_a_refused_read_leaves_no_subscription() -> None:
     output = bundles(1)
     world = World(output)
     connection = world.connect(1)
@@ -309,8 +309,8 @@ def test_a_block_of_the_cache_is_one_object_for_all_sessions() -> None:
     assert blocks[1] is blocks[2] is blocks[0]
 
 
-def test_a_trainer_that_comes_again_goes_on_behind_what_was_sent() -> None:
-    """As another consumer: after a cut connection it is the same one, and gets that again."""
+def test_a_trainer_of_a_cache_that_returns_continues_after_what_was_sent() -> None:
+    """It returns as another consumer. After a cut connection it would be the same one."""
     cached = CachedOutput(1 << 30)
     world = World(cached)
     connection = world.connect(1, Cached("trainer"))
@@ -325,7 +325,7 @@ def test_a_trainer_that_comes_again_goes_on_behind_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "unix", "local"])
-def test_what_was_skipped_is_said_over_any_connection(
+def test_skipped_elements_are_reported_over_any_connection(
     server: BlockServer, closing: ExitStack, protocol: str
 ) -> None:
     output = CachedOutput(2 * cost(block(0, 5)))
@@ -372,7 +372,7 @@ class _Returning(AnyOutput):
 
 
 @pytest.mark.parametrize("how", ["stop", "goodbye", "expire", "gone", "not resumed"])
-def test_whoever_waits_is_given_what_another_leaves(how: str) -> None:
+def test_waiting_consumers_get_what_another_one_leaves(how: str) -> None:
     output = _Returning()
     world = World(output)
     leaves = world.connect(1, ANY)
@@ -531,7 +531,7 @@ def test_connections_that_are_cut(
 
 
 @pytest.mark.parametrize("wrong", [block(3, 1, 1), block(0, 1, 2), block(0, 1)])
-def test_a_worker_that_sends_other_elements_is_not_believed(
+def test_a_worker_that_sends_elements_nobody_asked_for_is_refused(
     closing: ExitStack, caplog: pytest.LogCaptureFixture, wrong: Block
 ) -> None:
     worker = ScriptedWorker()

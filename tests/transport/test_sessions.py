@@ -1,4 +1,4 @@
-"""Who gets which block: without sockets and, but for one test, without threads."""
+"""Which consumer gets which block, tested without sockets and (but for one test) threads."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_end_needs_no_credit_and_comes_after_the_blocks() -> None:
 
 
 def test_a_task_that_goes_on_for_a_reader_holds_up_no_other() -> None:
-    """It starts a thread, and who hands back meanwhile is to be answered."""
+    """Opening the task starts a thread; a consumer that hands back meanwhile must be answered."""
     world = World()
     seen: list[set[int]] = []
     with ThreadPoolExecutor(1) as pool:
@@ -115,7 +115,7 @@ def test_small_blocks_leave_together_within_bounds() -> None:
     assert world.sent(world.connect(1)) == [1]
 
 
-def test_what_was_not_received_is_sent_again_on_the_next_connection() -> None:
+def test_unreceived_blocks_are_sent_again_on_the_next_connection() -> None:
     world = World(6)
     connection = world.connect(1, credit=4 * COST)
     assert world.sent(connection) == [1, 2, 3, 4]
@@ -182,7 +182,7 @@ def test_a_new_connection_cuts_the_old_one() -> None:
     assert world.sent(new) == [1, 2]
 
 
-def test_a_block_goes_to_who_has_been_idle_longest() -> None:
+def test_a_block_goes_to_the_consumer_that_has_waited_longest() -> None:
     world = World()
     connections = [world.connect(1), world.connect(2)]
     with ThreadPoolExecutor(2) as pool:
@@ -260,7 +260,7 @@ def test_the_rules_for_consumers() -> None:
             world.sessions.read(connection, 1000 + task_id, 0)
 
 
-def test_what_is_not_asked_for_again_is_forgotten() -> None:
+def test_a_subscription_that_a_new_connection_does_not_ask_for_is_dropped() -> None:
     world = World(3)
     connection = world.connect(1)
     assert world.sent(connection) == [1, 2, 3]
@@ -292,7 +292,7 @@ def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
     assert output.wait_drained(0)
 
 
-def test_of_a_block_that_is_taken_by_elements_the_rest_is_anyones() -> None:
+def test_any_consumer_may_get_the_rest_of_a_block_that_was_taken_by_elements() -> None:
     world = World()
     world.output.put(Block(3, (Component(np.arange(3)),), bundle=1))
     world.output.finish()
@@ -312,7 +312,7 @@ def test_of_a_block_that_is_taken_by_elements_the_rest_is_anyones() -> None:
     assert world.output.wait_drained(0)
 
 
-def test_cancel_frees_a_producer_that_waits() -> None:
+def test_cancel_wakes_a_waiting_producer() -> None:
     output = AnyOutput(max_bytes=1)
     output.put(numbered(1))
     with ThreadPoolExecutor(1) as pool:

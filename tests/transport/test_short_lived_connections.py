@@ -207,7 +207,7 @@ def test_compressed_blocks(closing: ExitStack, protocol: str, codec: str) -> Non
     assert proxy.spent > 3
 
 
-def test_what_came_of_a_block_that_is_handed_back_is_for_others_whole(
+def test_a_partly_received_block_that_is_handed_back_goes_to_others_whole(
     closing: ExitStack, impatient: None
 ) -> None:
     output = filled(AnyOutput())
@@ -253,7 +253,7 @@ SIZES = [1, 63, 64, 100, 127, 128, 191]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("wrong", ["nothing", "bytes", "checksum", "codec", "block"])
-def test_the_rest_is_sent_of_what_the_consumer_has_the_beginning_of(
+def test_only_the_rest_of_a_partly_received_block_is_sent(
     server: BlockServer, size: int, wrong: str
 ) -> None:
     output = AnyOutput()
@@ -359,10 +359,10 @@ def test_a_connection_that_falls_silent_is_made_anew(
     assert 2 in map(connections, SILENCES_S)
 
 
-def test_who_only_waits_is_asked_and_keeps_its_connection(
+def test_an_idle_connection_is_pinged_and_kept(
     protocol: str, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipeline that takes long, and then a trainer that does, are no silence."""
+    """A slow pipeline or a slow trainer does not count as silence."""
 
     def connections(silence_s: float) -> int:
         monkeypatch.setattr(client, "SILENCE_S", silence_s)
@@ -396,7 +396,9 @@ def test_a_consumer_that_is_gone_behind_a_silent_proxy_is_noticed(
     consumer.client.close()
 
 
-def test_a_worker_is_told_of_no_block_that_was_cut_and_is_not_wanted(closing: ExitStack) -> None:
+def test_a_consumer_does_not_resume_a_block_of_a_task_that_it_stopped_reading(
+    closing: ExitStack,
+) -> None:
     worker = Worker(closing, "tcp", filled(AnyOutput()))
     proxy = worker.behind(ELEMENT_BYTES, silent=False, endless_from=1)
     consumer = worker.consumer(proxy)
@@ -417,10 +419,10 @@ def test_pings_are_part_of_the_protocol(server: BlockServer) -> None:
         assert frame is not None and pb.ToConsumer.FromString(frame.header).HasField("pong")
 
 
-def test_only_over_a_unix_socket_is_a_silent_worker_waited_for(
+def test_a_silent_worker_is_waited_for_only_over_a_unix_socket(
     closing: ExitStack, server: BlockServer, impatient: None
 ) -> None:
-    """There it can only be paused: it goes on where it was."""
+    """Over a Unix socket the worker can only be paused, and continues where it was."""
     output = AnyOutput()
     server.add_task(TASK, output)
     consumer = Consumer(only(server, "unix"), reads=TASK)

@@ -1,4 +1,4 @@
-"""Peers that stall, hoard, vanish and come again: bounded memory, nothing twice, nothing lost."""
+"""Peers that stall, never acknowledge, vanish or return: memory is bounded, nothing is lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Peer:
 # -- stalls ------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_accepts_and_says_nothing_is_passed_over(closing: ExitStack) -> None:
+def test_a_worker_that_accepts_connections_and_sends_nothing_is_skipped(closing: ExitStack) -> None:
     mute = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
     worker = started(closing)
     task(worker, TASK, 3)
@@ -133,7 +133,7 @@ def test_consumers_that_do_not_read_hold_only_what_was_sent_to_them(closing: Exi
 
 
 def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
-    """It gets as much as is kept for it, whatever its credit, until it does say so."""
+    """It gets one send buffer, whatever its credit, until it acknowledges."""
     worker = started(closing)
     most = sending.MAX_RETAINED_BYTES // MB + 1
     one, total = numbered(1, MB), 2 * most
@@ -156,7 +156,7 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     assert len(brisk.numbers()) >= total - most - 1, "the others' share is theirs"
 
 
-def test_credit_is_held_to(closing: ExitStack) -> None:
+def test_credit_is_never_exceeded(closing: ExitStack) -> None:
     worker = started(closing)
     task(worker, TASK, 50, lambda: 10_000)
     peer = Peer(worker, 1)
@@ -173,7 +173,9 @@ def test_credit_is_held_to(closing: ExitStack) -> None:
 # -- those that come again and again -----------------------------------------------------------
 
 
-def test_a_consumer_that_comes_a_thousand_times(closing: ExitStack) -> None:
+def test_a_consumer_that_reconnects_a_thousand_times_gets_every_block_in_order(
+    closing: ExitStack,
+) -> None:
     """Each time it takes a block or two, and is gone without a word. It gets all, in order."""
     worker = started(closing)
     total = 1000
@@ -220,7 +222,7 @@ def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
     assert tracemalloc.get_traced_memory()[1] < 40 * MB
 
 
-def test_what_is_kept_for_those_who_stay_away_is_bounded(closing: ExitStack) -> None:
+def test_memory_for_consumers_that_stay_away_is_bounded(closing: ExitStack) -> None:
     """As for a trainer that crashes again and again: each time it is another consumer."""
     worker = started(closing, max_away_bytes=8 * MB)
     task(worker, TASK, 40, lambda: MB)

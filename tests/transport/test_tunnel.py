@@ -180,15 +180,15 @@ def test_a_server_without_tunnels(closing: ExitStack) -> None:
         tunnel.open_tunnel(address, TIMEOUT_S)
 
 
-def test_nobody_listens() -> None:
-    """As of a worker that is gone: consumers tell the dispatcher."""
+def test_a_worker_that_is_gone_is_reported_as_refusing() -> None:
+    """Consumers report this to the dispatcher, as they do over sockets."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionRefusedError, match="UNAVAILABLE"):
         tunnel.open_tunnel(f"127.0.0.1:{port}", TIMEOUT_S)
 
 
-def test_somebody_listens_and_says_nothing(closing: ExitStack) -> None:
+def test_a_host_that_accepts_and_never_answers_is_given_up(closing: ExitStack) -> None:
     silent = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
     with pytest.raises(ConnectionError, match="it does not answer"):
         tunnel.open_tunnel(f"127.0.0.1:{silent.getsockname()[1]}", 0.5)

@@ -25,14 +25,14 @@ def cached(output: CachedOutput) -> SimpleNamespace:
     return SimpleNamespace(task=task, output=output)
 
 
-def test_of_a_cached_job_a_trainer_without_an_id_is_refused() -> None:
+def test_a_cached_job_refuses_a_trainer_without_an_id() -> None:
     face = ElementFace(lambda _: cached(CachedOutput()))  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidArgument, match="cache requires a non-empty trainer ID"):
         face.get_element(pb.GetElementRequest(task_id=1))
 
 
-def test_what_a_stock_client_skips_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """For its protocol has no word for it."""
+def test_elements_that_a_stock_client_skips_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its protocol cannot tell the client about skipped elements."""
     output = CachedOutput(1)
     fast = output.open(Cached("fast"))
     assert isinstance(fast, Subscription)
@@ -53,7 +53,7 @@ def test_what_a_stock_client_skips_is_in_the_log(caplog: pytest.LogCaptureFixtur
     ]  # fmt: skip
 
 
-def test_of_trainers_that_come_and_go_not_all_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_trainers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(element_face, "MAX_TRAINERS", 2)
     opened = []
 

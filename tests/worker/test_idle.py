@@ -1,4 +1,4 @@
-"""Tasks that nobody reads: which of them give, and how they end."""
+"""Tasks that nobody reads: which of them are parked or give their memory, and how they end."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def idle(task_id: int, held: int, *, parked: bool = True, cached: bool = False) 
     return IdleTask(task_id, held, parked, cached)
 
 
-def test_the_pipelines_that_were_left_last_stay() -> None:
+def test_the_pipelines_left_last_are_not_parked() -> None:
     tasks = [idle(i, 1, parked=False) for i in range(5)]
     assert decide(tasks, 2, MOST, 0) == Decided([0, 1, 2], [])
 
 
-def test_what_was_left_first_is_given_first() -> None:
+def test_tasks_left_first_give_their_memory_first() -> None:
     tasks = [idle(1, 50), idle(2, 50, parked=False), idle(3, 50), idle(4, 50)]
     assert decide(tasks, 2, MOST, 0) == Decided([2], [1])
     assert decide(tasks, 2, 200, 120) == Decided([2], [1, 3])
 
 
-def test_a_cache_gives_only_if_others_need_it() -> None:
+def test_a_cache_gives_its_memory_only_if_others_need_it() -> None:
     tasks = [idle(1, 500, parked=False, cached=True), idle(2, 50)]
     assert decide(tasks, 1, MOST, 0) == Decided([], [])
     assert decide(tasks, 1, MOST, 10) == Decided([1], [])
@@ -54,7 +54,9 @@ def test_a_cache_gives_only_if_others_need_it() -> None:
     st.lists(st.builds(idle, st.integers(), st.integers(0, 60), parked=st.booleans()), max_size=8),
     st.integers(0, 4), st.integers(0, 200),
 )  # fmt: skip
-def test_enough_is_given(tasks: list[IdleTask], kept: int, needed: int) -> None:
+def test_idle_tasks_give_as_much_memory_as_is_needed(
+    tasks: list[IdleTask], kept: int, needed: int
+) -> None:
     tasks = [task._replace(task_id=i) for i, task in enumerate(tasks)]
     decided = decide(tasks, kept, MOST, needed)
     stays = [task for task in tasks if task.task_id not in (*decided.park, *decided.shed)]
@@ -140,8 +142,8 @@ def wait_until(true: Callable[[], bool]) -> None:
     raise AssertionError("waited in vain")
 
 
-def test_a_task_that_nobody_ever_reads_ends_once_others_have_taken_all(make: Any) -> None:
-    """It was parked before it began."""
+def test_a_task_that_nobody_reads_completes_once_other_workers_took_all_splits(make: Any) -> None:
+    """The task was parked before its pipeline began."""
     splits = Splits(10)
     runner, tasks, _ = make(splits)
     tasks.start()
@@ -181,7 +183,7 @@ def test_a_task_that_was_left_goes_on_for_the_next_reader(make: Any) -> None:
     assert splits.numbers == sorted(set(splits.numbers)), "each request has a number of its own"
 
 
-def test_who_comes_while_a_task_is_being_parked_is_not_forgotten(make: Any) -> None:
+def test_a_reader_that_comes_while_a_task_is_parked_gets_every_element(make: Any) -> None:
     splits = Splits(10)
     runner, _, _ = make(splits)
     runner.park(runner.output.opens, 0)
@@ -193,7 +195,7 @@ def test_who_comes_while_a_task_is_being_parked_is_not_forgotten(make: Any) -> N
     assert got == 10
 
 
-def test_a_parked_task_for_which_there_is_no_thread_goes_on_once_there_is(
+def test_a_parked_task_resumes_although_its_first_thread_could_not_start(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits = Splits(3)
@@ -227,7 +229,7 @@ def test_a_parked_task_for_which_there_is_no_thread_goes_on_once_there_is(
     assert [type(opened.wait(TIMEOUT_S)) for _ in range(4)] == [Block] * 3 + [EndOfTask]
 
 
-def test_a_task_with_all_that_there_is_completes_when_that_is_dropped(make: Any) -> None:
+def test_a_parked_task_completes_when_its_last_elements_are_dropped(make: Any) -> None:
     splits = Splits(1)
     runner, _, _ = make(splits)
     opened = runner.output.open(ANY)
@@ -241,10 +243,10 @@ def test_a_task_with_all_that_there_is_completes_when_that_is_dropped(make: Any)
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_silent_dispatcher_is_asked_once_in_a_look(
+def test_each_check_asks_a_silent_dispatcher_only_once(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    """Each time takes seconds, in which nobody makes room, and the worker cannot stop."""
+    """A call takes seconds; meanwhile no memory is freed, and the worker cannot stop."""
     monkeypatch.setattr(idle_module, "POLL_S", -1)
     monkeypatch.setattr(idle_module, "MAX_POLL_S", -1)
     asked: list[int] = []
@@ -280,7 +282,7 @@ def test_a_silent_dispatcher_is_asked_once_in_a_look(
         ("4:cpu,memory:/mine", "sys/fs/cgroup/memory/mine/memory.limit_in_bytes"),
     ],
 )
-def test_a_limit_of_the_cgroup_counts(tmp_path: Any, line: str, file: str) -> None:
+def test_the_memory_limit_of_a_cgroup_is_respected(tmp_path: Any, line: str, file: str) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(f"7:cpuset:/\n{line}\n")
     machine = memory_limit(tmp_path)

@@ -71,7 +71,7 @@ def test_a_round_is_given_when_all_have_asked_for_it(
     assert [asked.result() for asked in both] == [3, 2]
 
 
-def test_whose_answer_was_lost_is_answered_again(
+def test_a_consumer_whose_answer_was_lost_gets_it_again(
     face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
 ) -> None:
     asked = [pool.submit(ask, face, consumer, 3) for consumer in (0, 0, 1, 1)]
@@ -84,7 +84,7 @@ def test_whose_answer_was_lost_is_answered_again(
 def test_all_wait_for_an_element_however_long_it_takes(
     face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
 ) -> None:
-    """Or they would all ask again, and have the task removed."""
+    """If requests timed out, all consumers would repeat them and vote to remove the task."""
     both = [pool.submit(ask, face, consumer, 0) for consumer in (0, 1)]
     put(output, 0, 1)  # half a round
     with pytest.raises(TimeoutError):
@@ -93,7 +93,7 @@ def test_all_wait_for_an_element_however_long_it_takes(
     assert [asked.result() for asked in both] == [0, 1]
 
 
-def test_who_asks_wrongly_or_for_what_is_not_there(face: ElementFace) -> None:
+def test_wrong_requests_are_refused(face: ElementFace) -> None:
     for consumer in (-1, 2):
         with pytest.raises(PipelineError, match="configured for only 2 consumers"):
             ask(face, consumer, 0)
@@ -103,7 +103,7 @@ def test_who_asks_wrongly_or_for_what_is_not_there(face: ElementFace) -> None:
         ask(face, 0, 0, task_id=8)
 
 
-def test_who_waits_for_others_is_freed_when_the_task_ends(
+def test_consumers_that_wait_for_others_are_released_when_the_task_ends(
     face: ElementFace, output: RoundsOutput, pool: ThreadPoolExecutor
 ) -> None:
     put(output, 0, 4)
@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_ends_no_trainer(
 
 
 @pytest.mark.parametrize("consumers", [(0, 0, 0), (0, 0, 1, 1)])  # the others did not ask, or did
-def test_who_waits_no_more_leaves_no_thread_behind(
+def test_a_request_that_was_cancelled_leaves_no_thread(
     face: ElementFace,
     output: RoundsOutput,
     pool: ThreadPoolExecutor,

@@ -69,7 +69,7 @@ class Cluster(Given):
         self.die_at = ""
 
     def call(self, request: Any, response: Any, **_: Any) -> Any:
-        """What DispatcherClient does."""
+        """Calls the dispatcher, as DispatcherClient does."""
         fields: dict[str, Any] = {
             "save_id": request.save_id,
             "stream": request.stream,
@@ -115,7 +115,7 @@ class Cluster(Given):
 
 @functools.cache
 def numbers() -> Any:
-    """Random, in an order of chance, and in several blocks."""
+    """Shuffled numbers, each with a random value; together they fill several blocks."""
     dataset = tf.data.Dataset.from_tensor_slices(tf.range(SIZE, dtype=tf.int64))
     return dataset.shuffle(SIZE).map(lambda x: (x, tf.random.uniform([])))
 
@@ -124,7 +124,7 @@ POINTS = ["before a commit", "after a commit", "after it is in place", "before t
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_who_takes_a_stream_over_goes_on_where_it_was_killed(
+def test_the_next_writer_of_a_stream_continues_where_the_last_one_was_killed(
     point: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = Cluster(tmp_path / "killed", numbers())
@@ -152,7 +152,7 @@ def test_who_takes_a_stream_over_goes_on_where_it_was_killed(
     assert len({drawn for _, drawn in loaded}) == SIZE
 
 
-def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_writer_that_was_given_up_while_paused_commits_nothing(tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     paused = cluster.writer(1)
     real: Callable[..., Any] = cluster.call
@@ -170,8 +170,10 @@ def test_who_was_given_up_and_does_not_know_it_adds_nothing(tmp_path: pathlib.Pa
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
-def test_who_was_given_up_before_it_began_takes_nothing_away(tmp_path: pathlib.Path) -> None:
-    """It begins when its successor has written a chunk, and not committed it yet."""
+def test_a_writer_that_was_given_up_before_it_began_deletes_no_chunk(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The old writer begins after its successor wrote a chunk and before it committed that."""
     cluster = Cluster(tmp_path / "save", numbers())
     paused = [cluster.writer(1)]
     cluster.lose(1)
@@ -191,8 +193,10 @@ def test_who_was_given_up_before_it_began_takes_nothing_away(tmp_path: pathlib.P
     assert not [path for path in stream.rglob("chunk_*") if "CHUNK" in path.name]
 
 
-def test_a_stream_that_comes_back_is_written_by_who_has_it_now(tmp_path: pathlib.Path) -> None:
-    """1 is paused before its second commit; 2 commits one, and is killed."""
+def test_a_stream_that_is_assigned_to_a_writer_again_has_each_element_once(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Worker 1 is paused before its second commit. Worker 2 commits one chunk, and is killed."""
     cluster = Cluster(tmp_path / "save", numbers())
     paused = cluster.writer(1)
     again: list[saves.StreamWriter] = []
@@ -256,7 +260,7 @@ def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> Non
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
-def test_who_drains_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draining_worker_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     wrote: list[int] = []
     monkeypatch.setattr(saves.StreamWriter, "write", lambda self: wrote.append(self.key[1]))
     dispatcher: Any = None
@@ -268,7 +272,7 @@ def test_who_drains_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrote == [0]
 
 
-def test_a_writer_that_is_cancelled_does_not_wait_for_the_one_before(
+def test_a_cancelled_writer_does_not_wait_for_the_writer_before_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
@@ -287,7 +291,7 @@ def test_a_writer_that_is_cancelled_does_not_wait_for_the_one_before(
 
 
 def elements(x: Any) -> Any:
-    """Of each kind of component."""
+    """Elements with each kind of component."""
     half = tf.cast(x, tf.bfloat16), tf.cast([x, x], tf.float16), x > 3
     strings = {"s": tf.strings.as_string(x), "ends in zero": tf.constant(b"a\0")}
     composites = tf.ragged.range([x % 3 + 1, 2]), tf.sparse.from_dense([0, x])
@@ -323,7 +327,7 @@ def test_an_error_of_the_pipeline_ends_the_save(tmp_path: pathlib.Path) -> None:
         cluster.loaded()
 
 
-def test_a_full_disk_ends_the_save_and_no_worker(
+def test_a_full_disk_ends_the_save_but_not_the_worker(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
@@ -348,7 +352,7 @@ def test_a_directory_that_is_gone_ends_the_save(tmp_path: pathlib.Path) -> None:
     assert (ended.failed, "dataset_def.proto" in ended.message) == ("FAILED_PRECONDITION", True)
 
 
-def test_a_writer_that_is_cancelled_says_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_cancelled_writer_reports_no_error(tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     writer = cluster.writer(1)
     writer.cancel()

@@ -62,26 +62,26 @@ def after(*events: Event) -> TaskStates:
     return states
 
 
-def test_what_is_listed_is_started_once() -> None:
+def test_a_listed_task_is_started_once() -> None:
     states = after(JournalSeen("a"))
     assert states.handle(listed(1, 2)) == [Start(task(1)), Start(task(2))]
     assert states.handle(listed(1, 2)) == []
 
 
-def test_what_is_listed_no_more_is_cancelled_once() -> None:
+def test_a_task_that_is_no_longer_listed_is_cancelled_once() -> None:
     states = after(listed(1, 2))
     assert states.handle(listed(2)) == [Cancel(1, given_up=True)]
     assert states.handle(listed(2)) == []
 
 
-def test_what_consumers_read_goes_on_until_they_do_not() -> None:
+def test_an_unlisted_task_runs_on_while_consumers_read_it() -> None:
     states = after(listed(1))
     assert states.handle(listed(read=[1])) == []
     assert states.state(1) == RUNNING
     assert states.handle(listed()) == [Cancel(1, given_up=True)]
 
 
-def test_who_comes_back_waits_for_its_consumers_to_find_it() -> None:
+def test_a_worker_that_registers_again_gives_consumers_time_to_find_its_tasks() -> None:
     states = after(listed(1, worker_id=1))
     assert states.handle(listed(worker_id=2, now_s=50)) == []
     assert states.handle(listed(worker_id=2, now_s=50 + COME_BACK_S - 0.1)) == []
@@ -89,7 +89,7 @@ def test_who_comes_back_waits_for_its_consumers_to_find_it() -> None:
     assert states.handle(late) == [Cancel(1, given_up=True)]
 
 
-def test_what_was_handed_out_completes_and_is_kept() -> None:
+def test_a_task_whose_elements_were_all_handed_out_completes_and_is_kept() -> None:
     states = after(listed(1))
     assert states.handle(HandedOut(1)) == [Complete(1)]
     assert states.handle(listed()) == []
@@ -98,19 +98,19 @@ def test_what_was_handed_out_completes_and_is_kept() -> None:
 
 
 @pytest.mark.parametrize("how", [{"read": [1]}, {"worker_id": 2}])
-def test_what_was_handed_out_is_kept_though_consumers_still_read_it(how: Any) -> None:
+def test_a_completed_task_is_kept_while_consumers_read_it(how: Any) -> None:
     states = after(listed(1), HandedOut(1))
     assert states.handle(listed(**how)) == []
     assert states.state(1) == KEPT
 
 
-def test_it_is_kept_even_if_it_could_not_be_completed() -> None:
+def test_a_task_that_could_not_report_its_completion_is_kept() -> None:
     states = after(listed(1), HandedOut(1), Ended(1))
     assert states.state(1) == HANDED_OUT
     assert states.handle(listed()) == []
 
 
-def test_of_the_completed_the_oldest_go_first() -> None:
+def test_the_tasks_that_completed_first_are_cancelled_first() -> None:
     ids = range(1, KEPT_COMPLETED + 3)
     states = after(listed(*ids), *map(HandedOut, reversed(ids)))
     assert states.handle(listed(5)) == [Cancel(ids[-1], given_up=False)]
@@ -118,7 +118,7 @@ def test_of_the_completed_the_oldest_go_first() -> None:
     assert states.handle(listed()) == []
 
 
-def test_what_failed_is_not_begun_again() -> None:
+def test_a_failed_task_is_not_started_again() -> None:
     states = after(listed(1), Ended(1))
     assert states.state(1) == ENDED
     assert states.handle(listed(1)) == []
@@ -133,27 +133,27 @@ def test_a_draining_worker_begins_nothing_and_completes_nothing() -> None:
     assert states.handle(DrainAsked()) == []
 
 
-def test_who_stops_lets_go_of_everything() -> None:
+def test_a_worker_that_stops_cancels_every_task() -> None:
     states = after(listed(1, 2, 3), HandedOut(2), listed(1, 3), DrainAsked())
     cancelled = states.handle(StopAsked())
     assert sorted(cancelled) == [Cancel(i, given_up=False) for i in (1, 2, 3)]
     assert states.handle(StopAsked()) == []
 
 
-def test_who_stops_begins_nothing() -> None:
+def test_a_worker_that_stops_starts_no_task() -> None:
     states = after(StopAsked())
     assert states.handle(listed(1)) == []
     assert states.worker_id == 1  # to say goodbye
 
 
-def test_another_journal_counts_anew() -> None:
+def test_tasks_of_another_journal_are_cancelled() -> None:
     states = after(JournalSeen("a"), listed(1))
     assert states.handle(JournalSeen("a")) == []
     assert states.handle(JournalSeen("b")) == [ForgetAll("a", "b"), Cancel(1, given_up=False)]
     assert states.handle(listed(1)) == [Start(task(1))]
 
 
-def test_the_table_knows_its_states() -> None:
+def test_the_transition_table_names_every_state() -> None:
     known = {ABSENT, RUNNING, DRAINING, HANDED_OUT, ENDED, KEPT}
     for moves in TASK.values():
         assert {*moves, *moves.values()} <= known
@@ -161,7 +161,7 @@ def test_the_table_knows_its_states() -> None:
 
 
 class Model:
-    """Who carries instructions out, and minds that they make sense."""
+    """Carries out instructions, and fails on one that is impossible in its state."""
 
     def __init__(self) -> None:
         self.states = TaskStates()
@@ -231,7 +231,9 @@ SOME = st.one_of(st.sets(IDS, max_size=5), st.builds(range, st.integers(60, 100)
 
 
 @given(st.data())
-def test_whatever_comes_instructions_make_sense(data: st.DataObject) -> None:
+def test_any_order_of_events_gives_instructions_that_can_be_carried_out(
+    data: st.DataObject,
+) -> None:
     model = Model()
     now_s = 0.0
     for kind in data.draw(st.lists(KINDS, min_size=10, max_size=30)):
@@ -272,7 +274,7 @@ def test_whatever_comes_instructions_make_sense(data: st.DataObject) -> None:
         (FailedPrecondition("x"), None, TaskFailed("FAILED_PRECONDITION", "x")),
     ],
 )
-def test_consumers_are_told_how_it_ended(
+def test_consumers_are_told_how_the_task_ended(
     error: ForebayError, feed_failed: ForebayError | None, end: TaskFailed | TaskUnknown
 ) -> None:
     assert end_after(error, feed_failed) == end

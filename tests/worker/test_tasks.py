@@ -67,7 +67,7 @@ class Untravelled(Pipelines):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is a bug
-def test_a_block_that_cannot_travel_ends_its_task_though_no_dispatcher_answers() -> None:
+def test_a_block_that_cannot_be_sent_fails_its_task_while_no_dispatcher_answers() -> None:
     output = AnyOutput()
     runner = TaskRunner(
         pb.Task(task_id=1, num_sources=1), Away(), output,  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_a_block_that_cannot_travel_ends_its_task_though_no_dispatcher_answers()
 
 
 class Heard:
-    """A dispatcher that keeps what it is told."""
+    """A dispatcher that records what workers tell it."""
 
     def __init__(self) -> None:
         self.completed = threading.Event()
@@ -104,8 +104,8 @@ class Numbers(Pipelines):
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_shard_is_read_once_its_last_element_has_arrived(arrives: bool) -> None:
-    """Not when it was handed out: its worker may die with what is on its way."""
+def test_a_shard_counts_as_read_only_when_its_last_element_has_arrived(arrives: bool) -> None:
+    """Handing it out is not enough: the worker may die while the element is on its way."""
     dispatcher, counter = Heard(), DeliveryCounter()
     output = AnyOutput(listener=counter)
     runner = TaskRunner(
@@ -177,7 +177,7 @@ class Skipping(Pipelines):
         return SimpleNamespace(run=lambda feed: run, close=lambda: None)
 
 
-def test_a_skip_for_a_task_that_was_given_up_costs_nothing_that_was_made() -> None:
+def test_a_task_that_was_given_up_skips_a_split_and_delivers_what_it_made() -> None:
     output = AnyOutput()
     told: list[HandedOut | Ended] = []
 
@@ -236,7 +236,7 @@ def test_a_dataset_is_fetched_once_for_the_name_of_its_graph_in_a_journal(datase
     assert dispatcher.asked == 5
 
 
-def test_a_dataset_that_was_replaced_as_it_was_fetched_is_not_kept() -> None:
+def test_a_dataset_that_was_replaced_during_the_fetch_is_not_cached() -> None:
     dispatcher = Registry()
     datasets = Datasets(dispatcher)  # type: ignore[arg-type]
     before = pb.Task(dataset_id="d", graph="digest.1-0")
@@ -245,7 +245,7 @@ def test_a_dataset_that_was_replaced_as_it_was_fetched_is_not_kept() -> None:
     assert dispatcher.asked == 2
 
 
-def test_datasets_are_kept_by_their_bytes() -> None:
+def test_the_dataset_cache_is_bounded_in_bytes() -> None:
     dispatcher = Registry()
     datasets = Datasets(dispatcher, most_bytes=2500)  # type: ignore[arg-type]
     for number in (0, 1, 0, 2, 0, 1):  # two of them at a time, those that were used last
@@ -271,8 +271,8 @@ class Drained(Pipelines):
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_a_cached_task_has_no_end_but_that_of_its_worker(drained: bool) -> None:
-    """What ends by itself has failed, for every trainer, and does not complete."""
+def test_a_cached_task_ends_only_with_its_worker(drained: bool) -> None:
+    """A cached pipeline that reaches an end has failed for every trainer, and does not complete."""
     dispatcher, output = Heard(), CachedOutput()
     told: list[object] = []
 

@@ -49,7 +49,7 @@ def test_a_task_without_a_thread_fails_and_holds_up_no_other(
     worker.stop()
 
 
-def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
+def test_a_task_that_cannot_be_made_is_retried_and_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real, failing = module._output, {1}
@@ -72,8 +72,8 @@ def test_a_task_that_cannot_be_made_is_tried_again_and_can_be_let_go(
     worker.stop()
 
 
-def test_a_task_does_not_keep_the_list_that_it_came_with(tmp_path: pathlib.Path) -> None:
-    """A part of a protobuf message keeps all of it: of 1,000 tasks each would keep a list."""
+def test_a_task_keeps_only_its_own_part_of_the_message(tmp_path: pathlib.Path) -> None:
+    """A part of a protobuf message keeps the whole message: 1,000 tasks would keep 1,000 lists."""
     worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
     response = pb.WorkerHeartbeatResponse(worker_id=1)
     response.tasks.add(task_id=1, dataset_id="as it came")
@@ -120,7 +120,7 @@ def test_a_worker_whose_dispatcher_is_gone_says_goodbye_once(
     assert said == ["LeaveService"]
 
 
-def test_who_takes_a_worker_for_a_dispatcher_is_told() -> None:
+def test_a_client_that_calls_a_worker_as_a_dispatcher_is_told_so() -> None:
     server = grpc.server(ThreadPoolExecutor(1), handlers=not_a_dispatcher.handlers("h:1"))
     address = bind(server, "127.0.0.1", 0)
     server.start()
@@ -134,7 +134,7 @@ def test_who_takes_a_worker_for_a_dispatcher_is_told() -> None:
     server.stop(0).wait()
 
 
-def test_who_takes_another_service_for_a_dispatcher_is_told() -> None:
+def test_a_client_that_calls_another_service_as_a_dispatcher_is_told_so() -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     address = bind(server, "127.0.0.1", 0)
     server.start()
@@ -145,8 +145,8 @@ def test_who_takes_another_service_for_a_dispatcher_is_told() -> None:
     server.stop(0).wait()
 
 
-def test_a_worker_that_has_ended_keeps_no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another server of the same process would not know of them."""
+def test_a_stopped_worker_releases_its_traced_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server of the same process could not use them."""
     forgotten: list[bool] = []
     monkeypatch.setattr(pipelines, "load", lambda libraries: None)
     monkeypatch.setattr(pipelines, "forget_idle", lambda: forgotten.append(True))
@@ -186,7 +186,7 @@ def test_a_worker_that_drains_says_so_before_anything_else(
         ("0.0.0.0", "127.0.0.1:1", False),
     ],
 )
-def test_python_is_run_untold_only_if_all_is_on_this_machine(
+def test_python_datasets_run_by_default_only_on_loopback(
     host: str, dispatcher: str, may: bool
 ) -> None:
     assert module.may_run_python(WorkerOptions(dispatcher=dispatcher, host=host)) is may

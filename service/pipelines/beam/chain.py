@@ -163,9 +163,9 @@ class Chain:
         def emit(element: Any) -> None:
             elements.append(element)
             if len(elements) >= _FEW:
-                raise _Enough
+                raise _StopReading
 
-        with contextlib.suppress(_Enough):
+        with contextlib.suppress(_StopReading):
             self.run_bundle(split, emit)
         return iter(elements)
 
@@ -232,7 +232,7 @@ def _file(read: WindowedValue | None) -> str | None:
     return None
 
 
-class _Enough(internals.PassedOn):
+class _StopReading(internals.PassedOn):
     pass
 
 
@@ -313,7 +313,7 @@ class _Running:
         self.input: WindowedValue | None = None  # the current one; None if unknown
         self._steps = steps
         self._runners: list[common.DoFnRunner] = []  # the last step's first
-        self._end = _Next(_nobody)
+        self._end = _Next(_discard)
         self._begin: Callable[[WindowedValue], object] = self._pass_on
         receiver = self._end
         statesampler.set_current_tracker(self.metrics)
@@ -360,7 +360,7 @@ class _Running:
         self._end.receive(windowed)
 
 
-def _nobody(_: Any) -> None:
+def _discard(_: Any) -> None:
     raise AssertionError("an element of no bundle")
 
 

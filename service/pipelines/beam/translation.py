@@ -1,10 +1,10 @@
 """Translates a PCollection that was built and not run into a chain of steps, and the inputs of each
 bundle; into several chains if it is flattened.
 
-Everything in Beam is made of a few primitives, so the translation looks through composites, reads
-among them. What leads to the first read runs here, once, and so does Beam's splitting of the read.
-If nothing reads, the user's first Reshuffle says where to divide, and what leads to it runs here.
-Without a Reshuffle, what was created or matched is divided.
+All transforms of Beam consist of a few primitives, so the translation looks into composites, also
+into reads. The steps before the first read run here, once, and so does Beam's splitting of that
+read. If no step reads, the dataset is divided at the user's first Reshuffle, and the steps before
+it run here. Without a Reshuffle, the created or matched elements are divided.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from . import internals
 from .chain import Branches, Chain, SideInput, Step, TooMany
 
 MAX_SPLITS = 1000
-"""Limit of splits of created elements; up to it, each element is a split. If some step acts at the
-start or finish of a bundle, as a step that makes batches does, there are about as many splits as
-elements in each."""
+"""The most splits of created elements; up to it, each element is a split. If a step acts at the
+start or finish of a bundle (it makes batches, say), n elements become about √n splits."""
 
 MAX_READ = 100_000
 """Limit of splits of a read. Each split is pickled here, which takes 0.2 ms and 1 KB."""

@@ -70,7 +70,7 @@ _LOOPS = {"While", "StatelessWhile"}  # also what tf.map_fn is
 _NO_SEEDS = "shuffles by seeds that the graph does not have"
 
 # Operations that may give different results each time, by the beginnings of their names.
-_UNSURE = {
+_NONDETERMINISTIC = {
     "draws random numbers": (
         *("Random", "Multinomial", "ParameterizedTruncatedNormal", "TruncatedNormal", "Stateful"),
         *("SampleDistortedBoundingBox", "RngSkip", "RngReadAndSkip", "FractionalAvgPool"),
@@ -85,7 +85,7 @@ _UNSURE = {
     "gives elements as they come": ("ParallelInterleaveDataset", "ExperimentalParallelInterleave"),
     _NO_SEEDS: ("ShuffleDatasetV2",),
 }
-_SURE = {"StatefulPartitionedCall", *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4))}
+_DETERMINISTIC = {"StatefulPartitionedCall", *(f"ParallelInterleaveDatasetV{n}" for n in (2, 3, 4))}
 
 
 def seeded(graph: bytes) -> bytes:
@@ -101,25 +101,27 @@ def nondeterministic(graph: bytes) -> list[str]:
     """
     proto = Graph(seeded(graph)).proto
     bodies = [(_Body(proto.node, KEY, function=False), "")]
-    for function in _reached(proto):
+    for function in _called_functions(proto):
         body = _Body(function.node_def, "", function=True)
         bodies.append((body, f" in function {function.signature.name!r}"))
     return [
         f"{node.name!r} ({node.op}){where} {why}"
         for body, where in bodies
         for node in body.nodes
-        for why in _doubts(body, node)
+        for why in _why_nondeterministic(body, node)
     ]
 
 
-def _doubts(body: _Body, node: pb.NodeDef) -> Iterator[str]:
+def _why_nondeterministic(body: _Body, node: pb.NodeDef) -> Iterator[str]:
     if node.op in _SHUFFLES and _is_unseeded(body, node):  # still unseeded: no key reached it
         yield _NO_SEEDS
-    if node.op not in _SURE:
-        yield from (why for why, beginnings in _UNSURE.items() if node.op.startswith(beginnings))
+    if node.op not in _DETERMINISTIC:
+        yield from (
+            why for why, beginnings in _NONDETERMINISTIC.items() if node.op.startswith(beginnings)
+        )
 
 
-def _reached(proto: pb.GraphDef) -> Iterator[pb.FunctionDef]:
+def _called_functions(proto: pb.GraphDef) -> Iterator[pb.FunctionDef]:
     """The functions that a graph calls, directly or indirectly."""
     functions = {function.signature.name: function for function in proto.library.function}
     waiting, seen = [list(proto.node)], set()

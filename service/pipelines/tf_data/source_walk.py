@@ -40,8 +40,8 @@ class SourceNode:
 
 
 class _Lineage(NamedTuple):
-    """What a dataset reads: a list of groups of sources that are leased together; and the nodes
-    between them and the dataset that change the number or order of elements."""
+    """The sources of a dataset, in groups that are leased together, and the nodes between them and
+    the dataset that change the number or order of elements."""
 
     sources: list[list[int]]
     changes: tuple[Any, ...]
@@ -88,12 +88,12 @@ _RULES = {
 CHUNKS = "ListSnapshotChunksDataset"
 """The source whose splits are the files of a distributed save; tf.data.Dataset.load makes one."""
 
-_COUNTED = {"Repeat": 1, "ShuffleAndRepeat": 4}
+_COUNT_INPUTS = {"Repeat": 1, "ShuffleAndRepeat": 4}
 """The place of a repeat's count among its inputs."""
 
-_AGAIN_AND_AGAIN = (("Repeat", -1),)
+_ENDLESS_REPEAT = (("Repeat", -1),)
 
-_NO_FILE = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
+_EMPTY_FILE_NAMES = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
 
 
 class SourceWalk:
@@ -164,7 +164,7 @@ class SourceWalk:
             self.sources.append(SourceNode(node, whole=whole))
             return _Lineage([] if whole else [[len(self.sources) - 1]], ())
         kind = kind_of(node)
-        if kind in _COUNTED and self._fact(node.input[_COUNTED[kind]]) != 1:
+        if kind in _COUNT_INPUTS and self._fact(node.input[_COUNT_INPUTS[kind]]) != 1:
             self.repeats.append(node)
         if why := self._needs_whole(kind, node):
             for reading in inputs:
@@ -184,7 +184,7 @@ class SourceWalk:
             once = next((reading.once for reading in inputs if reading.once), "")
             return _Lineage(sources, ((kind, name, changes),), once)
         ((sources, changes, once),) = inputs
-        if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _AGAIN_AND_AGAIN):
+        if kind in _ONE_TO_ONE and not (kind == "Scan" and changes == _ENDLESS_REPEAT):
             return inputs[0]  # a scan of one repeated element counts: the element changes
         if once and kind in ("Repeat", "ShuffleAndRepeat"):
             self._refuse(sources, once)
@@ -205,7 +205,10 @@ class SourceWalk:
             return "reads its input by index. Write shuffle(…) instead"
         if kind == "Cache":
             name = self._graph.producer(node.input[1])
-            if name.op != "Const" or name.attr["value"].tensor.SerializeToString() not in _NO_FILE:
+            if (
+                name.op != "Const"
+                or name.attr["value"].tensor.SerializeToString() not in _EMPTY_FILE_NAMES
+            ):
                 return (
                     "keeps only a part of the elements in its file, those of one worker's splits, "
                     "which whoever finds the file takes for his own. Cache in memory, or where "
@@ -225,7 +228,7 @@ class SourceWalk:
     def _zip(self, node: pb.NodeDef, inputs: list[_Lineage]) -> _Lineage:
         leased = [reading for reading in inputs if reading.sources]
         if len(leased) > 1:  # one repeated tensor pairs with everything
-            whole = [r for r in leased if r.changes == _AGAIN_AND_AGAIN and self._is_tensor(r)]
+            whole = [r for r in leased if r.changes == _ENDLESS_REPEAT and self._is_tensor(r)]
             leased = [reading for reading in leased if reading not in whole]
             for number in (n for reading in whole for n in reading.sources[0]):
                 self.sources[number].whole = True
@@ -261,7 +264,7 @@ class SourceWalk:
         return _Lineage(merged, first.changes, once)
 
     def _advice(self, *zipped: _Lineage) -> str:
-        """What to write in place of a zip of these."""
+        """The advice of an error about this zip: what to write instead."""
         for reading in filter(self._is_tensor, zipped):
             match [kind for kind, *_ in reading.changes]:
                 case ["Repeat"]:
@@ -290,7 +293,7 @@ def kind_of(node: pb.NodeDef) -> str:
 
 
 def _is_endless(kind: str, node: pb.NodeDef, graph: Graph) -> bool:
-    place = _COUNTED.get(kind)
+    place = _COUNT_INPUTS.get(kind)
     if place is None or place >= len(node.input):
         return False
     times = constant(graph.producer(node.input[place]))
@@ -302,7 +305,7 @@ def _has_cache(changes: Any) -> bool:
 
 
 def _describe_changes(changes: tuple[Any, ...]) -> str:
-    """What is done to a source's elements, in words, for errors."""
+    """The transformations of a source's elements, in words, for errors."""
     done = [
         f"{kind}({', '.join(map(str, extent))})" if extent and kind in _RULES else str(kind)
         for kind, *extent in changes

@@ -9,11 +9,11 @@ from __future__ import annotations
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from .lockstep import Others, finders
+from .lockstep import Peers, peer_finders
 
 
-class Tasks(Others):
-    """`Others` through the coordination service."""
+class TaskPeers(Peers):
+    """`Peers` through the coordination service."""
 
     def __init__(self, jobs: dict[str, int], job: str, index: int) -> None:
         """`jobs` maps names to numbers of tasks. This process is task `index` of `job`."""
@@ -21,13 +21,13 @@ class Tasks(Others):
         self.me = tasks.index((job, index))
         self.number = len(tasks)
 
-    def say(self, key: str, text: str) -> None:
+    def publish(self, key: str, text: str) -> None:
         try:
             context.context().set_config_key_value(key, text)
         except tf.errors.OpError:  # the key is set already, or the service is gone
             return
 
-    def hear(self, key: str, timeout_s: float | None) -> str | None:
+    def receive(self, key: str, timeout_s: float | None) -> str | None:
         timeout_ms = 0 if timeout_s is None else max(1, int(1000 * timeout_s))
         try:
             text: str = context.context().get_config_key_value(key, timeout_ms)
@@ -36,7 +36,7 @@ class Tasks(Others):
         return text
 
 
-def tasks() -> Others | None:
+def task_peers() -> Peers | None:
     """The tasks that train in lockstep, this one included; None without such a strategy."""
     # TensorFlow has no public name for any of this.
     own = context.context()._collective_ops_server_def
@@ -46,7 +46,7 @@ def tasks() -> Others | None:
     jobs = {job.name: job.num_tasks for job in service.coordinated_job_list}
     if sum(jobs.values()) < 2 or own.job_name not in jobs:
         return None
-    return Tasks(jobs, own.job_name, own.task_index)
+    return TaskPeers(jobs, own.job_name, own.task_index)
 
 
-finders.append(tasks)
+peer_finders.append(task_peers)

@@ -1,8 +1,9 @@
-"""Checks: whether a bundle that is run again has the same elements.
+"""Checksums: whether a bundle that is run again has the same elements.
 
 Workers report the checksum of each bundle that they ran from its beginning to its end. The first
-one of a bundle is kept with the job. Bundles are numbered through all epochs, since each epoch may
-have its own elements.
+one of a bundle is kept with the job. A later run whose checksum is another one is a *mismatch*, and
+`differing` names its bundle. Bundles are numbered through all epochs, since each epoch may have its
+own elements.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ MAX_CHECKSUMS = 1 << 17
 """How many checksums of a job are kept at least: those that were reported last. At most twice as
 many."""
 
-MAX_DIFFERING = 100
-"""How many differing bundles of a job are kept: the first ones that were found."""
+MAX_MISMATCHES = 100
+"""How many mismatches of a job are kept: the first ones that were found."""
 
 
 class CheckBundles(Command, frozen=True, kw_only=True):
-    """→ BundlesChecked of the unknown ones and of those that differ, or nothing.
+    """→ BundlesChecked of the unknown ones and of the new mismatches, or nothing.
 
-    Answers those that differ, and were not known to.
+    Answers the bundles of the new mismatches.
     """
 
     job_id: int
@@ -48,13 +49,13 @@ def _check_bundles(state: State, command: CheckBundles) -> Decision:
             f"{job.order.bundles} bundles in each epoch; report those that it has"
         )
     new: dict[int, int] = {}
-    differing: dict[int, None] = {}
+    mismatches: dict[int, None] = {}
     for bundle, checksum in zip(command.bundles, command.checksums, strict=True):
         if (before := job.checksums.get(bundle)) is None:
             before = new.setdefault(bundle, checksum)
         if before != checksum and bundle not in job.differing:
-            differing[bundle] = None
-    found = list(differing)[: MAX_DIFFERING - len(job.differing)]
+            mismatches[bundle] = None
+    found = list(mismatches)[: MAX_MISMATCHES - len(job.differing)]
     if not (new or found):
         return Decision([], [])
     checked = ev.BundlesChecked(
@@ -72,7 +73,7 @@ def _bundles_checked(state: State, event: ev.BundlesChecked) -> None:
     job.differing += event.differing
 
 
-def describe_differing(job: Job, bundles: Sequence[int] | None = None) -> str:
+def describe_mismatches(job: Job, bundles: Sequence[int] | None = None) -> str:
     """Which bundles had other elements when they were run again: these, or by default all that are
     known; empty if there are none."""
     bundles = job.differing if bundles is None else bundles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import checks
+from forebay.service.core import checksums
 from forebay.service.core import commands as c
 from forebay.service.core.status import status
 from forebay.service.errors import InvalidArgument
@@ -16,14 +16,14 @@ from .test_lengths import Learning
 class Checking(Learning):
     def check(self, checksums: dict[int, int], job_id: int | None = None) -> list[int]:
         number = self.job_of(self.consumer).job_id if job_id is None else job_id
-        differing: list[int] = self.when(
+        mismatches: list[int] = self.when(
             c.CheckBundles(
                 job_id=number,
                 bundles=tuple(checksums),
                 checksums=tuple(checksums.values()),
             )
         )
-        return differing
+        return mismatches
 
 
 def test_the_first_checksum_of_a_bundle_is_kept() -> None:
@@ -37,10 +37,10 @@ def test_the_first_checksum_of_a_bundle_is_kept() -> None:
         job_id=job.job_id, bundles=[4], checksums=[9]
     )
     assert job.checksums == {3: 7, 8: 1 << 31, 4: 9}
-    assert checks.describe_differing(job) == ""
+    assert checksums.describe_mismatches(job) == ""
 
 
-def test_a_differing_one_is_told_once() -> None:
+def test_a_mismatch_is_told_once() -> None:
     given = Checking()
     job = given.job_of(given.consumer)
     given.check({3: 7, 8: 1})
@@ -50,14 +50,14 @@ def test_a_differing_one_is_told_once() -> None:
     assert given.check({8: 2}) == [8]
     assert (job.checksums, job.differing) == ({3: 7, 8: 1, 9: 2}, [3, 8])
     told = status(given.state)["jobs"][0]
-    assert told["differing_bundles"] == [(0, 3), (1, 3)]
+    assert told["checksum_mismatches"] == [(0, 3), (1, 3)]
     assert "when they were run again: 3 of epoch 0, 3 of epoch 1." in told["warning"]
-    assert "run again: 3 of epoch 1." in checks.describe_differing(job, [8])
+    assert "run again: 3 of epoch 1." in checksums.describe_mismatches(job, [8])
 
 
 def test_both_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MAX_CHECKSUMS", 10)
-    monkeypatch.setattr(checks, "MAX_DIFFERING", 3)
+    monkeypatch.setattr(checksums, "MAX_CHECKSUMS", 10)
+    monkeypatch.setattr(checksums, "MAX_MISMATCHES", 3)
     given = Checking()
     job = given.job_of(given.consumer)
     for first in range(0, 100, 5):
@@ -74,7 +74,7 @@ def test_a_warning_names_the_first_five() -> None:
     given = Checking()
     given.check(dict.fromkeys(range(6), 1))
     found = given.check(dict.fromkeys(range(6), 2))
-    text = checks.describe_differing(given.job_of(given.consumer), found)
+    text = checksums.describe_mismatches(given.job_of(given.consumer), found)
     assert "4 of epoch 0 and others." in text and "0 of epoch 1" not in text
 
 

@@ -23,9 +23,9 @@ RAN_OUT, WARNS = "Your input ran out of data", "_interrupted_warning"
 """The start of Keras's warning, and the function that warns."""
 
 
-def explain_running_out() -> None:
+def explain_keras_warning() -> None:
     """From now on, explain Keras's warning. Idempotent."""
-    if hasattr(warnings.showwarning, "explains_running_out"):
+    if hasattr(warnings.showwarning, "explains_keras"):
         return
     shown = warnings.showwarning
 
@@ -41,7 +41,7 @@ def explain_running_out() -> None:
                 ".apply(tf.data.experimental.assert_cardinality(…))"
             )
 
-    explained.explains_running_out = True  # type: ignore[attr-defined]
+    explained.explains_keras = True  # type: ignore[attr-defined]
     warnings.showwarning = explained
 
 
