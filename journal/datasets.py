@@ -17,11 +17,24 @@ def stored(definition: ev.DatasetDefinition) -> ev.TfDataGraph | ev.PythonFuncti
 def content_fingerprint(definition: ev.DatasetDefinition) -> str:
     """A hash that two datasets share if they yield the same elements from the same splits, whatever
     their ids and dispatchers: 16 hexadecimal digits."""
-    rest = ev.DatasetDefinition(structure=definition.structure, sources=definition.sources)
-    forget_analysis(rest.sources)
-    digest = hashlib.sha256(stored(definition).fingerprint.encode())
-    digest.update(rest.SerializeToString(deterministic=True))
+    digest = hashlib.sha256()
+    for part in (
+        stored(definition).fingerprint.encode(),
+        definition.structure.encode(),
+        *map(_serialized, definition.sources),
+    ):
+        digest.update(b"%d " % len(part))
+        digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def _serialized(source: ev.SplitSource) -> bytes:
+    if source.unleasable or source.singly:
+        plain = ev.SplitSource()
+        plain.CopyFrom(source)
+        forget_analysis([plain])
+        source = plain  # a million named splits are copied only here
+    return source.SerializeToString(deterministic=True)
 
 
 def forget_analysis(sources: Iterable[ev.SplitSource]) -> None:
