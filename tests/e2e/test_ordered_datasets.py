@@ -194,3 +194,21 @@ def test_the_position_in_a_checkpoint(cluster: Cluster, tmp_path: pathlib.Path) 
     edited._read.described = edited._read.described.replace('"step": 4', '"step": 8')
     with pytest.raises(InvalidArgument, match="edited or damaged"):
         made(edited)
+
+
+def test_a_cluster_of_another_size_on_another_storage(cluster: Cluster, elsewhere: Cluster) -> None:
+    """Its metadata say how many replicas it began with, which is not in what it reads."""
+    position = service.OrderedPosition()
+    found = []
+    for there, tasks in ((cluster, 1), (elsewhere, 2)):
+        context = service.TaskContext(num_consumers=tasks)  # its chief
+        dataset = service.distribute_across(
+            lambda _: mapped(1), there.target, context, job_name="of any size", ordered=True,
+            add_position=True, start_position=position, batch_size=4 // tasks, **ORDER,
+        )  # fmt: skip
+        batches = dataset.as_numpy_iterator()
+        batch, behind = next(batches)
+        found.append(batch.tolist())
+        position.assign(behind)
+    whole, _ = begin(elsewhere, service.register_dataset(elsewhere.target, mapped(1)))
+    assert found == [whole[:4], whole[4:6]]
