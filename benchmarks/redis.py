@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from redis import Redis
 
-from ..journal import Journal
+from ..journal.journal import Journal
 from ..journal.proto import events_pb2 as ev
 from ..service import processes
 from ..service.errors import ForebayError

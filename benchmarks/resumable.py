@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..service import register_dataset
+from ..service.client.saved_states import opened, sealed
 from ..service.errors import ForebayError
 from ..storage.tfrecord import frame
 from . import resumable_reader
@@ -247,12 +248,14 @@ class Files:
     def ask(self, way: Way, task: str, **how: Any) -> Reply:
         """What a new process replies. Raises ForebayError, with its error output, if it fails."""
         question = self._question(way, task, begun_s=time.monotonic(), **how)
-        started: dict[str, Any] = {}
+        # All keep what they compile of their modules, as installed packages do.
+        environment = {
+            "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self.directory / "compiled")
+        }  # fmt: skip
+        started: dict[str, Any] = {"environment": environment}
         if way.library != FOREBAY:  # without Forebay, but for the package of the benchmarks
-            started = {
-                "python": str(self._peers),
-                "environment": {"PYTHONPATH": str(CLONE / ".pkg")},
-            }
+            started["python"] = str(self._peers)
+            environment["PYTHONPATH"] = str(CLONE / ".pkg")
         with Responder(resumable_reader.__name__, json.dumps(vars(question)), **started) as process:
             reply = Reply(**json.loads(process.answer(TIMEOUT_S)))
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -267,6 +270,8 @@ def moved(state: Any, position: int) -> Any:
     batches, with settings beside it.
     """
     if isinstance(state, dict):
+        if "crc32" in state:  # Forebay's
+            return sealed(moved(opened(state), position))
         return {name: moved(value, position) for name, value in state.items()}
     if isinstance(state, list):
         return [moved(value, position) for value in state]

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..journal import decode, verify
+from ..journal.codec import decode
+from ..journal.verify import verify
 from ..storage import open_storage
 from .audit import Verdict, check, check_crowd
 from .claims_audit import check_claims

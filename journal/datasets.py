@@ -1,6 +1,9 @@
-"""Finds the stored definition in a dataset's events, for every kind of dataset."""
+"""What a dataset's definition has, for every kind of dataset."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
 
 from .proto import events_pb2 as ev
 
@@ -9,3 +12,33 @@ def stored(definition: ev.DatasetDefinition) -> ev.TfDataGraph | ev.PythonFuncti
     """The message with the dataset's blob name and fingerprint, whatever its kind."""
     kind = definition.WhichOneof("kind")
     return definition.python_function if kind == "python_function" else definition.tf_data_graph
+
+
+def content_fingerprint(definition: ev.DatasetDefinition) -> str:
+    """A hash that two datasets share if they yield the same elements from the same splits, whatever
+    their ids and dispatchers: 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for part in (
+        stored(definition).fingerprint.encode(),
+        definition.structure.encode(),
+        *map(_serialized, definition.sources),
+    ):
+        digest.update(b"%d " % len(part))
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _serialized(source: ev.SplitSource) -> bytes:
+    if source.unleasable or source.singly:
+        plain = ev.SplitSource()
+        plain.CopyFrom(source)
+        forget_analysis([plain])
+        source = plain  # a million named splits are copied only here
+    return source.SerializeToString(deterministic=True)
+
+
+def forget_analysis(sources: Iterable[ev.SplitSource]) -> None:
+    """Clear what another version may say otherwise of the same splits."""
+    for source in sources:
+        for field in ("unleasable", "singly"):
+            source.ClearField(field)

@@ -607,6 +607,13 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
         ("forebay.service.dispatcher.server", HEAVY | {"cloudpickle"}),
         ("forebay.service.transport", HEAVY | {"grpc"}),
         ("forebay.service.client", {"forebay.service.core", "forebay.service.dispatcher"}),
+        (
+            "forebay.service.client.reader",
+            {
+                *("forebay.service.core", "forebay.service.dispatcher", "forebay.service.worker"),
+                *("forebay.journal.journal", "forebay.storage.local"),
+            },
+        ),
         ("forebay.service.worker", {"forebay.service.core", "forebay.service.dispatcher"}),
         ("forebay.service.task_context", HEAVY | {"grpc"}),
         ("forebay.service.cli", HEAVY | {f"forebay.{name}" for name in TOOLS}),

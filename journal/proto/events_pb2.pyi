@@ -230,20 +230,24 @@ class DatasetDefinition(_message.Message):
     def __init__(self, tf_data_graph: _Optional[_Union[TfDataGraph, _Mapping]] = ..., python_function: _Optional[_Union[PythonFunction, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[BlockCompression, str]] = ...) -> None: ...
 
 class TfDataGraph(_message.Message):
-    __slots__ = ("blob", "fingerprint")
+    __slots__ = ("blob", "fingerprint", "named")
     BLOB_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     blob: str
     fingerprint: str
-    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    named: bool
+    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ...) -> None: ...
 
 class PythonFunction(_message.Message):
-    __slots__ = ("blob", "fingerprint")
+    __slots__ = ("blob", "fingerprint", "named")
     BLOB_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     blob: str
     fingerprint: str
-    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    named: bool
+    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ...) -> None: ...
 
 class DatasetRegistered(_message.Message):
     __slots__ = ("dataset_id", "definition", "graph_bytes")

@@ -95,7 +95,7 @@ def audit(
 
 def _replayed(storage: Any) -> tuple[Any, Any, int]:
     """The last state, the jobs' histories, and the event behind which those begin."""
-    from ...journal import decode
+    from ...journal.codec import decode
     from ..core.job_history import JobHistories
     from ..core.state import State
     from ..dispatcher.recovery import apply_journaled, recover

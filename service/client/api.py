@@ -489,23 +489,23 @@ class _InOrder:
         """It begins at the position, if there is one. Raises FailedPrecondition if that is one in
         another read."""
         self._reader_of, self._how, self._next = reader_of, reader.how, ordered
-        self._position, self._dataset = position, reader.fingerprint
+        self._position = position
         self._goes_on = False  # the last iteration was read to its end
         if position is not None:
-            position.begin(ordered, self._dataset)
+            position.begin(ordered)
 
     def blocks(self) -> Iterator[Any]:
         """Those of the next epoch, or the rest of it."""
         ordered = self._next.copy()
         # Behind another epoch, the position may lag: `repeat` opens an epoch ahead of the training.
         if self._position is not None and not self._goes_on:
-            self._position.begin(ordered, self._dataset)
+            self._position.begin(ordered)
         self._goes_on = False
         reader = self._reader_of(how=replace(self._how, ordered=ordered))
         with closing(_blocks_of(reader)) as blocks:
             for block in blocks:
                 if self._position is not None and ordered.epoch is not None:
-                    self._position.describe(ordered, self._dataset)
+                    self._position.describe(ordered)
                 yield block
         if ordered.finish():
             self._next, self._goes_on = ordered, True

@@ -6,6 +6,7 @@ epochs. It names no worker, no consumer and no buffer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,9 +17,7 @@ from ...journal.proto import events_pb2 as ev
 from ..delivery.orders import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, permuted_many
-
-VERSION = 1
-"""Of a saved state."""
+from .saved_states import no_state, opened, sealed
 
 MAX_POSITION = 1 << 56
 
@@ -98,6 +97,7 @@ class OrderedRead:
     consumer_index: int = 0
     num_consumers: int = 1
     add_position: bool = False  # to each element, as its last component
+    dataset: str = ""  # its content_fingerprint, once it is known
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
     epoch: OrderedEpoch | None = None  # that is read, or was read last
@@ -267,15 +267,32 @@ class OrderedRead:
 
     # -- saved states --------------------------------------------------------------------------
 
-    def state(self, dataset: str) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """The position, and what it is a position in: JSON of under 300 bytes."""
-        spec = self.epoch.spec if self.epoch is not None else self.spec
         begun = {} if self.has_moved or self.start_step is None else {"start_step": self.start_step}
+        return sealed({**begun, "position": self.position(), **self._described()})
+
+    def load(self, state: Any) -> None:
+        """Go on at the state's position. Raises InvalidArgument for what is no such state, and
+        FailedPrecondition for one of another dataset, order or global batch."""
+        self._go_on(opened(state))
+
+    def description(self) -> str:
+        """What a position of this read is one in: JSON."""
+        return json.dumps(sealed(self._described()))
+
+    def go_on(self, description: str, position: int) -> None:
+        """Go on at this position in what was described. Raises as `load` does."""
+        try:
+            described = json.loads(description)
+        except (ValueError, RecursionError):
+            raise no_state(description) from None
+        self._go_on({**opened(described), "position": position})
+
+    def _described(self) -> dict[str, Any]:
+        spec = self.epoch.spec if self.epoch is not None else self.spec
         return {
-            **begun,
-            "forebay": VERSION,
-            "position": self.position(),
-            "dataset": dataset,
+            "dataset": self.dataset,
             "order": [
                 *(spec.seed, int(spec.shuffle), spec.cycle_length, spec.block_length),
                 *(spec.bundle_splits, spec.bundles),
@@ -283,40 +300,26 @@ class OrderedRead:
             "step": (self.batch_size or 1) * self.num_consumers,
         }
 
-    def load(self, state: Any, dataset: str) -> None:
-        """Go on at the state's position. Raises InvalidArgument for what is no such state, and
-        FailedPrecondition for one of another dataset, order or global batch."""
+    def _go_on(self, state: dict[str, Any]) -> None:
+        position: Any = state.get("position")
+        start_step, order = state.get("start_step"), state.get("order")
+        numbers = [position, *([] if start_step is None else [start_step])]
         if not (
-            isinstance(state, dict)
-            and type(position := state.get("position")) is int
-            and isinstance(order := state.get("order"), list)
+            isinstance(order, list)
             and len(order) == 6
-            and all(type(number) is int for number in order)
+            and all(
+                type(number) is int and 0 <= number <= MAX_POSITION
+                for number in (*numbers, *order[1:])
+            )
         ):
-            raise InvalidArgument(
-                f"{state!r:.200} is no state of an ordered read: give what state_dict() returned"
-            )
-        if state.get("forebay") != VERSION:
-            raise InvalidArgument(
-                f"the state is of version {state.get('forebay')!r}, and this is version {VERSION}: "
-                "read it with the Forebay that saved it"
-            )
-        start_step = state.get("start_step")
-        for what, number in (
-            ("position", position), ("start_step", 0 if start_step is None else start_step),
-            ("bundle_splits", order[4]), ("bundles", order[5]),
-        ):  # fmt: skip
-            if not (isinstance(number, int) and 0 <= number <= MAX_POSITION):
-                raise InvalidArgument(
-                    f"the state's {what} is {number!r}: it was damaged; begin anew without the "
-                    "state"
-                )
+            raise no_state(state)
         mine = [self.seed, int(self.shuffle), self.cycle_length, self.block_length]
         if self.bundle_splits:
             mine.append(self.bundle_splits)
         step = (self.batch_size or 1) * self.num_consumers
+        begin = f"start_position={position}" if start_step is None else f"start_step={start_step}"
         for what, saved, here in (
-            ("dataset", state.get("dataset"), dataset),
+            ("dataset", state.get("dataset"), self.dataset),
             ("order (seed, shuffle, cycle_length, block_length, bundle_splits)",
              order[: len(mine)], mine),
             ("global batch (batch_size × num_consumers)", state.get("step"), step),
@@ -324,7 +327,7 @@ class OrderedRead:
             if saved != here:
                 raise FailedPrecondition(
                     f"the state is of another {what}: {saved!r}, and this read has {here!r}: read "
-                    "as the saved read did, or begin anew without the state"
+                    f"as the saved read did, or give {begin} instead of the state"
                 )
         self.bundle_splits, self.bundles = order[4], order[5]
         self.move_to(position, start_step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import logging
@@ -12,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from ...journal.datasets import content_fingerprint
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
@@ -115,7 +115,6 @@ class Reader:
         self._credit_bytes = credit_bytes
         self._known: pb.JournalPosition | None = None  # keeps all iterations on one journal
         self._warns = True  # once, if the job reads another dataset
-        self.fingerprint = ""  # of the registered dataset, set by `definition`
         self.epochs_over = 0  # of the job, at the last `definition` call
         self.cardinality = UNKNOWN_CARDINALITY  # of the registered dataset, set by `definition`
 
@@ -129,7 +128,8 @@ class Reader:
         dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
         self.epochs_over = dataset.epochs_over
         definition = dataset.definition
-        self.fingerprint = fingerprint_of(definition)
+        if self.how.ordered is not None:
+            self.how.ordered.dataset = content_fingerprint(definition)
         if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
             self.how = replace(self.how, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
@@ -216,6 +216,7 @@ class Reader:
             target_workers=self.how.targets,
             cross_trainer_cache=self.how.cache is not None,
             order=None if bundled is None else bundled.spec,
+            content="" if ordered is None else ordered.dataset,
         )
         member = None if ordered is None else ordered.member
         index = None if self.how.num_consumers is None else self.how.consumer_index
@@ -269,11 +270,20 @@ class Reader:
     def _require_same_elements(
         self, dispatcher: DispatcherClient, dataset_id: str, nothing: Block | None
     ) -> Generator[Block, None, None]:
-        arriving = []
+        definitions = []
         for each in (self.dataset_id, dataset_id):
             ask = partial(_dataset, dispatcher, each)
-            arriving.append(_arriving((yield from self._answered(ask, nothing)).definition))
-        if arriving[0] != arriving[1]:
+            definitions.append((yield from self._answered(ask, nothing)).definition)
+        mine, theirs = definitions
+        if self.how.ordered is not None and (
+            content_fingerprint(mine) != content_fingerprint(theirs)
+        ):
+            raise FailedPrecondition(
+                f"the job {self._job_name!r} reads dataset {dataset_id}, which is another one than "
+                f"dataset {self.dataset_id}, and a position in order holds for one of them only: "
+                "give the job another name, or the same pipeline to all that share it"
+            )
+        if _arriving(mine) != _arriving(theirs):
             raise InvalidArgument(
                 f"the job {self._job_name!r} is of dataset {dataset_id}, whose elements have "
                 f"another element_spec or compression than those of dataset {self.dataset_id}: "
@@ -335,16 +345,6 @@ def _arriving(definition: ev.DatasetDefinition) -> tuple[bytes, bool]:
     return spec, not definition.structure and compresses(definition)
 
 
-def fingerprint_of(definition: ev.DatasetDefinition) -> str:
-    """What equal datasets have in common, whatever their ids and dispatchers."""
-    content = definition.tf_data_graph.fingerprint or definition.python_function.fingerprint
-    digest = hashlib.sha256(content.encode())
-    for source in definition.sources:
-        digest.update(source.SerializeToString(deterministic=True))
-    digest.update(definition.metadata + definition.structure.encode())
-    return digest.hexdigest()[:16]
-
-
 def structure_of(dataset_id: str, definition: ev.DatasetDefinition) -> str:
     """How the elements are nested. Raises InvalidArgument if only TensorFlow can decode that."""
     if not definition.structure:
@@ -385,7 +385,6 @@ class OrderedIterator(ElementIterator):
         super().__init__(reader)
         assert reader.how.ordered is not None
         self._ordered = reader.how.ordered
-        self._dataset = reader.fingerprint
 
     def __next__(self) -> Any:
         try:
@@ -403,7 +402,7 @@ class OrderedIterator(ElementIterator):
 
     def state_dict(self) -> dict[str, Any]:
         """The position as JSON of under 300 bytes."""
-        return self._ordered.state(self._dataset)
+        return self._ordered.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the state's position. Call it before the first element.
@@ -415,7 +414,7 @@ class OrderedIterator(ElementIterator):
             raise FailedPrecondition(
                 "load_state_dict() after the first element was asked for: call it on a new iterator"
             )
-        self._ordered.load(state, self._dataset)
+        self._ordered.load(state)
 
 
 def read(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import tensorflow as tf
@@ -63,34 +62,24 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
         with tf.init_scope():
             return int(self._elements.numpy())
 
-    def begin(self, ordered: OrderedRead, dataset: str) -> None:
+    def begin(self, ordered: OrderedRead) -> None:
         """Have the read begin here. Raises FailedPrecondition for a position in another one, and
         InvalidArgument for a damaged one."""
         if self._read.described:
-            try:
-                described = json.loads(self._read.described)
-            except ValueError:
-                described = self._read.described
-            if isinstance(described, dict):
-                described = {**described, "position": int(self)}
-            ordered.load(described, dataset)
+            ordered.go_on(self._read.described, int(self))
         else:
             ordered.move_to(int(self))
 
-    def describe(self, ordered: OrderedRead, dataset: str) -> None:
+    def describe(self, ordered: OrderedRead) -> None:
         """It is a position in this read, which has begun. Raises FailedPrecondition if it is one in
         another read, too."""
-        state = ordered.state(dataset)
-        described = json.dumps({k: v for k, v in state.items() if k not in _POSITION})
+        described = ordered.description()
         if self._read.described not in ("", described):
             raise FailedPrecondition(
                 f"one OrderedPosition for two reads, {self._read.described} and {described}: make "
                 "one for each"
             )
         self._read.described = described
-
-
-_POSITION = ("position", "start_step")
 
 
 class _Read(tf.train.experimental.PythonState):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ...journal.datasets import stored
+from ...journal.datasets import forget_analysis, stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows
 from ..errors import FailedPrecondition, InvalidArgument
@@ -68,7 +68,7 @@ def fingerprint(definition: ev.DatasetDefinition) -> str:
     """A hash that equal datasets share, whatever names were generated for their graphs."""
     equal = ev.DatasetDefinition()
     equal.CopyFrom(definition)
-    if stored(equal).fingerprint:
+    if stored(equal).fingerprint and not stored(equal).named:
         stored(equal).blob = ""
     return hashlib.sha256(equal.SerializeToString(deterministic=True)).hexdigest()
 
@@ -92,8 +92,9 @@ def _register_dataset(state: State, command: RegisterDataset) -> Decision:
             return _known(dataset_id, command)
         if _without_graph(known.definition) != _without_graph(command.definition):
             raise InvalidArgument(
-                f"dataset {dataset_id!r}, whose graph is lost, has other splits or another "
-                "structure than this one; register the new one under another id"
+                f"dataset {dataset_id!r}, whose graph is lost, has another graph, other splits or "
+                "another structure than this one; register the new one under another id, or remove "
+                "the old one first"
             )
     if not dataset_id:
         equal = state.dataset_by_fingerprint.get(fingerprint(command.definition))
@@ -146,11 +147,9 @@ def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
     Splittable and unsplittable definitions still differ."""
     rest = ev.DatasetDefinition()
     rest.CopyFrom(definition)
-    stored(rest).Clear()
+    stored(rest).blob, stored(rest).named = "", False
     rest.ClearField("unsplittable")
-    for source in rest.sources:
-        for field in ("unleasable", "singly"):
-            source.ClearField(field)
+    forget_analysis(rest.sources)
     return rest
 
 

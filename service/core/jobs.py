@@ -33,6 +33,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     cross_trainer_cache: bool = False
     target_workers: int = 0
     order: ev.OrderSpec | None = None  # of a read in bundles; bundle_splits 0: choose
+    content: str = ""  # the content_fingerprint that the dataset must have; empty: any
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -58,6 +59,12 @@ class RemoveJob(Command, frozen=True, kw_only=True):
 
 
 def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
+    known = state.datasets.get(command.dataset_id)
+    if command.content and known is not None and known.content != command.content:
+        raise FailedPrecondition(
+            f"dataset {command.dataset_id} was removed, and another one has its id now: make the "
+            "read again, and begin it without the state of the old one"
+        )
     if command.name and command.name in state.job_by_name:
         job = state.jobs[state.job_by_name[command.name]]
         _require_same_parameters(job, command)

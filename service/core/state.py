@@ -13,6 +13,7 @@ from collections import deque
 
 import msgspec
 
+from ...journal.datasets import content_fingerprint
 from ...journal.proto import events_pb2 as ev
 from .ledger import Ledger
 from .ranges import Ranges
@@ -71,6 +72,11 @@ class Dataset(Struct, dict=True):
             if source.HasField("explicit"):
                 source.count = len(source.explicit.splits)
         return outline
+
+    @functools.cached_property
+    def content(self) -> str:
+        """Its content_fingerprint; cached."""
+        return content_fingerprint(self.definition)
 
 
 class BundleSpec(Struct):

@@ -12,8 +12,8 @@ import os
 import socket
 import time
 
-from ...journal import holds_anything
 from ...journal.codec import decode
+from ...journal.verify import holds_anything
 from ...storage import (
     Away,
     Corrupt,

@@ -17,8 +17,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any
 
-from ...journal import Journal, Retention
+from ...journal.journal import Journal
 from ...journal.proto import events_pb2 as ev
+from ...journal.snapshots import Retention
 from ...storage import Fenced, Storage, StorageError, Writer
 from ..core import commands as c
 from ..core.encoding import encode_state

@@ -650,6 +650,7 @@ def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
         "cross_trainer_cache": request.cross_trainer_cache,
         "target_workers": request.target_workers or TARGET_WORKERS_AUTO,
         "order": request.order if request.HasField("order") else None,
+        "content": request.content,
     }
 
 

@@ -16,7 +16,6 @@ import time
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...storage import Corrupt, Missing, Storage, StorageError, Writer
-from ...storage.base import is_blob
 from ..core import commands as c
 from ..core.base import find_dataset
 from ..core.datasets import fingerprint
@@ -55,9 +54,8 @@ class Graphs:
         known dataset's graph cannot be read, this graph replaces it. Raises the errors of
         RegisterDataset, InvalidGraph, Unavailable.
         """
-        if not dataset_id:
-            print_ = await asyncio.to_thread(definitions.fingerprint, definition, graph)
-            stored(definition).fingerprint = print_
+        print_ = await asyncio.to_thread(definitions.fingerprint, definition, graph)
+        stored(definition).fingerprint, stored(definition).named = print_, bool(dataset_id)
         while True:
             known = self._known(dataset_id, definition)
             lost = known is not None and await self.is_lost(known)
@@ -117,11 +115,10 @@ class Graphs:
         """How the registered dataset of this id differs from the one in the request; "" if it does
         not, or its graph cannot be read."""
         known = self._decider.state.datasets.get(dataset_id)
-        blob = "" if known is None else stored(known.definition).blob
-        if known is None or blob == stored(definition).blob or is_blob(blob, graph):
+        if known is None or (stored(known.outline).fingerprint == stored(definition).fingerprint):
             return ""
         try:
-            registered = await self._read_blob(blob)
+            registered = await self._read_blob(stored(known.outline).blob)
         except StorageError as error:
             log.info("dataset %s cannot be compared with another one: %s", dataset_id, error)
             return ""

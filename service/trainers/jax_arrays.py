@@ -197,7 +197,7 @@ class ServiceDataset:
     def state_dict(self) -> dict[str, Any]:
         """The position of an ordered read behind the batches that it has given: JSON of under 300
         bytes, the same in all processes after the same number of steps."""
-        return self._require_ordered().state(self._job.fingerprint)
+        return self._require_ordered().state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins at the state's position; one that is open is left.
@@ -207,7 +207,7 @@ class ServiceDataset:
         """
         ordered = self._require_ordered()
         self._leave()
-        ordered.load(state, self._job.fingerprint)
+        ordered.load(state)
 
     def _require_ordered(self) -> OrderedRead:
         if self._ordered is None:

@@ -39,7 +39,6 @@ class TrainingJob:
     cardinality: int  # of the registered dataset
     processes: int  # that train
     epochs_over: int  # when it begins here
-    fingerprint: str  # of the dataset
 
     def reader(self, first_epoch: int) -> Reader:
         """A reader from `first_epoch` on, counted from 1. It does not warn of an epoch that is
@@ -148,7 +147,7 @@ def open_job(
     structure = structure_of(dataset_id, definition)
     return TrainingJob(
         service, dataset_id, policy, name, asked.how, structure, asked.cardinality, processes,
-        initial_epoch, asked.fingerprint,
+        initial_epoch,
     )  # fmt: skip
 
 

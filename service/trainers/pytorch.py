@@ -202,7 +202,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
                 "num_workers=0, or torchdata's StatefulDataLoader and its state_dict(); with a "
                 "constant global batch, start_step= needs only the number of steps"
             )
-        return ordered.state(self._job.fingerprint)
+        return ordered.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins at the state's position; one that is open is left.
@@ -212,7 +212,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         """
         ordered = self._require_ordered()
         self._leave()
-        ordered.load(state, self._job.fingerprint)
+        ordered.load(state)
         self._common.next_start = None
 
     def _require_ordered(self) -> OrderedRead:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from forebay import service
-from forebay.journal import encode
+from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app

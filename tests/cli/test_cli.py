@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import typer
 
-from forebay.journal import encode
+from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.cli import app, extras, main
 from forebay.service.cli.console import plain_console

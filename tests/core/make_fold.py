@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forebay.journal import encode
-from forebay.journal.codec import FORMAT
+from forebay.journal.codec import FORMAT, encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.core import commands as c

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 import pytest
 
+from forebay.journal.datasets import content_fingerprint, stored
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.read_kinds import why_no_task
 from forebay.service.dispatcher.graphs import needed_blobs
-from forebay.service.errors import InvalidArgument, NotFound
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 
 from .given import Given, dataset
 
@@ -40,20 +42,25 @@ def test_datasets_of_old_journals_are_found_by_their_graphs_themselves() -> None
     assert given.when(dataset("a")) == given.state.dataset_by_fingerprint[digest]
 
 
-def test_a_dataset_whose_graph_is_lost_is_given_another_one_of_the_same_splits() -> None:
+def test_a_dataset_whose_graph_is_lost_is_given_an_equal_one() -> None:
     given = Given()
     lost = dataset("a", "same", sources=[ev.SplitSource(count=9)])
     dataset_id = given.when(lost)
     given.when(c.DecideCompression(dataset_id=dataset_id, disable=True))
 
-    def register(blob: str, restores: bool, count: int = 9) -> c.RegisterDataset:
-        again = dataset(blob, sources=[ev.SplitSource(count=count)])
+    def register(
+        blob: str, restores: bool, count: int = 9, graph: str = "same"
+    ) -> c.RegisterDataset:
+        again = dataset(blob, graph, sources=[ev.SplitSource(count=count)])
+        stored(again.definition).named = True
         return msgspec.structs.replace(again, dataset_id=dataset_id, restores=restores)
 
     assert given.when(register("b", False)) == dataset_id
     assert given.then == []
     with pytest.raises(InvalidArgument, match="other splits or another structure"):
         given.when(register("b", True, count=8))
+    with pytest.raises(InvalidArgument, match="has another graph"):
+        given.when(register("b", True, graph="other"))
     assert given.when(register("b", True)) == dataset_id
     assert given.then == ["dataset_registered"]
     restored = given.state.datasets[dataset_id]
@@ -65,6 +72,46 @@ def test_a_dataset_whose_graph_is_lost_is_given_another_one_of_the_same_splits()
     given.when(c.RemoveDataset(dataset_id=dataset_id))
     with pytest.raises(NotFound, match=f"Dataset id {dataset_id} not found"):
         given.when(register("d", True))
+
+
+def test_a_dataset_of_which_the_id_was_asked_for_is_given_to_nobody_else() -> None:
+    given = Given()
+    named = msgspec.structs.replace(dataset("a", "same"), dataset_id="mine")
+    stored(named.definition).named = True
+    assert given.when(named) == "mine"
+    assert given.when(dataset("b", "same")) != "mine"
+
+
+def test_a_job_is_of_the_content_that_was_asked_for() -> None:
+    given = Given()
+    dataset_id = given.when(dataset("a", "same"))
+    known = given.state.datasets[dataset_id]
+    how = {"dataset_id": dataset_id, "name": "n", "sharding": ev.OFF}
+    job = given.when(c.GetOrCreateJob(**how, content=known.content))
+    assert given.when(c.GetOrCreateJob(**how)) == job
+    with pytest.raises(FailedPrecondition, match="another one has its id"):
+        given.when(c.GetOrCreateJob(**how, content="other"))
+    with pytest.raises(FailedPrecondition, match="another one has its id"):
+        given.when(c.JoinJob(**how, epoch=1, content="other"))
+
+
+def test_what_the_content_of_a_dataset_is() -> None:
+    def content(fingerprint: str = "same", blob: str = "a", **fields: Any) -> str:
+        fields = {"structure": "[]", "sources": [ev.SplitSource(count=9)], **fields}
+        return content_fingerprint(dataset(blob, fingerprint, **fields).definition)
+
+    same = content()
+    assert content(blob="b") == same
+    assert content(metadata=b"of a training") == content(compression="ZSTD") == same
+    assert content(sources=[ev.SplitSource(count=9, singly=True)]) == same
+    others = {
+        content("other"),
+        content(structure="{}"),
+        content(sources=[ev.SplitSource(count=8)]),
+        content(sources=[ev.SplitSource(count=9), ev.SplitSource(count=9)]),
+        content(sources=[]),
+    }
+    assert len(others) == 5 and same not in others
 
 
 def python_dataset(blob: str, fingerprint: str = "same") -> c.RegisterDataset:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from forebay.journal import encode
+from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.core.encoding import SCHEMA, decode_state, encode_state

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from forebay.journal import encode
+from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import redis
 
-from forebay.journal import encode, repair, verify
+from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
+from forebay.journal.verify import repair, verify
 from forebay.service.core.encoding import encode_state
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.recovery import recover

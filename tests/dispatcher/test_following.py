@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 
-from forebay.journal import encode, repair
+from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.verify import repair
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply

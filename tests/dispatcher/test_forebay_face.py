@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from forebay.journal import verify
 from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.verify import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import (
     FailedPrecondition,

@@ -334,7 +334,7 @@ def test_two_reads_need_two_positions(target: str, numbers: str) -> None:
     with pytest.raises(tf.errors.OpError, match="another order"):
         next(iter(both[1]))
     with pytest.raises(FailedPrecondition, match="one OrderedPosition for two reads"):
-        position.describe(OrderedRead(seed=2), numbers)  # if both have begun at the same time
+        position.describe(OrderedRead(seed=2))  # if both have begun at the same time
 
 
 def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: pathlib.Path) -> None:

@@ -112,6 +112,12 @@ def from_two(
     target: str, dataset_id: str, order: dict[str, Any], steps: list[list[int]], state: Any
 ) -> Any:
     dataset = dataset_of(target, dataset_id, **order)
+    try:
+        dataset.load_state_dict(state | {"position": state["position"] + 1})
+    except ValueError as error:
+        assert "edited or damaged" in str(error), error
+    else:
+        raise AssertionError("an edited state was taken")
     dataset.load_state_dict(state)
     assert epoch(dataset) == steps[5:STEPS]
 

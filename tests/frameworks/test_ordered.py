@@ -144,6 +144,7 @@ refused(lambda: ServiceDataset(target, dataset_id, seed=1), "ordered=True")
 refused(ServiceDataset(target, dataset_id).state_dict, "ordered=True")
 refused(lambda: ours(seed=8).load_state_dict(begun), "another order")
 refused(lambda: ours(batch_size=2).load_state_dict(begun), "global batch")
+refused(lambda: ours().load_state_dict(begun | {"start_step": 6}), "edited or damaged")
 """
 
 RANKS = """

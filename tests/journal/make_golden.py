@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from forebay.journal import FORMAT, encode
+from forebay.journal.codec import FORMAT, encode
 from forebay.journal.proto.events_pb2 import Event
 from forebay.journal.snapshots import encode_snapshot
 from forebay.storage import FileStorage, Writer, blob_digest

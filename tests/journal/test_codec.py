@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.journal import FORMAT, decode, encode
+from forebay.journal.codec import FORMAT, decode, encode
 from forebay.journal.proto.events_pb2 import Event, LeaderElected, SplitsLeased
 from forebay.storage import Corrupt, NewerFormat
 

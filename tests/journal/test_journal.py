@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.journal import Journal, Retention, decode, replay
+from forebay.journal.codec import decode
+from forebay.journal.journal import Journal
 from forebay.journal.proto.events_pb2 import Event, SplitsLeased
+from forebay.journal.replay import replay
+from forebay.journal.snapshots import Retention
 from forebay.storage import AppendFailed, Fenced, MemoryStorage, StorageError, Writer
 
 HOUR_MS = 3_600_000

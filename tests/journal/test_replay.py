@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.journal import encode, replay
-from forebay.journal.codec import FORMAT
+from forebay.journal.codec import FORMAT, encode
 from forebay.journal.proto.events_pb2 import Event, Snapshot, SplitsLeased
+from forebay.journal.replay import replay
 from forebay.journal.snapshots import encode_snapshot
 from forebay.storage import Corrupt, FileStorage, Missing, NewerFormat, Storage, Writer
 

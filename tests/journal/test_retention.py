@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.journal import Retention, RetentionPlan, plan_retention
+from forebay.journal.snapshots import Retention, RetentionPlan, plan_retention
 
 HOUR = 3_600_000
 

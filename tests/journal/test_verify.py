@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.journal import Problem, decode, encode, holds_anything, repair, replay, stats, verify
+from forebay.journal.codec import decode, encode
 from forebay.journal.proto.events_pb2 import (
     DatasetDefinition,
     DatasetRegistered,
@@ -16,7 +16,9 @@ from forebay.journal.proto.events_pb2 import (
     SplitsLeased,
     TfDataGraph,
 )
+from forebay.journal.replay import replay
 from forebay.journal.snapshots import encode_snapshot
+from forebay.journal.verify import Problem, holds_anything, repair, stats, verify
 from forebay.storage import Corrupt, FileStorage, Locked, MemoryStorage, NewerFormat
 from forebay.storage.tfrecord import frame
 

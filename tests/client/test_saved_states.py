@@ -1,0 +1,220 @@
+"""Saved states of ordered reads: what they hold, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay.service.client.positions import MAX_POSITION, OrderedRead
+from forebay.service.client.saved_states import opened, sealed
+from forebay.service.core.bundles import MAX_BUNDLES
+from forebay.service.core.ordered import MAX_CONSUMERS
+from forebay.service.errors import FailedPrecondition, InvalidArgument
+
+DATASET = "0123456789abcdef"
+MAX_BYTES = 300
+PARTS = {"position": 4, "dataset": DATASET, "order": [0, 1, 16, 1, 0, 0], "step": 1}
+STATE = sealed(PARTS)
+
+
+def read(**how: Any) -> OrderedRead:
+    return OrderedRead(dataset=DATASET, **how)
+
+
+def loaded(state: Any) -> int:
+    """The position that a read with the default order goes on at."""
+    ordered = read()
+    ordered.load(state)
+    return ordered.position()
+
+
+def test_a_state_is_what_another_read_loads() -> None:
+    saved = read(seed=3, batch_size=4, start_position=12)
+    assert saved.state() == {
+        "forebay": 1, "position": 12, "dataset": DATASET, "order": [3, 1, 16, 1, 0, 0], "step": 4,
+        "crc32": saved.state()["crc32"],
+    }  # fmt: skip
+    again = read(seed=3, batch_size=2, num_consumers=2)
+    again.load(json.loads(json.dumps(saved.state())))
+    assert again.position() == 12 and again.state() == saved.state()
+    begun = read(start_step=5)
+    again = read()
+    again.load(begun.state())
+    assert again.start_step == 5
+
+
+def test_the_form_in_which_a_state_was_kept_does_not_count() -> None:
+    backwards = {key: STATE[key] for key in reversed(STATE)}
+    assert loaded({**backwards, "order": tuple(STATE["order"])}) == 4
+    assert opened(STATE) == {"forebay": 1, **PARTS}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_largest_state(begun: bool) -> None:
+    largest = read(
+        seed=-(1 << 63),
+        cycle_length=MAX_POSITION,
+        block_length=MAX_POSITION,
+        batch_size=MAX_POSITION,
+        num_consumers=MAX_CONSUMERS,
+        start_position=0 if begun else MAX_POSITION,
+        start_step=MAX_POSITION if begun else None,
+    )
+    state = opened(largest.state())
+    state["order"][4:] = MAX_POSITION, MAX_BUNDLES  # as a dispatcher may answer
+    assert len(json.dumps(sealed(state))) < MAX_BYTES
+    assert len(largest.description()) < MAX_BYTES
+
+
+def test_each_other_character_is_noticed() -> None:
+    text = json.dumps(STATE)
+    for at, was in enumerate(text):
+        for other in string.digits + 'ax"-,. {]':
+            if other == was:
+                continue
+            try:
+                edited = json.loads(text[:at] + other + text[at + 1 :])
+            except ValueError:
+                continue
+            if edited != STATE:
+                with pytest.raises(InvalidArgument):
+                    loaded(edited)
+
+
+def test_random_edits_are_noticed() -> None:
+    rng = random.Random(1)
+    text = json.dumps(STATE)
+    parsed = 0
+    for _ in range(20_000):
+        edited = list(text)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(edited))
+            edited[at : at + rng.randint(0, 2)] = rng.choices(string.printable, k=rng.randint(0, 2))
+        try:
+            state = json.loads("".join(edited))
+        except ValueError:
+            continue
+        parsed += 1
+        try:
+            loaded(state)
+        except (InvalidArgument, FailedPrecondition):
+            continue
+        assert opened(state) == opened(STATE)
+    assert parsed > 1_000
+
+
+CIRCULAR: dict[str, Any] = {**STATE}
+CIRCULAR["more"] = CIRCULAR
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("edits", "says"),
+    [
+        ({"position": 5}, "edited or damaged.*start_position= or start_step="),
+        ({"position": 4.0}, "edited or damaged"),
+        ({"position": "4"}, "edited or damaged"),
+        ({"position": None}, "edited or damaged"),
+        ({"step": True}, "edited or damaged"),
+        ({"start_step": 2}, "edited or damaged"),
+        ({"more": 1}, "edited or damaged"),
+        ({1: 1}, "no state"),
+        ({"order": [0, 1, 16, 1, 0, 1]}, "edited or damaged"),
+        ({"order": {}}, "edited or damaged"),
+        ({"dataset": "0123456789abcdee"}, "edited or damaged"),
+        ({"crc32": None}, "its checksum is None"),
+        ({"crc32": 0}, "edited or damaged"),
+        ({"crc32": STATE["crc32"].upper() + " "}, "edited or damaged"),
+        ({"position": 10**6_000}, "no state"),
+        ({"crc32": 10**6_000}, "cannot be written"),
+        ({"forebay": 10**6_000}, "version a value of type int that"),
+        ({"forebay": 2}, "of version 2, and this is version 1: read it with the Forebay that"),
+        ({"forebay": "1"}, "of version '1'"),
+        ({"forebay": 1.0}, "of version 1.0"),
+        ({"forebay": True}, "of version True"),
+        ({"forebay": None}, "of version None"),
+        ({"forebay": np.arange(2)}, "of version array"),
+        ({"position": np.int64(4)}, "no state"),
+        ({"position": {4}}, "no state"),
+        ({"position": float("nan")}, "edited or damaged"),
+        ({"position": "\ud800"}, "edited or damaged"),
+        ({"more": CIRCULAR}, "no state"),
+    ],
+)
+def test_edited_states(edits: Any, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        loaded({**STATE, **edits})
+
+
+@pytest.mark.parametrize("missing", STATE)
+def test_states_that_lack_a_part(missing: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"no state|edited or damaged"):
+        loaded({key: part for key, part in STATE.items() if key != missing})
+
+
+@pytest.mark.parametrize("state", [None, "", "{}", json.dumps(STATE), {}, [], 4, [STATE], b"\0"])
+def test_what_is_no_state(state: Any) -> None:
+    with pytest.raises(InvalidArgument, match="no state"):
+        loaded(state)
+
+
+def test_what_is_nested_too_deeply() -> None:
+    with pytest.raises(InvalidArgument, match="no state"):
+        loaded({**STATE, "order": DEEP})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"position": -1}, {"position": MAX_POSITION + 1}, {"position": True}, {"position": "4"},
+        {"position": None}, {"start_step": -1}, {"start_step": True}, {"start_step": 1 << 70},
+        {"order": [0, 1, 16, 1, 0]}, {"order": [0, 1, 16, 1, -1, 0]}, {"order": None},
+        {"order": [0, 1, 16, 1, 0, False]}, {"order": [0, 1, 16, 1, 0, 1 << 70]},
+    ],
+)  # fmt: skip
+def test_impossible_parts_with_a_checksum(parts: Any) -> None:
+    with pytest.raises(InvalidArgument, match="no state"):
+        loaded(sealed({**PARTS, **parts}))
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"dataset": "another"}, "another dataset: 'another'.*start_position=4 instead"),
+        ({"dataset": None}, "another dataset: None"),
+        ({"order": [1, 1, 16, 1, 0, 0]}, "another order"),
+        ({"order": ["0", 1, 16, 1, 0, 0]}, "another order"),
+        ({"order": [0, 0, 16, 1, 0, 0]}, "another order"),
+        ({"step": 2, "start_step": 3}, "another global batch.*give start_step=3 instead"),
+        ({"step": "1"}, "another global batch"),
+    ],
+)
+def test_states_of_other_reads(parts: Any, says: str) -> None:
+    with pytest.raises(FailedPrecondition, match=says):
+        loaded(sealed({**PARTS, **parts}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "4", "null", '{"forebay": 1}', "[" * 100_000])
+def test_what_describes_no_read(text: str) -> None:
+    """As TensorFlow's checkpoints have it, without the position."""
+    with pytest.raises(InvalidArgument, match=r"no state|edited or damaged"):
+        read().go_on(text, 4)
+
+
+def test_a_description_is_of_a_read_and_not_of_a_position() -> None:
+    description = read(start_position=12).description()
+    assert description == read().description()
+    ordered = read()
+    ordered.go_on(description, 9)
+    assert ordered.position() == 9
+    with pytest.raises(FailedPrecondition, match=r"another order.*start_position=9"):
+        read(seed=1).go_on(description, 9)
+    with pytest.raises(InvalidArgument, match="edited or damaged"):
+        ordered.go_on(description.replace('"step": 1', '"step": 2'), 9)
