@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 import signal
@@ -33,26 +34,41 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONG = (
     # They test tests and tools, or need the second environment.
     *("benchmarks", "examples", "frameworks", "simulation", "test_options.py"),
-    *("cli/test_chaos.py", "cli/test_demo.py"),
+    *("chaos", "cli/test_chaos.py", "cli/test_demo.py"),
     # Real processes, in kinds and combinations beyond the essential ones.
     *("e2e/test_across_hosts.py", "e2e/test_after_errors.py", "e2e/test_beam_datasets.py"),
-    *("e2e/test_compositions.py", "e2e/test_crowd.py", "e2e/test_custom_ops.py"),
+    *(
+        "e2e/test_compositions.py",
+        "e2e/test_coordinated_reads.py",
+        "e2e/test_cross_trainer_cache.py",
+    ),
+    *("e2e/test_crowd.py", "e2e/test_custom_ops.py"),
     *("e2e/test_given_up.py", "e2e/test_in_functions.py", "e2e/test_left_early.py"),
     *("e2e/test_mixed.py", "e2e/test_opaque_elements.py", "e2e/test_pairings.py"),
-    *("e2e/test_parameter_servers.py", "e2e/test_python_datasets.py"),
-    "e2e/test_python_members.py",
-    *("e2e/test_repeat_and_zip.py", "e2e/test_static_sharding.py"),
-    *("e2e/test_tf_documentation.py", "e2e/test_transports.py"),
+    *("e2e/test_ordered_checkpoint.py", "e2e/test_parameter_servers.py", "e2e/test_preemption.py"),
+    *("e2e/test_python_datasets.py", "e2e/test_python_members.py", "e2e/test_repeat_and_zip.py"),
+    *("e2e/test_saves.py", "e2e/test_shares.py", "e2e/test_static_sharding.py"),
+    *("e2e/test_tf_documentation.py", "e2e/test_trainers.py", "e2e/test_transports.py"),
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),
     *("materialized/test_runners.py", "pipelines/test_beam.py"),
     *("pipelines/test_beam_life_cycle.py", "pipelines/test_beam_tfrecords.py"),
     # They wait for long, until peers or storages that are silent are given up.
+    "dispatcher/test_failure_detector.py",
     *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
 )
 TESTS = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def frozen_heap() -> Iterator[None]:
+    """Collections look only at what the module's tests make. Over a heap with TensorFlow's modules
+    each takes a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -155,6 +155,7 @@ def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
     assert verify(open_storage(any_storage)).ok
 
 
+@pytest.mark.long
 def test_a_leader_that_is_stopped_hands_over_at_once(calm_pair: list[DispatcherProcess]) -> None:
     """The standby need not wait until the lease expires."""
     assert calm_pair[0].stop() == 0

@@ -208,7 +208,7 @@ class TestServersDie:
     """All trainers live, so they get each element once."""
 
     @pytest.mark.parametrize("trouble", TROUBLES)
-    @pytest.mark.parametrize("readers", [1, 3])
+    @pytest.mark.parametrize("readers", [pytest.param(1, marks=pytest.mark.long), 3])
     def test_nobody_notices(
         self, cluster: Cluster, readers: int, trouble: Callable[..., Any]
     ) -> None:
@@ -280,6 +280,7 @@ class TestTrainersDie:
         assert [trainer.end() for trainer in others] == [0, 0]
         self.require_all(trainers, dead)
 
+    @pytest.mark.long
     def test_one_is_paused_until_it_is_given_up(
         self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
     ) -> None:
@@ -292,6 +293,7 @@ class TestTrainersDie:
         assert paused.end() == 1, "it is told that it was given up"
         self.require_all(trainers, paused)
 
+    @pytest.mark.long
     def test_two_are_preempted(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
         trainers = self.three(dispatcher, tmp_path)
         for trainer in trainers[:2]:
@@ -299,6 +301,7 @@ class TestTrainersDie:
         assert [trainer.end() for trainer in trainers] == [143, 143, 0]
         self.require_all(trainers)
 
+    @pytest.mark.long
     def test_all_are_killed_and_another_goes_on(
         self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
     ) -> None:

@@ -60,7 +60,10 @@ def alone(cluster: Cluster, texts: str) -> Got:
 
 
 class TestManyReaders:
-    @pytest.mark.parametrize("workers", [1, 2, 4])
+    @pytest.mark.parametrize(
+        "workers",
+        [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.long)],
+    )
     def test_the_order_knows_neither_workers_nor_consumers(
         self, cluster: Cluster, texts: str, alone: Got, workers: int
     ) -> None:
@@ -128,6 +131,7 @@ class TestTrouble:
             group = read(cluster.target, texts, 2, batch_size=30, at=at, **ORDER)
         assert group.digest == alone.digest
 
+    @pytest.mark.long
     def test_consumers_and_workers_change_between_steps(
         self, cluster: Cluster, texts: str, alone: Got
     ) -> None:

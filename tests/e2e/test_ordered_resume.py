@@ -195,6 +195,7 @@ class TestRefused:
         with pytest.raises(FailedPrecondition, match=r"bundle \d+ of epoch 0.*clocks"):
             read(cluster.target, dataset_id, **{**ORDER, "bundle_splits": 100})
 
+    @pytest.mark.long
     def test_other_elements_of_as_many_are_noticed_and_told(
         self, cluster: Cluster, caplog: pytest.LogCaptureFixture
     ) -> None:

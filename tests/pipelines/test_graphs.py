@@ -77,6 +77,7 @@ def test_what_reduces_all_elements_cannot_be_split() -> None:
         sources(dataset)
 
 
+@pytest.mark.long
 def test_sizes_that_must_be_evaluated() -> None:
     """The same answer in this process and in one of its own."""
     graph = pb.GraphDef.FromString(graph_of(slices([1, 2, 3])))
