@@ -9,12 +9,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from ...blocks import Array, Block
 from ...errors import PipelineError
@@ -92,31 +93,17 @@ class Died(NamedTuple):
 Event = Received | Counted | Asked | AskedIfOver | Finished | Failed | Died
 
 
-class PythonChild:
-    """A process that runs the function of one dataset. For one thread at a time."""
+class ChildConnection:
+    """The worker's end of a connection to a child, for the blocks of one request at a time. For one
+    thread at a time."""
 
-    def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
-        """Raises PipelineError."""
-        told = structure.encode()
-        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
-            try:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._connection = kept.enter_context(ours)
-                with theirs:
-                    self._control = kept.enter_context(fork_server.fork(theirs))
-                stored, memory = new_slab(max(1, len(told) + len(definition)))
-                sent.callback(os.close, stored)
-                progress, shared = new_slab(PROGRESS_BYTES)
-                sent.callback(os.close, progress)
-            except OSError as error:
-                raise PipelineError(
-                    "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
-                ) from error
-            self._at = shared.view(np.int64)
-            memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
-            self._borrower = Borrower("a dataset's process", passes_on=True)
-            self._send(["setup", len(told), len(definition)], [stored, progress])
-            kept.pop_all()
+    def __init__(
+        self, connection: socket.socket, control: socket.socket, at: npt.NDArray[np.int64]
+    ) -> None:
+        self._connection = connection
+        self._control = control
+        self._at = at
+        self._borrower = Borrower("a dataset's process", passes_on=True)
 
     def filenos(self) -> tuple[int, int]:
         """Descriptors; one is readable when `receive` has an event."""
@@ -129,25 +116,13 @@ class PythonChild:
 
     @property
     def at(self) -> ElementPlace:
-        """The place that it reports to be at."""
+        """The place that the process reports to be at."""
         return ElementPlace(*self._at[:2].tolist())
 
     @property
     def sent(self) -> ElementPlace:
-        """The place before which it reports to have sent everything."""
+        """The place before which the process reports to have sent everything."""
         return ElementPlace(int(self._at[2]), 0)
-
-    def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
-        """Start these splits, without the first `start` elements; call `receive` until Finished,
-        Failed or Died. If the first element is `awaited`, it comes alone."""
-        self._at[:] = -1
-        self._send(["run", first, count, start, seed, awaited])
-
-    def build(self, *, asks: bool) -> None:
-        """Start the dataset that its function builds, in the same way: on the splits that it asks
-        for, or on all of them."""
-        self._at[:] = -1
-        self._send(["build", asks])
 
     def answer(self, number: int, answer: SplitRange | bool | None) -> None:
         """Answer its question of this number."""
@@ -207,20 +182,18 @@ class PythonChild:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def begin_teardown(self) -> None:
-        self._send(["teardown"])
-
-    def wait_until_ended(self, timeout_ms: int) -> None:
-        _readable(self._control, timeout_ms=timeout_ms)
-
     def end(self) -> None:
-        """Tell it to end, with the processes that it has forked. Events that it has sent still
-        come, and then Died."""
+        """Tell the process to end, with the processes that it has forked. Events that it has sent
+        still come, and then Died."""
         with contextlib.suppress(OSError):
             self._control.send(b"end")
 
+    def cancel(self) -> None:
+        """The request is over; `kill` it next."""
+        self.end()
+
     def kill(self) -> None:
-        """End it, with the processes that it has forked; wait for that. Idempotent."""
+        """End the process, with the processes that it has forked; wait for that. Idempotent."""
         with contextlib.suppress(OSError):
             self._control.send(b"end")
             ended(self._control)
@@ -234,6 +207,108 @@ class PythonChild:
             if error.errno == errno.EMSGSIZE:
                 raise
             # It has ended; `receive` reports that.
+
+
+class PythonChild(ChildConnection):
+    """A process that runs the function of one dataset."""
+
+    def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
+        """Raises PipelineError."""
+        told = structure.encode()
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                kept.enter_context(ours)
+                with theirs:
+                    control = kept.enter_context(fork_server.fork(theirs))
+                stored, memory = new_slab(max(1, len(told) + len(definition)))
+                sent.callback(os.close, stored)
+                progress, shared = new_slab(PROGRESS_BYTES)
+                sent.callback(os.close, progress)
+            except OSError as error:
+                raise PipelineError(
+                    "RESOURCE_EXHAUSTED", f"no process can be started: {error}"
+                ) from error
+            super().__init__(ours, control, shared.view(np.int64))
+            memory[: len(told) + len(definition)] = np.frombuffer(told + definition, np.uint8)
+            self._send(["setup", len(told), len(definition)], [stored, progress])
+            kept.pop_all()
+
+    def run(self, first: int, count: int, start: int, seed: str | None, *, awaited: bool) -> None:
+        """Start these splits, without the first `start` elements; call `receive` until Finished,
+        Failed or Died. If the first element is `awaited`, it comes alone."""
+        self._at[:] = -1
+        self._send(["run", first, count, start, seed, awaited])
+
+    def build(self, *, asks: bool) -> None:
+        """Start the dataset that its function builds, in the same way: on the splits that it asks
+        for, or on all of them."""
+        self._at[:] = -1
+        self._send(["build", asks])
+
+    def bundle(self, request: BundleRequest, left: Callable[[], None]) -> BundleConnection:
+        """Start a bundle of the dataset that its function builds, beside others. Any thread may
+        call this. `left` is called when the bundle's connection is closed. Raises PipelineError."""
+        with contextlib.ExitStack() as kept:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                kept.enter_context(ours)
+                with theirs:
+                    control = kept.enter_context(self._control.dup())
+                    progress, shared = new_slab(PROGRESS_BYTES)
+                    at = shared.view(np.int64)
+                    at[:] = -1
+                    try:
+                        self._send(["bundle", *request], [theirs.fileno(), progress])
+                    finally:
+                        os.close(progress)
+            except OSError as error:
+                raise PipelineError(
+                    "RESOURCE_EXHAUSTED", f"no bundle can be started in a process: {error}"
+                ) from error
+            kept.pop_all()
+        return BundleConnection(ours, control, at, left)
+
+    def begin_teardown(self) -> None:
+        self._send(["teardown"])
+
+    def wait_until_ended(self, timeout_ms: int) -> None:
+        _readable(self._control, timeout_ms=timeout_ms)
+
+
+class BundleRequest(NamedTuple):
+    """A bundle of a dataset that a function builds, from element `start` of it on."""
+
+    first: int
+    splits: int
+    number: int
+    seed: int
+    start: int
+
+
+class BundleConnection(ChildConnection):
+    """A bundle's own connection to a process that runs several. Closing it cancels the bundle."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        control: socket.socket,
+        at: npt.NDArray[np.int64],
+        left: Callable[[], None],
+    ) -> None:
+        super().__init__(connection, control, at)
+        self._left: Callable[[], None] | None = left
+
+    def cancel(self) -> None:
+        """`kill` does it."""
+
+    def kill(self) -> None:
+        """Close the connection; the process goes on. Idempotent."""
+        self._control.close()
+        self._connection.close()
+        left, self._left = self._left, None
+        if left is not None:
+            left()
 
 
 def _copy(descriptor: int, size: int) -> Array:
@@ -275,6 +350,8 @@ class Children:
         self._most_idle = most_idle
         self._lock = threading.Lock()
         self._idle: list[PythonChild] = []
+        self._of_bundles: PythonChild | None = None  # runs all bundles of a dataset that it builds
+        self._bundles = 0  # which it runs
         self._closed = False
 
     def take(self) -> PythonChild:
@@ -283,10 +360,42 @@ class Children:
             with self._lock:
                 found = self._idle.pop() if self._idle else None
             if found is None:
-                return PythonChild(self._fork_server, self._definition, self._structure)
+                return self._start()
             if found.lives:
                 return found
             found.kill()
+
+    def bundle(self, request: BundleRequest) -> BundleConnection:
+        """Start a bundle of the dataset that the function builds. Raises PipelineError."""
+        with self._lock:
+            child = self._of_bundles
+            if child is None or not child.lives:
+                if child is not None:
+                    child.kill()
+                child = self._of_bundles = self._start()
+                self._bundles = 0
+            begun = child.bundle(request, lambda: self._leave(child))
+            self._bundles += 1
+        return begun
+
+    def _leave(self, child: PythonChild) -> None:
+        with self._lock:
+            if child is not self._of_bundles:  # it has died, and another one took its place
+                return
+            self._bundles -= 1
+        self._end_unused()
+
+    def _end_unused(self) -> None:
+        """After `close`, end the process of bundles once it has none."""
+        with self._lock:
+            if not self._closed or self._bundles:
+                return
+            unused, self._of_bundles = self._of_bundles, None
+        if unused is not None:
+            finish([unused])
+
+    def _start(self) -> PythonChild:
+        return PythonChild(self._fork_server, self._definition, self._structure)
 
     def give_back(self, children: Sequence[PythonChild]) -> None:
         """Return idle children. Those beyond the number to keep end at once."""
@@ -301,3 +410,4 @@ class Children:
             self._closed = True
             idle, self._idle = self._idle, []
         finish(idle)
+        self._end_unused()

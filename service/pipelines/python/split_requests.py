@@ -21,7 +21,41 @@ from ..splits import SplitRange
 from .child_blocks import Sender
 
 
-class Asker(Sender):
+class ListeningSender(Sender):
+    """A Sender with a thread that receives, also while another one sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._freed = threading.Condition()
+        self._listening = threading.Thread(
+            target=self._listen, name="forebay-listening", daemon=True
+        )
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self._receive())
+        except BaseException:  # noqa: BLE001 - else threads would wait for answers forever
+            traceback.print_exc()
+            os._exit(1)
+
+    def _hear(self, message: list[Any]) -> None:
+        match message:
+            case ["free", slabs, abandoned, blocks]:
+                with self._freed:
+                    self._free(slabs, abandoned, blocks)
+                    self._freed.notify()
+
+    def _wait_for_credit(self) -> None:
+        with self._freed:
+            self._freed.wait_for(lambda: self._credit > 0)
+
+    def _spend_credit(self) -> None:
+        with self._freed:
+            super()._spend_credit()
+
+
+class Asker(ListeningSender):
     """A Sender through which several threads may ask."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -30,10 +64,6 @@ class Asker(Sender):
         self._asking = threading.Lock()
         self._answers: dict[int, tuple[AskedFeed, Future[Any]]] = {}
         self._told: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-        self._freed = threading.Condition()
-        self._listening = threading.Thread(
-            target=self._listen, name="forebay-listening", daemon=True
-        )
 
     def told(self) -> list[Any]:
         if self._listening.ident is None:
@@ -64,32 +94,14 @@ class Asker(Sender):
         if answer is not None:  # else its feed was closed
             answer.set_result(said)
 
-    def _listen(self) -> None:
-        try:
-            while True:
-                self._hear(self._receive())
-        except BaseException:  # noqa: BLE001 - else threads would wait for answers forever
-            traceback.print_exc()
-            os._exit(1)
-
     def _hear(self, message: list[Any]) -> None:
         match message:
-            case ["free", slabs, abandoned, blocks]:
-                with self._freed:
-                    self._free(slabs, abandoned, blocks)
-                    self._freed.notify()
+            case ["free", *_]:
+                super()._hear(message)
             case ["answer", number, said]:
                 self._answer(number, said)
             case _:
                 self._told.put(message)
-
-    def _wait_for_credit(self) -> None:
-        with self._freed:
-            self._freed.wait_for(lambda: self._credit > 0)
-
-    def _spend_credit(self) -> None:
-        with self._freed:
-            super()._spend_credit()
 
 
 class AskedFeed:

@@ -1,0 +1,103 @@
+"""In a child: runs bundles of the dataset that the function builds, several at a time.
+
+Each bundle has a thread, and a connection of its own to the worker, so that neither end need sort
+the messages of one bundle from those of another. TensorFlow runs all of them from one trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from ... import malloc
+from ..splits import SplitRange
+from .child_blocks import FunctionFailed, failures
+from .columns import columns_of
+from .split_requests import ListeningSender
+
+if TYPE_CHECKING:
+    from .built import BuiltDataset
+
+
+def begin_bundle(
+    built: BuiltDataset | FunctionFailed, request: Sequence[int], connection: int, at: memoryview
+) -> None:
+    """Begin a bundle, which ends by itself, or when the worker closes its connection. The arguments
+    are as child.py describes them; a failure is what the bundle ends with."""
+    sender = BundleSender(socket.socket(fileno=connection))
+    first, count, number, seed, start = request
+
+    def send_elements() -> None:
+        if isinstance(built, FunctionFailed):
+            raise built
+        splits = SplitRange(first, count, 0)
+        made = built.bundle(splits, number=number, seed=seed, start=start)
+        sender.when_cancelled(made.cancel)
+        at[0], at[1] = 0, start
+        with contextlib.closing(made.blocks()) as blocks:
+            for block in blocks:
+                malloc.keep_large_buffers_now()  # a `from_generator` may have changed it
+                at[1] += block.count
+                sender.send_columns(block.count, columns_of(block), (0, at[1]))
+
+    def run() -> None:
+        with contextlib.closing(sender), contextlib.suppress(BundleCancelled):
+            try:
+                with failures(at):
+                    send_elements()
+                sender.send(["end"])
+            except FunctionFailed as failed:
+                sender.send(["failed", *failed.args])
+
+    threading.Thread(target=run, name="forebay-bundle", daemon=True).start()
+
+
+class BundleCancelled(Exception):
+    """The worker has closed the bundle's connection."""
+
+
+class BundleSender(ListeningSender):
+    """A bundle's connection: only the bundle ends with it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._cancelled = False
+        self._cancel: Callable[[], None] = lambda: None
+        self._listening.start()
+
+    def when_cancelled(self, cancel: Callable[[], None]) -> None:
+        """Call this once the worker has closed the connection, in another thread; at once if it
+        has."""
+        with self._freed:
+            self._cancel = cancel
+            cancelled = self._cancelled
+        if cancelled:
+            cancel()
+
+    def close(self) -> None:
+        """Wait until the worker has closed its end, and close this one."""
+        self._listening.join()
+        self._connection.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self._receive())
+        except BundleCancelled:
+            with self._freed:
+                self._cancelled = True
+                self._freed.notify()
+                cancel = self._cancel
+            cancel()
+
+    def _wait_for_credit(self) -> None:
+        with self._freed:
+            self._freed.wait_for(lambda: self._credit > 0 or self._cancelled)
+            if self._cancelled:
+                raise BundleCancelled
+
+    def _be_left(self) -> NoReturn:
+        raise BundleCancelled
