@@ -186,9 +186,10 @@ class TestWithoutTrouble:
 
         cluster.resize(2)
         dataset_id = service.register_dataset(cluster.target, squares)
-        how: Any = {"job_name": new_name(), "at": {30: cluster.replace_worker}}
+        how: Any = {"job_name": new_name(), "at": {30: cluster.kill_worker}}
         parts = read_together(cluster.target, dataset_id, 2, **how)
         assert sorted(itertools.chain(*parts)) == [x * x for x in range(600)]
+        cluster.resize(2)
 
     @pytest.mark.parametrize("count", [0, 100])
     def test_datasets_without_elements(self, cluster: Cluster, count: int) -> None:

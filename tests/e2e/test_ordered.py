@@ -268,22 +268,21 @@ def built() -> tf.data.Dataset:
     return tf.data.Dataset.range(400).flat_map(texts).shuffle(30)
 
 
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_dataset_that_a_function_builds(
-    cluster: Cluster, small_windows: None, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, small_windows: None, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
-    """A kill ends a worker's process with it, and another worker builds the dataset."""
+    """A killed worker's process ends with it, and others build the dataset and go on."""
     dataset_id = service.register_dataset(cluster.target, built)
     order: dict[str, Any] = {"seed": 3, "cycle_length": 3, "bundle_splits": 40}
-    cluster.resize(1)
+    cluster.resize(workers)
     alone = read(cluster.target, dataset_id, **order)
     assert "is a function in Python" in caplog.text
     names = sorted(element.split()[0] for element in alone.elements)
     assert names == sorted(f"{x}.{n}".encode() for x in range(400) for n in range(x % 5))
-    for workers in (2, 4):
-        cluster.resize(workers)
-        at = kill_worker(cluster) if workers == 2 else None
-        group = read(cluster.target, dataset_id, 2, batch_size=10, at=at, **order)
-        assert group.digest == alone.digest
+    kills = dict.fromkeys(range(5, 5 * workers, 5), cluster.kill_worker)
+    group = read(cluster.target, dataset_id, 2, batch_size=10, at=kills, **order)
+    assert group.digest == alone.digest
     rest = read(cluster.target, dataset_id, start_position=301, **order)
     assert rest.elements == alone.elements[301:]
     following = read(cluster.target, dataset_id, start_position=len(alone.elements), **order)

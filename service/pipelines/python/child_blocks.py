@@ -152,13 +152,16 @@ class Sender:
         """A message, with its descriptors at the end."""
         descriptors: list[int] = []
         try:
-            data, descriptors, *_ = socket.recv_fds(self._connection, MESSAGE_BYTES, 2, flags)
+            data, descriptors = self._read(flags)
         except ConnectionResetError:  # the worker has left messages unread
             data = b""
         if not data:
             self._be_left()
         message: list[Any] = msgspec.msgpack.decode(data)
         return [*message, *descriptors]
+
+    def _read(self, flags: int) -> tuple[bytes, list[int]]:
+        return self._connection.recv(MESSAGE_BYTES, flags), []
 
     def _be_left(self) -> NoReturn:
         """The worker has gone."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from ....journal.proto import events_pb2 as ev
 from ..splits import SplitRange
-from .child_blocks import Sender
+from .child_blocks import MESSAGE_BYTES, Sender
 
 
 class ListeningSender(Sender):
@@ -38,6 +38,10 @@ class ListeningSender(Sender):
         except BaseException:  # noqa: BLE001 - else threads would wait for answers forever
             traceback.print_exc()
             os._exit(1)
+
+    def _read(self, flags: int) -> tuple[bytes, list[int]]:
+        data, descriptors, *_ = socket.recv_fds(self._connection, MESSAGE_BYTES, 2)
+        return data, descriptors
 
     def _hear(self, message: list[Any]) -> None:
         match message:
