@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.api import register
+from forebay.service.client.functions import PythonDataset
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import Pipeline, PythonRules, SplitRange, processes_of
 from forebay.service.pipelines.definitions import doubts_of
@@ -364,6 +365,25 @@ class TestBundles:
             list(pipeline.bundle(FIRST, number=0, seed=SEED).blocks())
         with contextlib.suppress(PipelineError):  # unless all of it had been sent
             list(other)
+        assert numbers(pipeline.bundle(SECOND, number=1, seed=SEED).blocks()) == [*range(100, 130)]
+        pipeline.close()
+
+    def test_an_element_that_takes_too_long(self) -> None:
+        """What a bundle makes and drops before its start is no element."""
+
+        def late(x: int) -> int:
+            time.sleep(3600 if x == 27 else 0.06 if x < 20 else 0)
+            return x
+
+        pipeline = pipeline_built_by(
+            PythonDataset(lambda: by_python(late, tf.data.Dataset.range(SPLITS)), None, timeout_s=1)
+        )
+        found: list[int] = []
+        with pytest.raises(PipelineError, match=r"element 2\d: it has taken longer than 1 s"):
+            run = pipeline.bundle(SplitRange(0, 40, 0), number=0, seed=SEED, start=20)
+            for block in run.blocks():
+                found += numbers(iter([block]))
+        assert found == [*range(20, 20 + len(found))] != []
         assert numbers(pipeline.bundle(SECOND, number=1, seed=SEED).blocks()) == [*range(100, 130)]
         pipeline.close()
 

@@ -36,12 +36,15 @@ def begin_bundle(
         splits = SplitRange(first, count, 0)
         made = built.bundle(splits, number=number, seed=seed, start=start)
         sender.when_cancelled(made.cancel)
-        at[0], at[1] = 0, start
+        if not start:  # else it makes and drops elements, which may take as long as its start may
+            at[0], at[1] = 0, 0
+        behind = start
         with contextlib.closing(made.blocks()) as blocks:
             for block in blocks:
                 malloc.keep_large_buffers_now()  # a `from_generator` may have changed it
-                at[1] += block.count
-                sender.send_columns(block.count, columns_of(block), (0, at[1]))
+                behind += block.count
+                at[0], at[1] = 0, behind
+                sender.send_columns(block.count, columns_of(block), (0, behind))
 
     def run() -> None:
         with contextlib.closing(sender), contextlib.suppress(BundleCancelled):

@@ -69,7 +69,7 @@ class PythonPipeline:
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
         """Seed and number determine what `random`, `numpy.random` and the function's pickled
-        generators draw.
+        generators draw; of a dataset that the function builds, TensorFlow's operations.
 
         A function that leaves out elements itself does so in a bundle as well, if that was
         registered. A failure ends the bundle, as skipping would change later indices.
