@@ -1,7 +1,7 @@
 """In a child: runs bundles of the dataset that the function builds, several at a time.
 
-Each bundle has a thread, and a connection of its own to the worker, so that neither end need sort
-the messages of one bundle from those of another. TensorFlow runs all of them from one trace.
+Bundles that run at the same time have a thread and a connection to the worker each, so that neither
+end need sort the messages of one from those of another. TensorFlow runs all of them from one trace.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ... import malloc
 from ..splits import SplitRange
@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from .built import BuiltDataset
 
 
-def begin_bundle(
-    built: BuiltDataset | FunctionFailed, request: Sequence[int], connection: int, at: memoryview
-) -> None:
-    """Begin a bundle, which ends by itself, or when the worker closes its connection. The arguments
-    are as child.py describes them; a failure is what the bundle ends with."""
+def serve_bundles(built: BuiltDataset | FunctionFailed, connection: int, at: memoryview) -> None:
+    """Serve a socket in a thread, until the worker closes it. `at` is the file that says where the
+    bundle is. A failure is what each bundle ends with."""
     sender = BundleSender(socket.socket(fileno=connection))
-    first, count, number, seed, start = request
 
-    def send_elements() -> None:
+    def send_elements(first: int, count: int, number: int, seed: int, start: int) -> None:
         if isinstance(built, FunctionFailed):
             raise built
         splits = SplitRange(first, count, 0)
@@ -46,30 +43,37 @@ def begin_bundle(
                 at[0], at[1] = 0, behind
                 sender.send_columns(block.count, columns_of(block), (0, behind))
 
-    def run() -> None:
+    def serve() -> None:
         with contextlib.closing(sender), contextlib.suppress(BundleCancelled):
-            try:
-                with failures(at):
-                    send_elements()
-                sender.send(["end"])
-            except FunctionFailed as failed:
-                sender.send(["failed", *failed.args])
+            while True:
+                _, *request = sender.told()
+                try:
+                    with failures(at):
+                        send_elements(*request)
+                    sender.send(["end"])
+                except FunctionFailed as failed:
+                    sender.send(["failed", *failed.args])
 
-    threading.Thread(target=run, name="forebay-bundle", daemon=True).start()
+    threading.Thread(target=serve, name="forebay-bundles", daemon=True).start()
 
 
 class BundleCancelled(Exception):
-    """The worker has closed the bundle's connection."""
+    """The worker has closed the connection."""
 
 
 class BundleSender(ListeningSender):
-    """A bundle's connection: only the bundle ends with it."""
+    """A connection for bundles: only its bundle ends with it."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self._cancelled = False
         self._cancel: Callable[[], None] = lambda: None
-        self._listening.start()
+
+    def told(self) -> list[Any]:
+        """The next request. Raises BundleCancelled."""
+        if not (message := super().told()):
+            raise BundleCancelled
+        return message
 
     def when_cancelled(self, cancel: Callable[[], None]) -> None:
         """Call this once the worker has closed the connection, in another thread; at once if it
@@ -95,6 +99,7 @@ class BundleSender(ListeningSender):
                 self._freed.notify()
                 cancel = self._cancel
             cancel()
+            self._told.put([])
 
     def _wait_for_credit(self) -> None:
         with self._freed:

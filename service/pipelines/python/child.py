@@ -12,11 +12,12 @@ It has a socket to the worker, which sends
                                              the bundle. If `awaited`, send the first element alone
     ["build", asks]                          run the dataset that the function builds: on splits
                                              that the child asks for, or on all of them
+    ["connect"]                              with two descriptors, a socket and a file as above, for
+                                             bundles of the dataset that the function builds: one at
+                                             a time, beside those of other sockets
     ["bundle", first, count, number, seed, start]
-                                             with two descriptors: start a bundle of the dataset
-                                             that the function builds, beside others. Its blocks and
-                                             its end go to a socket of its own, where "free" comes;
-                                             closing that cancels it. And a file as above
+                                             on such a socket: run a bundle, whose blocks and end go
+                                             there; closing the socket cancels it
     ["free", slabs, abandoned, blocks]       memory that is free again, and credit for blocks
     ["answer", number, …]                    the answer to an "ask"
     ["teardown"]                             the last message
@@ -114,9 +115,9 @@ class FunctionProcess:
                         self.run(*what)
                     case ["build", asks]:
                         self._build(asks)
-                    case ["bundle", *request, connection, progress]:
-                        self._begin_bundle(request, connection, progress)
-                        continue  # a thread answers
+                    case ["connect", connection, progress]:
+                        self._connect(connection, progress)
+                        continue  # that needs no answer
                     case _:
                         getattr(self._function, "teardown", _nothing)()
                         sys.exit(0)
@@ -152,8 +153,8 @@ class FunctionProcess:
         """Answer the first request, or all bundles, with this failure."""
         while self._asker is not None:
             match self._asker.told():
-                case ["bundle", *request, connection, progress]:
-                    self._begin_bundle(request, connection, progress, failed)
+                case ["connect", connection, progress]:
+                    self._connect(connection, progress, failed)
                 case _:
                     break
         self.sender.send(["failed", *failed.args])
@@ -168,14 +169,10 @@ class FunctionProcess:
             self._generators.seed(None)  # only now: the build must be the same everywhere
         return self._built
 
-    def _begin_bundle(
-        self,
-        request: Sequence[int],
-        connection: int,
-        progress: int,
-        failed: FunctionFailed | None = None,
+    def _connect(
+        self, connection: int, progress: int, failed: FunctionFailed | None = None
     ) -> None:
-        from .bundle_requests import begin_bundle
+        from .bundle_requests import serve_bundles
 
         built: BuiltDataset | FunctionFailed
         try:
@@ -183,7 +180,7 @@ class FunctionProcess:
                 built = failed or self._built_dataset()
         except FunctionFailed as failure:
             built = failure
-        begin_bundle(built, request, connection, _mapped(progress))
+        serve_bundles(built, connection, _mapped(progress))
 
     def _build(self, asks: bool) -> None:
         assert self._asker is not None

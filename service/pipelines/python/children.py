@@ -29,6 +29,10 @@ from .fork_server import ForkServer, ended
 
 TEARDOWN_MS = 5_000
 
+MOST_CONNECTIONS = 4
+"""How many idle connections of bundles are kept, with the memory that was lent over them: new
+memory for each bundle took a third of the throughput."""
+
 
 class ElementPlace(NamedTuple):
     """An element: its split, and its index in the split."""
@@ -246,9 +250,9 @@ class PythonChild(ChildConnection):
         self._at[:] = -1
         self._send(["build", asks])
 
-    def bundle(self, request: BundleRequest, left: Callable[[], None]) -> BundleConnection:
-        """Start a bundle of the dataset that its function builds, beside others. Any thread may
-        call this. `left` is called when the bundle's connection is closed. Raises PipelineError."""
+    def connect(self, left: Callable[[], None]) -> BundleConnection:
+        """A connection for bundles of the dataset that its function builds. Any thread may call
+        this. `left` is called when the connection is closed. Raises PipelineError."""
         with contextlib.ExitStack() as kept:
             try:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -256,10 +260,8 @@ class PythonChild(ChildConnection):
                 with theirs:
                     control = kept.enter_context(self._control.dup())
                     progress, shared = new_slab(PROGRESS_BYTES)
-                    at = shared.view(np.int64)
-                    at[:] = -1
                     try:
-                        self._send(["bundle", *request], [theirs.fileno(), progress])
+                        self._send(["connect"], [theirs.fileno(), progress])
                     finally:
                         os.close(progress)
             except OSError as error:
@@ -267,7 +269,7 @@ class PythonChild(ChildConnection):
                     "RESOURCE_EXHAUSTED", f"no bundle can be started in a process: {error}"
                 ) from error
             kept.pop_all()
-        return BundleConnection(ours, control, at, left)
+        return BundleConnection(ours, control, shared.view(np.int64), left)
 
     def begin_teardown(self) -> None:
         self._send(["teardown"])
@@ -287,7 +289,8 @@ class BundleRequest(NamedTuple):
 
 
 class BundleConnection(ChildConnection):
-    """A bundle's own connection to a process that runs several. Closing it cancels the bundle."""
+    """A connection for one bundle at a time, to a process that runs several. Closing it cancels the
+    bundle."""
 
     def __init__(
         self,
@@ -298,6 +301,11 @@ class BundleConnection(ChildConnection):
     ) -> None:
         super().__init__(connection, control, at)
         self._left: Callable[[], None] | None = left
+
+    def begin(self, request: BundleRequest) -> None:
+        """Start this bundle; call `receive` until Finished, Failed or Died."""
+        self._at[:] = -1
+        self._send(["bundle", *request])
 
     def cancel(self) -> None:
         """`kill` does it."""
@@ -351,7 +359,8 @@ class Children:
         self._lock = threading.Lock()
         self._idle: list[PythonChild] = []
         self._of_bundles: PythonChild | None = None  # runs all bundles of a dataset that it builds
-        self._bundles = 0  # which it runs
+        self._connected = 0  # connections to it
+        self._connections: list[BundleConnection] = []  # idle ones
         self._closed = False
 
     def take(self) -> PythonChild:
@@ -365,30 +374,48 @@ class Children:
                 return found
             found.kill()
 
-    def bundle(self, request: BundleRequest) -> BundleConnection:
-        """Start a bundle of the dataset that the function builds. Raises PipelineError."""
+    def connection(self) -> BundleConnection:
+        """An idle connection to the process that runs bundles. Raises PipelineError."""
+        while True:
+            with self._lock:
+                if not self._connections:
+                    return self._connect()
+                found = self._connections.pop()
+            if found.lives:
+                return found
+            found.kill()
+
+    def keep(self, connection: BundleConnection) -> None:
+        """Return an idle connection."""
         with self._lock:
-            child = self._of_bundles
-            if child is None or not child.lives:
-                if child is not None:
-                    child.kill()
-                child = self._of_bundles = self._start()
-                self._bundles = 0
-            begun = child.bundle(request, lambda: self._leave(child))
-            self._bundles += 1
-        return begun
+            kept = not self._closed and len(self._connections) < MOST_CONNECTIONS
+            if kept:
+                self._connections.append(connection)
+        if not kept:
+            connection.kill()
+
+    def _connect(self) -> BundleConnection:
+        child = self._of_bundles
+        if child is None or not child.lives:
+            if child is not None:
+                child.kill()
+            child = self._of_bundles = self._start()
+            self._connected = 0
+        made = child.connect(lambda: self._leave(child))
+        self._connected += 1
+        return made
 
     def _leave(self, child: PythonChild) -> None:
         with self._lock:
             if child is not self._of_bundles:  # it has died, and another one took its place
                 return
-            self._bundles -= 1
+            self._connected -= 1
         self._end_unused()
 
     def _end_unused(self) -> None:
         """After `close`, end the process of bundles once it has none."""
         with self._lock:
-            if not self._closed or self._bundles:
+            if not self._closed or self._connected:
                 return
             unused, self._of_bundles = self._of_bundles, None
         if unused is not None:
@@ -409,5 +436,8 @@ class Children:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            connections, self._connections = self._connections, []
         finish(idle)
+        for connection in connections:
+            connection.kill()
         self._end_unused()

@@ -27,6 +27,7 @@ from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
 from .children import (
     Asked,
     AskedIfOver,
+    BundleConnection,
     BundleRequest,
     ChildConnection,
     Children,
@@ -319,10 +320,14 @@ class BuiltBundle(PythonRun):
         self._drawn_by = number, seed
 
     def _begin(self, first: int, count: int, start: int) -> ChildConnection:
-        return self._children.bundle(BundleRequest(first, count, *self._drawn_by, start))
+        connection = self._children.connection()
+        connection.begin(BundleRequest(first, count, *self._drawn_by, start))
+        return connection
 
     def _rest(self, slot: int) -> None:
-        self._busy.pop(slot).kill()
+        connection = self._busy.pop(slot)
+        assert isinstance(connection, BundleConnection)
+        self._children.keep(connection)
 
 
 class _Bell:

@@ -26,10 +26,16 @@ class ListeningSender(Sender):
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
+        self._told: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._freed = threading.Condition()
         self._listening = threading.Thread(
             target=self._listen, name="forebay-listening", daemon=True
         )
+
+    def told(self) -> list[Any]:
+        if self._listening.ident is None:
+            self._listening.start()
+        return self._told.get()
 
     def _listen(self) -> None:
         try:
@@ -49,6 +55,8 @@ class ListeningSender(Sender):
                 with self._freed:
                     self._free(slabs, abandoned, blocks)
                     self._freed.notify()
+            case _:
+                self._told.put(message)
 
     def _wait_for_credit(self) -> None:
         with self._freed:
@@ -67,12 +75,6 @@ class Asker(ListeningSender):
         self._numbers = itertools.count()
         self._asking = threading.Lock()
         self._answers: dict[int, tuple[AskedFeed, Future[Any]]] = {}
-        self._told: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-
-    def told(self) -> list[Any]:
-        if self._listening.ident is None:
-            self._listening.start()
-        return self._told.get()
 
     def ask(self, feed: AskedFeed, what: str, *about: Any) -> Any:
         """The answer, once it arrives; None when the feed is closed. Thread-safe."""
@@ -100,12 +102,10 @@ class Asker(ListeningSender):
 
     def _hear(self, message: list[Any]) -> None:
         match message:
-            case ["free", *_]:
-                super()._hear(message)
             case ["answer", number, said]:
                 self._answer(number, said)
             case _:
-                self._told.put(message)
+                super()._hear(message)
 
 
 class AskedFeed:
