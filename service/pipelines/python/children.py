@@ -31,7 +31,7 @@ TEARDOWN_MS = 5_000
 
 MOST_CONNECTIONS = 4
 """How many idle connections of bundles are kept, with the memory that was lent over them: new
-memory for each bundle took a third of the throughput."""
+memory for each bundle took half of the throughput."""
 
 
 class ElementPlace(NamedTuple):
