@@ -24,20 +24,19 @@ from ...blocks import Block
 from ...errors import ProtocolError
 from ...metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
-from .children import (
+from .child_connections import (
     Asked,
     AskedIfOver,
     BundleConnection,
     BundleRequest,
     ChildConnection,
-    Children,
     Counted,
     Died,
     Failed,
     Finished,
-    PythonChild,
     Received,
 )
+from .children import Children, PythonChild
 from .run_states import (
     Answered,
     Ask,
