@@ -34,7 +34,7 @@ from ..pipelines.tf_data.element_specs import (
 )
 from ..pipelines.tf_data.evaluate import evaluate
 from ..pipelines.tf_data.source_walk import NotSplittable
-from ..pipelines.tf_data.split_sources import contents_of, split_sources
+from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from ..structure import encode
 from . import (
@@ -250,7 +250,7 @@ def _register_python(
             try:
                 graph = graph_of(built, policy)
                 if sources := _sources(graph, request):
-                    functions.add_sources(request, sources, contents_of(graph))
+                    functions.add_sources(request, sources, graph)
             except graphs.InvalidGraph as error:  # the worker's process may have what is missing
                 request.unsplittable = str(error)
         spec, cardinality = built.element_spec, int(built.cardinality().numpy())

@@ -9,6 +9,7 @@ import glob
 import inspect
 import itertools
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +23,12 @@ import cloudpickle
 from ...journal.proto import events_pb2 as ev
 from .. import pickles
 from ..errors import InvalidArgument
+from ..pipelines.definitions import bundle_doubts
 from ..pipelines.python.columns import Misfit, iterated
 from ..pipelines.python.fork_server import BEAM
 from ..pipelines.python.stored import package_version, python_version
+from ..pipelines.tf_data.source_walk import NotSplittable
+from ..pipelines.tf_data.split_sources import contents_of
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 
@@ -299,15 +303,25 @@ def request_of(
 
 
 def add_sources(
-    request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource], contents: bytes
+    request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource], graph: bytes
 ) -> None:
-    """Adds the sources of the dataset that the function builds, and a digest of their contents.
-    Worker processes compare both with what they build."""
+    """Adds the sources of the dataset that the function builds, a digest of their contents, and
+    what is to be said of its bundles. Worker processes compare the first two with what they build.
+    Raises InvalidGraph."""
     request.sources.extend(sources)
     stored = python_pb2.PythonDataset.FromString(request.python)
     stored.sources.extend(request.sources)
-    stored.contents = contents
+    stored.contents = contents_of(graph)
+    try:
+        found = bundle_doubts(graph, request.sources)
+        stored.doubts.extend(dict.fromkeys(_GENERATED.sub("", doubt) for doubt in found))
+    except NotSplittable as error:
+        stored.no_bundles = _GENERATED.sub("", str(error))
     request.python = stored.SerializeToString(deterministic=True)
+
+
+_GENERATED = re.compile(r"__inference_|(?<!/)_\d+(_keyed|_numbered)*(?=')")
+"""What is left out of names in graphs, so that equal functions are one dataset."""
 
 
 def _pickled(value: Any, **how: bool) -> bytes:

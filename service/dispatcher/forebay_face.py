@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..core.lengths import lengths_of
 from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
-from ..errors import InvalidArgument, Unimplemented
+from ..errors import InvalidArgument
 from ..metrics import shown
 from ..pipelines import definitions
 from ..pipelines.definitions import compresses, require_bytes, sanitize, without_compression
@@ -251,8 +251,6 @@ class ForebayFace:
         dataset = self._dispatcher.state.datasets.get(job.dataset_id)
         if not job.HasField("order") or dataset is None:
             return []
-        if dataset.outline.HasField("python_function"):
-            return []
         blob = stored(dataset.outline).blob
         if blob not in self._doubts:
             try:
@@ -260,7 +258,7 @@ class ForebayFace:
             except Missing:  # it was lost: workers say so, and how to register it again
                 return []
             self._doubts[blob] = await asyncio.to_thread(
-                _check_order, graph, dataset.outline.sources
+                definitions.doubts_of, dataset.outline, graph
             )
         return self._doubts[blob]
 
@@ -623,21 +621,6 @@ def _stream(save: Save, number: int) -> pb.Stream:
         last_file=stream.last_file,
         assignment=stream.assignments,
     )
-
-
-def _check_order(graph: bytes, sources: Sequence[ev.SplitSource]) -> list[str]:
-    """What a reader should know, in sentences. Raises NotSplittable."""
-    definitions.require_bundles(graph, sources)
-    doubts = [
-        f"its elements may not repeat: {why}, so its bundles may have other elements each time, "
-        "and a read that notices it fails"
-        for why in definitions.nondeterministic(graph)
-    ]
-    try:
-        definitions.require_bundles(graph, sources, as_parts=True)
-    except Unimplemented as error:
-        doubts.append(f"it is read bundle by bundle, and not as a whole: {error}")
-    return doubts
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:

@@ -18,14 +18,16 @@ from .tf_data.constants import TensorFacts
 from .tf_data.graphs import Graph, InvalidGraph, sanitize
 from .tf_data.graphs import without_compression as graph_without_compression
 from .tf_data.seeds import nondeterministic
-from .tf_data.source_walk import SourceWalk
+from .tf_data.source_walk import NotSplittable, SourceWalk
 from .tf_data.split_sources import Evaluate, require_splittable, split_sources
 
 __all__ = [
     "Evaluate",
+    "bundle_doubts",
     "check_op_libraries",
     "compresses",
     "difference",
+    "doubts_of",
     "evaluate_in_subprocess",
     "fingerprint",
     "graph_without_compression",
@@ -141,6 +143,32 @@ def require_bundles(
     walks.require_bundles(SourceWalk(parsed))
     if as_parts:
         walks.require_parts(parsed)
+
+
+def doubts_of(definition: ev.DatasetDefinition, stored: bytes) -> list[str]:
+    """What a reader of a registered dataset's bundles should know, in sentences. Raises
+    NotSplittable, naming the node, if the dataset cannot be run bundle by bundle."""
+    if not definition.HasField("python_function"):
+        return bundle_doubts(stored, definition.sources)
+    dataset = python_pb2.PythonDataset.FromString(stored)
+    if dataset.no_bundles:
+        raise NotSplittable(dataset.no_bundles)
+    return list(dataset.doubts)
+
+
+def bundle_doubts(graph: bytes, sources: Iterable[ev.SplitSource]) -> list[str]:
+    """As `doubts_of`, of a graph. Raises InvalidGraph, too."""
+    require_bundles(graph, sources)
+    doubts = [
+        f"its elements may not repeat: {why}, so its bundles may have other elements each time, "
+        "and a read that notices it fails"
+        for why in nondeterministic(graph)
+    ]
+    try:
+        require_bundles(graph, sources, as_parts=True)
+    except NotSplittable as error:
+        doubts.append(f"it is read bundle by bundle, and not as a whole: {error}")
+    return doubts
 
 
 def evaluate_in_subprocess(

@@ -18,7 +18,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents", "no_bundles", "doubts")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,8 @@ class PythonDataset(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    NO_BUNDLES_FIELD_NUMBER: _ClassVar[int]
+    DOUBTS_FIELD_NUMBER: _ClassVar[int]
     function: bytes
     splits: bytes
     python: str
@@ -44,4 +46,6 @@ class PythonDataset(_message.Message):
     timeout_s: float
     sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
     contents: bytes
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ...) -> None: ...
+    no_bundles: str
+    doubts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ..., no_bundles: _Optional[str] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -177,6 +177,7 @@ class TestRefused:
             ),
             (lambda: tf.data.Dataset.range(1 << 62), InvalidArgument, "at most 1048576"),
             (lambda: tf.data.Dataset.random(5), ForebayError, "RandomDataset|no end"),
+            (lambda: lambda: tf.data.Dataset.range(20).repeat(3), Unimplemented, "RepeatDataset"),
         ],
     )
     def test_pipelines_without_bundles(

@@ -283,6 +283,9 @@ class PipelineContract(RunContract):
     def test_a_bundle_has_what_a_run_over_its_splits_has(
         self, steps: list[Step], splits: SplitRange
     ) -> None:
+        self.check_a_bundle(steps, splits)
+
+    def check_a_bundle(self, steps: Sequence[Step], splits: SplitRange) -> None:
         with self.opened(*steps) as pipeline:
             alone = self.bundle(pipeline, splits)
             assert alone == reference(steps, numbers_of(splits))
@@ -295,6 +298,11 @@ class PipelineContract(RunContract):
         self, steps: list[Step], splits: SplitRange, number: int, seed: int
     ) -> None:
         """Again, in another pipeline of the same steps, and while others run."""
+        self.check_a_bundle_again(steps, splits, number, seed)
+
+    def check_a_bundle_again(
+        self, steps: Sequence[Step], splits: SplitRange, number: int, seed: int
+    ) -> None:
         with self.opened(*steps) as pipeline:
             first = self.bundle(pipeline, splits, number, seed)
             self.bundle(pipeline, SECOND, number + 1, seed)
@@ -309,6 +317,9 @@ class PipelineContract(RunContract):
     @FEW
     @given(STEPS, st.integers(0, 12))
     def test_every_start_gives_the_tail(self, steps: list[Step], count: int) -> None:
+        self.check_starts(steps, count)
+
+    def check_starts(self, steps: Sequence[Step], count: int) -> None:
         with self.opened(*steps) as pipeline:
             whole = self.bundle(pipeline, SplitRange(50, count, 0))
             for start in {*range(min(len(whole), 9)), len(whole) - 1, len(whole), len(whole) + 3}:

@@ -19,6 +19,7 @@ import pytest
 
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines.python import children
+from forebay.service.pipelines.python.child_connections import Died, readable
 from forebay.service.pipelines.python.fork_server import HERE, ForkServer, ended
 from forebay.service.shared import new_slab
 
@@ -93,7 +94,7 @@ def test_a_fork_that_fails_is_said_and_costs_nothing_else(
     for _ in range(3):
         child = children.PythonChild(fork_server, b"definition", INT)
         died = child.receive()
-        assert isinstance(died, children.Died)
+        assert isinstance(died, Died)
         assert died.how.startswith("it could not be forked: [Errno 11] too many")
         child.kill()
         assert fork_server.pid is not None
@@ -212,7 +213,7 @@ def test_a_child_ends_though_what_it_was_forked_by_is_killed(
     assert pid is not None
     if killed == "fork server":
         os.kill(pid, signal.SIGKILL)
-    while not children._readable(control, timeout_ms=10):
+    while not readable(control, timeout_ms=10):
         for init in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(init), signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 from forebay.journal.splits import MAX_REASON
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SkipReport, SplitRange
-from forebay.service.pipelines.python.children import Died, ElementPlace, Failed
+from forebay.service.pipelines.python.child_connections import Died, ElementPlace, Failed
 from forebay.service.pipelines.python.run_states import (
     SILENT_S,
     Answered,

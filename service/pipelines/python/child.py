@@ -12,6 +12,12 @@ It has a socket to the worker, which sends
                                              the bundle. If `awaited`, send the first element alone
     ["build", asks]                          run the dataset that the function builds: on splits
                                              that the child asks for, or on all of them
+    ["connect"]                              with two descriptors, a socket and a file as above, for
+                                             bundles of the dataset that the function builds: one at
+                                             a time, beside those of other sockets
+    ["bundle", first, count, number, seed, start]
+                                             on such a socket: run a bundle, whose blocks and end go
+                                             there; closing the socket cancels it
     ["free", slabs, abandoned, blocks]       memory that is free again, and credit for blocks
     ["answer", number, …]                    the answer to an "ask"
     ["teardown"]                             the last message
@@ -52,7 +58,6 @@ import msgspec
 from numpy import random as numpys_random
 
 from ... import generators
-from ...errors import ForebayError, PipelineError, status_of
 from ...proto import metrics_pb2 as pb
 from ...proto.python_pb2 import PythonDataset
 from .child_blocks import (
@@ -63,6 +68,7 @@ from .child_blocks import (
     FunctionFailed,
     Sender,
     code_of,
+    failures,
     shown,
     traceback_of,
 )
@@ -86,9 +92,8 @@ class FunctionProcess:
         with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
             self._structure = stored[:told].decode()
             self._dataset = PythonDataset.FromString(stored[told : told + size])
-        self._at = memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
+        self._at = _mapped(progress)
         os.close(definition)
-        os.close(progress)
         self._asker = Asker(connection) if is_built(self._dataset) else None
         self.sender = self._asker or Sender(connection)
         self._function: Callable[..., Any]
@@ -101,8 +106,7 @@ class FunctionProcess:
         try:
             self.load()
         except FunctionFailed as failed:
-            self.sender.send(["failed", *failed.args])
-            sys.exit(1)
+            self._refuse(failed)
         while True:
             try:
                 match self.sender.told():
@@ -111,6 +115,9 @@ class FunctionProcess:
                         self.run(*what)
                     case ["build", asks]:
                         self._build(asks)
+                    case ["connect", connection, progress]:
+                        self._connect(connection, progress)
+                        continue  # that needs no answer
                     case _:
                         getattr(self._function, "teardown", _nothing)()
                         sys.exit(0)
@@ -142,17 +149,45 @@ class FunctionProcess:
                 f"{traceback_of(error)}",
             ) from error
 
-    def _build(self, asks: bool) -> None:
+    def _refuse(self, failed: FunctionFailed) -> NoReturn:
+        """Answer the first request, or all bundles, with this failure."""
+        while self._asker is not None:
+            match self._asker.told():
+                case ["connect", connection, progress]:
+                    self._connect(connection, progress, failed)
+                case _:
+                    break
+        self.sender.send(["failed", *failed.args])
+        sys.exit(1)
+
+    def _built_dataset(self) -> BuiltDataset:
+        """Built once for all requests. Raises ForebayError, and what the function raises."""
         from .built import BuiltDataset
 
+        if self._built is None:
+            self._built = BuiltDataset(self._function, self._structure, self._dataset)
+            self._generators.seed(None)  # only now: the build must be the same everywhere
+        return self._built
+
+    def _connect(
+        self, connection: int, progress: int, failed: FunctionFailed | None = None
+    ) -> None:
+        from .bundle_requests import serve_bundles
+
+        built: BuiltDataset | FunctionFailed
+        try:
+            with failures((-1, -1)):
+                built = failed or self._built_dataset()
+        except FunctionFailed as failure:
+            built = failure
+        serve_bundles(built, connection, _mapped(progress))
+
+    def _build(self, asks: bool) -> None:
         assert self._asker is not None
         self._at[0], self._at[1] = 0, 0
         feed = AskedFeed(self._dataset.sources, self._asker)
-        try:
-            if self._built is None:
-                self._built = BuiltDataset(self._function, self._structure)
-                self._generators.seed(None)  # only now: the build must be the same everywhere
-            made = self._built.blocks(feed if asks else None, self._dataset.contents)
+        with failures(self._at):
+            made = self._built_dataset().blocks(feed if asks else None)
             with (
                 ThreadPoolExecutor(1, "forebay-sending") as pool,
                 contextlib.closing(made),
@@ -167,14 +202,6 @@ class FunctionProcess:
                     sent = pool.submit(send, block.count, columns_of(block), (0, self._at[1]))
                 if sent is not None:
                     sent.result()
-        except FunctionFailed as failed:
-            raise failed.placed(0, self._at[1]) from None
-        except PipelineError as error:
-            raise FunctionFailed(error.code, error.message, 0, self._at[1]) from None
-        except ForebayError as error:
-            raise FunctionFailed(status_of(error), str(error), 0, self._at[1]) from None
-        except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
-            raise FunctionFailed(code_of(error), traceback_of(error), 0, self._at[1]) from None
 
     def run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
         random.seed(seed)
@@ -271,6 +298,14 @@ class FunctionProcess:
         return FunctionFailed(
             code, f"split {split}{name}, element {element}: {what}", split, element
         )
+
+
+def _mapped(progress: int) -> memoryview:
+    """The file that says where the child is; closes its descriptor."""
+    try:
+        return memoryview(mmap.mmap(progress, PROGRESS_BYTES)).cast("q")
+    finally:
+        os.close(progress)
 
 
 def _nothing(*_: object) -> None: ...

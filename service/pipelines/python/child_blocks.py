@@ -6,19 +6,21 @@ child.py lists the messages.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 import os
 import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 
 from ...blocks import BLOCK_BYTES
+from ...errors import ForebayError, PipelineError, status_of
 from ...metrics import Totals
 from ...proto import metrics_pb2 as pb
 from ...shared import Lender, new_slab
@@ -106,7 +108,7 @@ class Sender:
         try:
             socket.send_fds(self._connection, [data], given)
         except OSError:
-            os._exit(0)
+            self._be_left()
 
     def send_columns(
         self, count: int, columns: list[Column], behind: tuple[int, int], counted: Counted = ()
@@ -147,14 +149,23 @@ class Sender:
             os._exit(0)  # this is a fork of the child
 
     def _receive(self, flags: int = 0) -> list[Any]:
+        """A message, with its descriptors at the end."""
+        descriptors: list[int] = []
         try:
-            data = self._connection.recv(MESSAGE_BYTES, flags)
+            data, descriptors = self._read(flags)
         except ConnectionResetError:  # the worker has left messages unread
             data = b""
         if not data:
-            os._exit(0)  # the worker has gone
+            self._be_left()
         message: list[Any] = msgspec.msgpack.decode(data)
-        return message
+        return [*message, *descriptors]
+
+    def _read(self, flags: int) -> tuple[bytes, list[int]]:
+        return self._connection.recv(MESSAGE_BYTES, flags), []
+
+    def _be_left(self) -> NoReturn:
+        """The worker has gone."""
+        os._exit(0)
 
     def _free(self, slabs: list[int], abandoned: list[int], blocks: int) -> None:
         self._lender.take_back(slabs, abandoned)
@@ -328,6 +339,21 @@ class Blocks:
             code = "RESOURCE_EXHAUSTED" if isinstance(error, OSError) else code_of(error)
             what = f"it could not be sent: {traceback_of(error)}"
             raise self._failed(*first, what, code) from None
+
+
+@contextlib.contextmanager
+def failures(at: Sequence[int]) -> Iterator[None]:
+    """Whatever is raised is FunctionFailed, at the place that `at` has then: split, element."""
+    try:
+        yield
+    except FunctionFailed as failed:
+        raise failed.placed(at[0], at[1]) from None
+    except PipelineError as error:
+        raise FunctionFailed(error.code, error.message, at[0], at[1]) from None
+    except ForebayError as error:
+        raise FunctionFailed(status_of(error), str(error), at[0], at[1]) from None
+    except BaseException as error:  # noqa: BLE001 - the child survives whatever it raises
+        raise FunctionFailed(code_of(error), traceback_of(error), at[0], at[1]) from None
 
 
 def totals(counted: Counted) -> bytes:

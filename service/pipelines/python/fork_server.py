@@ -131,8 +131,11 @@ class ForkServer:
 
 
 def ended(control: socket.socket) -> str:
-    """How the child has ended, in words; waits for it."""
-    return control.recv(MAX_EXIT_TEXT).decode() or "with its init, or with the worker's fork server"
+    """How the child has ended, in words; waits for it. Others may ask, too."""
+    return (
+        control.recv(MAX_EXIT_TEXT, socket.MSG_PEEK).decode()
+        or "with its init, or with the worker's fork server"
+    )
 
 
 class ForkServers:

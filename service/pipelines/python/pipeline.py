@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ....journal.proto import events_pb2 as ev
-from ....journal.splits import source_size
-from ...errors import Unimplemented
+from ....journal.splits import ENDLESS, source_size
 from ...metrics import Totals
 from ...proto.python_pb2 import SKIP, PythonDataset
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
 from .fork_server import HERE, ForkServers
 from .run_states import FailureRules
-from .runs import BuiltRun, PythonRun
+from .runs import BuiltBundle, BuiltRun, PythonRun
 from .stored import is_built, require_versions
 
 
@@ -41,7 +41,7 @@ class PythonPipeline:
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
         self._is_built = is_built(dataset)
-        self._size = 1 if self._is_built else source_size(sources[0])
+        self._sources = sources
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
         self._totals = totals
@@ -57,7 +57,7 @@ class PythonPipeline:
         may_skip = self._may_skip or _counted()
         if self._is_built:
             return BuiltRun(self._children, self._rules, feed, may_skip, self._totals)
-        ranges = _parts(self._size, PARTS * self._processes)
+        ranges = _parts(source_size(self._sources[0]), PARTS * self._processes)
 
         def next_range() -> SplitRange | None:
             return next(ranges, None) if feed is None else feed.next_range(0, 0, False)
@@ -69,28 +69,30 @@ class PythonPipeline:
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> PythonRun:
         """Seed and number determine what `random`, `numpy.random` and the function's pickled
-        generators draw.
+        generators draw; of a dataset that the function builds, TensorFlow's operations.
 
         A function that leaves out elements itself does so in a bundle as well, if that was
         registered. A failure ends the bundle, as skipping would change later indices.
         """
-        if self._is_built:
-            raise Unimplemented(
-                "a dataset that a function builds is not run in bundles, as what Python draws in "
-                "it follows from no seed: register a function of splits"
-            )
         if start < 0:
             raise ValueError(f"a bundle starts at an index from 0, not at {start}")
-        if splits.first < 0 or splits.first + splits.count > self._size:
+        there = min(map(source_size, self._sources), default=ENDLESS)
+        if splits.first < 0 or splits.first + splits.count > there:
             raise ValueError(
-                f"{splits.count} splits from {splits.first} on are no bundle of {self._size} splits"
+                f"{splits.count} splits from {splits.first} on are no bundle of {there} splits"
             )
         rules = self._rules
         if rules.on_error == SKIP:
-            rules = FailureRules(rules.on_error, 0, rules.timeout_s, rules.where)
+            rules = replace(rules, limit=0)
         ranges = iter([splits] if splits.count else [])
+
+        def next_range() -> SplitRange | None:
+            return next(ranges, None)
+
+        if self._is_built:
+            return BuiltBundle(self._children, rules, next_range, number, seed, start)
         return PythonRun(
-            self._children, rules, lambda: next(ranges, None), lambda _: False, 1,
+            self._children, rules, next_range, lambda _: False, 1,
             bundle=number, seed=f"{seed} {number}", start=start,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from ....journal.splits import MAX_REASON
 from ...errors import PipelineError
 from ...proto.python_pb2 import RETRY, SKIP, OnError
 from ..splits import SkipReport, SplitRange
-from .children import Died, ElementPlace, Failed
+from .child_connections import Died, ElementPlace, Failed
 
 SILENT_S = 60.0
 """An element that takes this long is logged."""

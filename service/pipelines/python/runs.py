@@ -3,7 +3,8 @@
 The thread that reads `blocks` sends work to the children, as run_states.py decides. It polls their
 sockets and takes their blocks as they come. Another thread asks for splits, and for permission to
 skip one, because either may wait for a dispatcher. If a function builds a dataset, each source that
-its child asks about has a thread, too.
+its child asks about has a thread, too. Bundles of such a dataset run in one process, each over a
+connection of its own.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from ...blocks import Block
 from ...errors import ProtocolError
 from ...metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
-from .children import (
+from .child_connections import (
     Asked,
     AskedIfOver,
-    Children,
+    BundleConnection,
+    BundleRequest,
+    ChildConnection,
     Counted,
     Died,
     Failed,
     Finished,
-    PythonChild,
     Received,
 )
+from .children import Children, PythonChild
 from .run_states import (
     Answered,
     Ask,
@@ -99,7 +102,7 @@ class PythonRun:
         self._questions = _Questions(self._bell)
         self._looked_s = 0.0
         self._states = RunStates(rules, width, None if bundle is None else start)
-        self._busy: dict[int, PythonChild] = {}  # by slot
+        self._busy: dict[int, ChildConnection] = {}  # by slot
         self._idle: list[PythonChild] = []
 
     def cancel(self) -> None:
@@ -115,7 +118,7 @@ class PythonRun:
         finally:
             self._questions.stop()  # doesn't wait for answers
             for child in self._busy.values():
-                child.end()  # end all of them before waiting for one
+                child.cancel()  # all of them before waiting for one
             while self._busy:
                 self._busy.popitem()[1].kill()
             idle, self._idle = self._idle, []
@@ -144,10 +147,10 @@ class PythonRun:
                     case Asked() | AskedIfOver() as asked:
                         self._be_asked(slot, asked)
                     case Finished():
-                        self._idle.append(self._busy.pop(slot))
+                        self._rest(slot)
                         self._handle(Done(slot))
                     case Failed() as failure:
-                        self._idle.append(self._busy.pop(slot))
+                        self._rest(slot)
                         self._handle(Broke(slot, failure))
                     case Died() as failure:
                         self._busy.pop(slot).kill()
@@ -177,8 +180,7 @@ class PythonRun:
         for instruction in self._states.handle(event, time.monotonic()):
             match instruction:
                 case StartRun(slot, first, count, start):
-                    child = self._busy[slot] = self._free_child()
-                    self._begin(child, first, count, start)
+                    self._busy[slot] = self._begin(first, count, start)
                 case EndLate(slot):
                     self._busy[slot].end()
                 case Ask():
@@ -191,8 +193,16 @@ class PythonRun:
     def _ask_to_skip(self, report: SkipReport) -> Answered:
         return Answered(self._may_skip(report))
 
-    def _begin(self, child: PythonChild, first: int, count: int, start: int) -> None:
+    def _begin(self, first: int, count: int, start: int) -> ChildConnection:
+        child = self._free_child()
         child.run(first, count, start, self._seed, awaited=self._is_awaited)
+        return child
+
+    def _rest(self, slot: int) -> None:
+        """What the slot's process was asked for is over."""
+        child = self._busy.pop(slot)
+        assert isinstance(child, PythonChild)
+        self._idle.append(child)
 
     def _free_child(self) -> PythonChild:
         while self._idle:
@@ -243,8 +253,10 @@ class BuiltRun(PythonRun):
         self._unanswered = 0
         self._waits_since_s = 0.0  # while questions are unanswered
 
-    def _begin(self, child: PythonChild, first: int, count: int, start: int) -> None:
+    def _begin(self, first: int, count: int, start: int) -> ChildConnection:
+        child = self._free_child()
         child.build(asks=self._feed is not None)
+        return child
 
     def _be_asked(self, slot: int, asked: Asked | AskedIfOver) -> None:
         assert self._feed is not None
@@ -287,6 +299,34 @@ class BuiltRun(PythonRun):
 
     def _working(self) -> set[int]:
         return set() if self._unanswered else super()._working()
+
+
+class BuiltBundle(PythonRun):
+    """A bundle of a dataset that the function builds, in a process that runs others beside it."""
+
+    def __init__(
+        self,
+        children: Children,
+        rules: FailureRules,
+        next_range: NextRange,
+        number: int,
+        seed: int,
+        start: int,
+    ) -> None:
+        super().__init__(
+            children, rules, next_range, lambda _: False, 1, bundle=number, start=start
+        )
+        self._drawn_by = number, seed
+
+    def _begin(self, first: int, count: int, start: int) -> ChildConnection:
+        connection = self._children.connection()
+        connection.begin(BundleRequest(first, count, *self._drawn_by, start))
+        return connection
+
+    def _rest(self, slot: int) -> None:
+        connection = self._busy.pop(slot)
+        assert isinstance(connection, BundleConnection)
+        self._children.keep(connection)
 
 
 class _Bell:

@@ -18,17 +18,14 @@ from typing import Any
 
 from ....journal.proto import events_pb2 as ev
 from ..splits import SplitRange
-from .child_blocks import Sender
+from .child_blocks import MESSAGE_BYTES, Sender
 
 
-class Asker(Sender):
-    """A Sender through which several threads may ask."""
+class ListeningSender(Sender):
+    """A Sender with a thread that receives, also while another one sends."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
-        self._numbers = itertools.count()
-        self._asking = threading.Lock()
-        self._answers: dict[int, tuple[AskedFeed, Future[Any]]] = {}
         self._told: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._freed = threading.Condition()
         self._listening = threading.Thread(
@@ -39,6 +36,45 @@ class Asker(Sender):
         if self._listening.ident is None:
             self._listening.start()
         return self._told.get()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self._receive())
+        except BaseException:  # noqa: BLE001 - else threads would wait for answers forever
+            traceback.print_exc()
+            os._exit(1)
+
+    def _read(self, flags: int) -> tuple[bytes, list[int]]:
+        data, descriptors, *_ = socket.recv_fds(self._connection, MESSAGE_BYTES, 2)
+        return data, descriptors
+
+    def _hear(self, message: list[Any]) -> None:
+        match message:
+            case ["free", slabs, abandoned, blocks]:
+                with self._freed:
+                    self._free(slabs, abandoned, blocks)
+                    self._freed.notify()
+            case _:
+                self._told.put(message)
+
+    def _wait_for_credit(self) -> None:
+        with self._freed:
+            self._freed.wait_for(lambda: self._credit > 0)
+
+    def _spend_credit(self) -> None:
+        with self._freed:
+            super()._spend_credit()
+
+
+class Asker(ListeningSender):
+    """A Sender through which several threads may ask."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._numbers = itertools.count()
+        self._asking = threading.Lock()
+        self._answers: dict[int, tuple[AskedFeed, Future[Any]]] = {}
 
     def ask(self, feed: AskedFeed, what: str, *about: Any) -> Any:
         """The answer, once it arrives; None when the feed is closed. Thread-safe."""
@@ -64,32 +100,12 @@ class Asker(Sender):
         if answer is not None:  # else its feed was closed
             answer.set_result(said)
 
-    def _listen(self) -> None:
-        try:
-            while True:
-                self._hear(self._receive())
-        except BaseException:  # noqa: BLE001 - else threads would wait for answers forever
-            traceback.print_exc()
-            os._exit(1)
-
     def _hear(self, message: list[Any]) -> None:
         match message:
-            case ["free", slabs, abandoned, blocks]:
-                with self._freed:
-                    self._free(slabs, abandoned, blocks)
-                    self._freed.notify()
             case ["answer", number, said]:
                 self._answer(number, said)
             case _:
-                self._told.put(message)
-
-    def _wait_for_credit(self) -> None:
-        with self._freed:
-            self._freed.wait_for(lambda: self._credit > 0)
-
-    def _spend_credit(self) -> None:
-        with self._freed:
-            super()._spend_credit()
+                super()._hear(message)
 
 
 class AskedFeed:
