@@ -62,7 +62,7 @@ class OrderedMode(Mode):
         self._before = 0  # elements in the rounds before
         self._horizon = 1  # elements to ask for at a time
         self._is_stale = True  # whether there is something new to plan with
-        self._refill_at = -1  # plan again when no more elements than these are asked for
+        self._refill_at = -1  # plan again when no more elements are asked for; -1: on any news
         self._located = False
         self._given = 0  # elements
         self._begin_epoch()
@@ -94,7 +94,8 @@ class OrderedMode(Mode):
     # -- what it gives -------------------------------------------------------------------------
 
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
-        if self._is_stale or self._portions.elements <= self._refill_at:
+        is_due = self._portions.elements <= self._refill_at
+        if is_due or (self._is_stale and self._refill_at < 0):
             self._plan()
         taken = self._portions.take(self.epoch.limit(self._before))
         if taken is None:
@@ -140,10 +141,12 @@ class OrderedMode(Mode):
         while not order.ended(self._round):
             rounds = order.known_until - self._round
             window = self._window()
-            if rounds > 0:
+            if rounds <= 0:
+                break
+            if self._portions.is_waiting and self._portions.elements > window // 2:
                 self._refill_at = window // 2
-            is_full = self._portions.elements > window // 2 or len(self._slices) >= MAX_REQUESTS
-            if rounds <= 0 or (self._portions.is_waiting and is_full):
+                break
+            if self._portions.is_waiting and len(self._slices) >= MAX_REQUESTS:
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = self._rounds_wanted()
@@ -189,8 +192,8 @@ class OrderedMode(Mode):
 
     def _query(self) -> None:
         """Ask for the lengths of the bundles that are read now or soon, unless each is known to
-        have enough elements for the next plan. Bundles are opened ahead once as much is asked for
-        as ever is. Those in front of the start are only counted: workers keep nothing of them.
+        have enough elements for the next plan. Bundles are opened ahead once the window is as large as
+        it gets. Those in front of the start are only counted: workers keep nothing of them.
         """
         order, block = self.epoch.order, self._spec.block_length
         here = self._round if self._located else order.known_until
@@ -198,8 +201,8 @@ class OrderedMode(Mode):
         needed = (*opened, *coming, *self._portions.lacking())
         self._floor = min(needed, default=self._spec.bundles)
         enough = self._rounds_wanted() * block
-        is_small = self._located and 4 * self._horizon < self._window()
-        for place in opened if is_small else (*opened, *coming):
+        is_young = self._located and 4 * self._given < (self._portions.fit(WINDOW_BYTES) or 1)
+        for place in opened if is_young else (*opened, *coming):
             planned = self._planned(place)
             if self._located and self._lengths.at_least(place) >= planned + enough:
                 continue
