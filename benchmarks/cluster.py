@@ -106,6 +106,7 @@ class BenchmarkCluster:
         seconds: float | None = None,
         trainers: int = 0,
         consumers: int = 0,
+        warm_up_s: float | None = None,
     ) -> Reading:
         """Read with all readers for some time; a dataset of a size to its end, if it gets there.
 
@@ -114,10 +115,12 @@ class BenchmarkCluster:
         """
         readers = self._readers[: trainers or consumers or None]
         self._jobs += 1
+        if warm_up_s is None:
+            warm_up_s = self._setting.warm_up_s
         question = {
             "case": case,
             "size": size,
-            "warm_up_s": 0 if size else self._setting.warm_up_s,
+            "warm_up_s": 0 if size else warm_up_s,
             "seconds": self._setting.seconds if seconds is None else seconds,
             "workers": [worker.pid for worker in self._workers],
             "job_name": f"job {self._jobs}" if trainers or len(readers) > 1 else None,

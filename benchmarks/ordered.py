@@ -34,6 +34,7 @@ from .setting import Setting
 
 CASES = {"file_images": 0.8, "file_jpegs": 0.8, "file_tokens": 0.8, "file_records": 0.5}
 LEAST = 0.9
+WARM_UP_S = 4.0  # until the bundles that are open are filled
 CONSUMERS = (1, 4)
 WAYS = {"ordered": ORDERED, "least": AT_LEAST_ONCE, "once": AT_MOST_ONCE}
 
@@ -71,12 +72,15 @@ def _throughput(setting: Setting) -> Iterator[Finding]:
     for row in CASES:
         FILE_CASES[row].content.write(setting.files, quick=setting.quick, forms=set())
     cluster = BenchmarkCluster(SIDES["ours"], setting, setting.directory("ordered"))
+    warm_up_s = None if setting.quick else WARM_UP_S
     with contextlib.closing(cluster):
         cluster.grow(workers=2, readers=max(CONSUMERS))
         cluster.wait_until_ready()
         for consumers, row in itertools.product(CONSUMERS, CASES):
             sides = {
-                way: functools.partial(cluster.measure, row + suffix, consumers=consumers)
+                way: functools.partial(
+                    cluster.measure, row + suffix, consumers=consumers, warm_up_s=warm_up_s
+                )
                 for way, suffix in WAYS.items()
             }
             yield from _compared(row, consumers, setting.alternate(**sides))

@@ -62,7 +62,9 @@ class OrderedMode(Mode):
         self._before = 0  # elements in the rounds before
         self._horizon = 1  # elements to ask for at a time
         self._is_stale = True  # whether there is something new to plan with
-        self._refill_at = -1  # plan again when no more elements are asked for; -1: on any news
+        self._is_full = False  # whether as much is planned as the window holds
+        self._holds_back = False  # whether few rounds are known, and are not asked for yet
+        self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
         self._given = 0  # elements
         self._begin_epoch()
@@ -94,8 +96,7 @@ class OrderedMode(Mode):
     # -- what it gives -------------------------------------------------------------------------
 
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
-        is_due = self._portions.elements <= self._refill_at
-        if is_due or (self._is_stale and self._refill_at < 0):
+        if self._is_due():
             self._plan()
         taken = self._portions.take(self.epoch.limit(self._before))
         if taken is None:
@@ -130,10 +131,20 @@ class OrderedMode(Mode):
 
     # -- the plan ------------------------------------------------------------------------------
 
+    def _is_due(self) -> bool:
+        """Whether to plan."""
+        if self._is_full:
+            return self._portions.elements <= self._refill_at
+        return self._is_stale or (self._holds_back and not self._has_more())
+
+    def _has_more(self) -> bool:
+        """Whether something of what is planned may be given."""
+        return self._portions.next_position() < self.epoch.limit(self._before)
+
     def _plan(self) -> None:
         if not self._slices.tasks:
             return
-        self._is_stale, self._refill_at = False, -1
+        self._is_stale = self._is_full = self._holds_back = False
         if not self._locate():
             self._query()
             return
@@ -144,15 +155,15 @@ class OrderedMode(Mode):
             if rounds <= 0:
                 break
             if self._portions.is_waiting and self._portions.elements > window // 2:
-                self._refill_at = window // 2
+                self._is_full, self._refill_at = True, window // 2
                 break
             if self._portions.is_waiting and len(self._slices) >= MAX_REQUESTS:
                 break
             self._horizon = min(2 * self._horizon, window // 2)
             wanted = self._rounds_wanted()
-            has_more = self._portions.next_position() < self.epoch.limit(self._before)
-            if rounds < wanted // 2 and has_more and order.length is None:
-                break  # more will be known soon
+            if rounds < wanted // 2 and self._has_more() and order.length is None:
+                self._holds_back = True  # more will be known soon
+                break
             self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
 
@@ -192,23 +203,22 @@ class OrderedMode(Mode):
 
     def _query(self) -> None:
         """Ask for the lengths of the bundles that are read now or soon, unless each is known to
-        have enough elements for the next plan. Bundles are opened ahead once the window is as large as
-        it gets. Those in front of the start are only counted: workers keep nothing of them.
+        have enough elements for the next plan. Bundles are opened ahead once the window has
+        grown. Those in front of the start are only counted: workers keep nothing of them.
         """
-        order, block = self.epoch.order, self._spec.block_length
+        order = self.epoch.order
         here = self._round if self._located else order.known_until
         opened, coming = order.opened(here, AHEAD)
         needed = (*opened, *coming, *self._portions.lacking())
         self._floor = min(needed, default=self._spec.bundles)
-        enough = self._rounds_wanted() * block
+        enough = self._rounds_wanted() * self._spec.block_length
         is_young = self._located and 4 * self._given < (self._portions.fit(WINDOW_BYTES) or 1)
         for place in opened if is_young else (*opened, *coming):
             planned = self._planned(place)
             if self._located and self._lengths.at_least(place) >= planned + enough:
                 continue
-            # Of those that are open, no further round is known without another block of each.
             is_open = self._located and place in opened
-            self._lengths.query(place, planned + block if is_open else 0)
+            self._lengths.query(place, planned + enough if is_open else 0)
 
     def _slice(self, request: Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place

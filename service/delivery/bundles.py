@@ -54,7 +54,7 @@ from .base import (
 from .memory import MemoryBudget
 from .orders import MAX_INDEX, Order, Slice, runs_after
 
-FIRST_AHEAD_BYTES, AHEAD_BYTES = 256 << 10, 4 << 20
+FIRST_AHEAD_BYTES, AHEAD_BYTES = 256 << 10, 2 << 20
 """How much a run makes beyond what was asked for: as much as it has given, within these bounds. So
 bundles that are only opened do not hold up those that are read."""
 
@@ -585,6 +585,8 @@ class _SliceSubscription(Subscription):
         if self.bundle.at_least <= self.order.known:
             return False
         run = self.run
+        if self.bundle.at_least >= self.order.until:
+            return True
         if run is not None and (run.waits or run.failed is not None):
             return True
         return time.monotonic() - self._opened_s >= ANSWER_S

@@ -412,7 +412,7 @@ def test_a_query_is_answered_once_there_is_news(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> None:
     output = BundlesOutput(SIZE)
-    query = Reader(output, Slice(1))
+    query = Reader(output, Slice(1, until=11))
     query.subscription._opened_s += 1e6  # type: ignore[attr-defined]
     run = make(begun(output), 10)
     assert query.next() is None
@@ -420,7 +420,7 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     output.on_change(lambda *_: told.set())
     waiting = Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
-    assert query.next() == EndOfSlice(1, 10, False), "its run waits for readers"
+    assert query.next() == EndOfSlice(1, 20, False), "as many as it asked for were made"
     output.cancel()
     assert waiting.done.exception(TIMEOUT_S) is not None
 
