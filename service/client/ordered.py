@@ -5,7 +5,7 @@ workers for slices of bundles (slices.py), and puts their elements in order (por
 asks a worker for a bundle's length.
 
 Of the rounds that are known, the consumer asks for its own elements, one slice a bundle, until
-WINDOW_BYTES are on their way or here. It gives them in *portions*, each once it is complete.
+its window (read_ahead.py) is full. It gives them in *portions*, each once it is complete.
 """
 
 from __future__ import annotations
@@ -28,13 +28,8 @@ from .links import Client, Links, WorkerLink
 from .modes import Mode
 from .portions import Portions, by_place
 from .positions import OrderedRead
+from .read_ahead import ReadAhead
 from .slices import Request, Slices
-
-WINDOW_BYTES = 64 << 20
-"""How much is asked for ahead of the trainer."""
-
-FIRST_WINDOW = 32
-"""How many elements are asked for before it is known how large they are."""
 
 MAX_REQUESTS = 2000
 """When so many slices are outstanding, no more are asked for: a worker bounds them."""
@@ -60,13 +55,12 @@ class OrderedMode(Mode):
         self._floor = 0  # nothing of places before this one is needed any more
         self._round = 0  # the next one to plan
         self._before = 0  # elements in the rounds before
-        self._horizon = 1  # elements to ask for at a time
+        self._ahead = ReadAhead(self._portions, ordered, self.epoch.round_elements)
         self._is_stale = True  # whether there is something new to plan with
         self._is_full = False  # whether as much is planned as the window holds
         self._holds_back = False  # whether few rounds are known, and are not asked for yet
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
-        self._given = 0  # elements
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -102,7 +96,7 @@ class OrderedMode(Mode):
         if taken is None:
             return None
         block, positions = taken
-        self._given += block.count
+        self._ahead.given += block.count
         if self._ordered.add_position:
             behind = Component(self.epoch.positions_behind(positions))
             block = replace(
@@ -135,11 +129,9 @@ class OrderedMode(Mode):
         """Whether to plan."""
         if self._is_full:
             return self._portions.elements <= self._refill_at
-        return self._is_stale or (self._holds_back and not self._has_more())
-
-    def _has_more(self) -> bool:
-        """Whether something of what is planned may be given."""
-        return self._portions.next_position() < self.epoch.limit(self._before)
+        return self._is_stale or (
+            self._holds_back and not self._portions.has_before(self.epoch.limit(self._before))
+        )
 
     def _plan(self) -> None:
         if not self._slices.tasks:
@@ -151,7 +143,7 @@ class OrderedMode(Mode):
         order = self.epoch.order
         while not order.ended(self._round):
             rounds = order.known_until - self._round
-            window = self._window()
+            window = self._ahead.elements()
             if rounds <= 0:
                 break
             if self._portions.is_waiting and self._portions.elements > window // 2:
@@ -159,25 +151,17 @@ class OrderedMode(Mode):
                 break
             if self._portions.is_waiting and len(self._slices) >= MAX_REQUESTS:
                 break
-            self._horizon = min(2 * self._horizon, window // 2)
-            wanted = self._rounds_wanted()
-            if rounds < wanted // 2 and self._has_more() and order.length is None:
+            self._ahead.grow()
+            wanted = self._ahead.rounds()
+            if (
+                rounds < wanted // 2
+                and self._portions.has_before(self.epoch.limit(self._before))
+                and order.length is None
+            ):
                 self._holds_back = True  # more will be known soon
                 break
             self._ask_for_rounds(self._round + min(rounds, wanted))
         self._query()
-
-    def _window(self) -> int:
-        """How many elements may be asked for ahead of the trainer. It grows with what was given: a
-        trainer gets its first elements before workers make those that are far ahead.
-        """
-        window = self._portions.fit(WINDOW_BYTES) or FIRST_WINDOW
-        window = min(window, max(FIRST_WINDOW, 4 * self._given))
-        return max(window, 2 * (self._ordered.batch_size or 1))
-
-    def _rounds_wanted(self) -> int:
-        """How many rounds to ask for at a time."""
-        return max(1, self._horizon * self._ordered.num_consumers // self.epoch.round_elements)
 
     def _ask_for_rounds(self, last: int) -> None:
         """Ask for this consumer's elements of the rounds from the present one to `last`."""
@@ -211,8 +195,8 @@ class OrderedMode(Mode):
         opened, coming = order.opened(here, AHEAD)
         needed = (*opened, *coming, *self._portions.lacking())
         self._floor = min(needed, default=self._spec.bundles)
-        enough = self._rounds_wanted() * self._spec.block_length
-        is_young = self._located and 4 * self._given < (self._portions.fit(WINDOW_BYTES) or 1)
+        enough = self._ahead.rounds() * self._spec.block_length
+        is_young = self._located and self._ahead.is_young
         for place in opened if is_young else (*opened, *coming):
             planned = self._planned(place)
             if self._located and self._lengths.at_least(place) >= planned + enough:
@@ -223,13 +207,21 @@ class OrderedMode(Mode):
     def _slice(self, request: Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
         counted = request.is_query and not self._located
+        if counted:
+            keep = MAX_INDEX
+        else:
+            # This consumer needs none before. Others of its group may need those that follow, so a
+            # worker begins a run here. The first time it is the same for all.
+            lacking = self._portions.first_lacking(place)
+            first = self._planned(place) if lacking is None else lacking
+            keep = min(first, self._begun.pop(place, first))
         return Slice(
             bundle=number * spec.bundles + self.epoch.bundles[place],
             place=number * spec.bundles + place,
             runs=request.runs,
             until=MAX_INDEX if counted else max(self._planned(place), request.until),
             known=MAX_INDEX if counted else self._lengths.at_least(place),
-            keep=MAX_INDEX if counted else self._keep(place),
+            keep=keep,
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
@@ -240,13 +232,6 @@ class OrderedMode(Mode):
     def _planned(self, place: int) -> int:
         """Elements of the place before this one lie in the rounds that were planned."""
         return self.epoch.order.index_at(place, self._round)
-
-    def _keep(self, place: int) -> int:
-        """This consumer needs no element of the place before this one. Others of its group may need
-        those that follow, so a worker begins a run here. The first time it is the same for all."""
-        lacking = self._portions.first_lacking(place)
-        first = self._planned(place) if lacking is None else lacking
-        return min(first, self._begun.pop(place, first))
 
     # -- what the dispatcher says --------------------------------------------------------------
 

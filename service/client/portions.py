@@ -102,6 +102,10 @@ class Portions:
         self.elements -= block.count
         return block, positions[:given]
 
+    def has_before(self, limit: int) -> bool:
+        """Whether something was planned that stands before the position `limit`."""
+        return self.next_position() < limit
+
     def next_position(self) -> int:
         """Of what was planned and not given."""
         if self._ready:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import ordered
+from forebay.service.client import ordered, read_ahead
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
@@ -177,7 +177,7 @@ def test_the_window_grows_with_what_the_trainer_was_given() -> None:
             reading.answer(query, 1 << 20, complete=True)
         reading.take()
         most = max(s.stop for s in reading.worker.asked.values() if s.runs)
-        assert asked < most <= 2 * ordered.FIRST_WINDOW + 8 * len(reading.got)
+        assert asked < most <= 2 * read_ahead.FIRST_WINDOW + 8 * len(reading.got)
         asked = most
         reading.give()
     assert asked > 1_000

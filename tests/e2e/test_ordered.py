@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import ordered, portions, silence
+from forebay.service.client import portions, read_ahead, silence
 from forebay.service.order import permuted
 
 from ..ordered_reads import (
@@ -32,7 +32,7 @@ ORDER: dict[str, Any] = {"seed": 7, "cycle_length": 5, "block_length": 2, "bundl
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers ask for little ahead, so that workers are asked until the end."""
-    monkeypatch.setattr(ordered, "WINDOW_BYTES", 8 << 10)
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 8 << 10)
     monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import claims, portions
+from forebay.service.client import claims, portions, read_ahead
 from forebay.service.client import ordered as client
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.positions import ordered_options
@@ -351,17 +351,20 @@ def scaled(scenario: Scenario) -> Iterator[None]:
     asked = scenario.asked
     with ExitStack() as stack:
         if asked is not None:
-            of_client = replaced(
-                client, WINDOW_BYTES=asked.window_bytes, FIRST_WINDOW=asked.first_window,
-                AHEAD=asked.ahead,
-            )  # fmt: skip
+            of_window = replaced(
+                read_ahead, WINDOW_BYTES=asked.window_bytes, FIRST_WINDOW=asked.first_window
+            )
             of_portions = replaced(
                 portions, PORTION_BYTES=asked.portion_bytes, ALONE_BYTES=asked.alone_bytes
             )
-            stack.enter_context(of_client)
+            stack.enter_context(of_window)
+            stack.enter_context(replaced(client, AHEAD=asked.ahead))
             stack.enter_context(of_portions)
             stack.enter_context(replaced(claims, WINDOW_BYTES=asked.window_bytes))
-            stack.enter_context(replaced(bundles, AHEAD_BYTES=asked.ahead_bytes))
+            of_runs = replaced(
+                bundles, AHEAD_BYTES=asked.ahead_bytes, FIRST_AHEAD_BYTES=asked.ahead_bytes // 8
+            )
+            stack.enter_context(of_runs)
             small = partial(bundles.BundlesOutput, scenario.output_bytes)
             stack.enter_context(replaced(worker, BundlesOutput=small))
         yield

@@ -1,0 +1,43 @@
+"""ReadAhead: how many elements an ordered read asks for ahead of its trainer."""
+
+from __future__ import annotations
+
+from .portions import Portions
+from .positions import OrderedRead
+
+WINDOW_BYTES = 64 << 20
+"""How much is asked for ahead of the trainer."""
+
+FIRST_WINDOW = 32
+"""How many elements are asked for before it is known how large they are."""
+
+
+class ReadAhead:
+    """It grows with what was given: a trainer gets its first elements before workers make those
+    that are far ahead."""
+
+    def __init__(self, portions: Portions, ordered: OrderedRead, round_elements: int) -> None:
+        self.given = 0  # elements, to the trainer
+        self._portions = portions
+        self._ordered = ordered
+        self._round_elements = round_elements  # of all consumers, about
+        self._at_a_time = 1  # elements to ask for
+
+    def elements(self) -> int:
+        """How many of this consumer's elements may be asked for and not given."""
+        window = self._portions.fit(WINDOW_BYTES) or FIRST_WINDOW
+        window = min(window, max(FIRST_WINDOW, 4 * self.given))
+        return max(window, 2 * (self._ordered.batch_size or 1))
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it will still grow."""
+        return 4 * self.given < (self._portions.fit(WINDOW_BYTES) or 1)
+
+    def grow(self) -> None:
+        """Ask for twice as much at a time, up to half a window."""
+        self._at_a_time = min(2 * self._at_a_time, self.elements() // 2)
+
+    def rounds(self) -> int:
+        """How many rounds to ask for at a time."""
+        return max(1, self._at_a_time * self._ordered.num_consumers // self._round_elements)
