@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..journal.codec import decode
-from ..journal.verify import verify
+from ..journal.verification import verify
 from ..storage import open_storage
 from .audit import Verdict, check, check_crowd
 from .claims_audit import check_claims

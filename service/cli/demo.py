@@ -234,7 +234,7 @@ def _summarize(
 ) -> bool:
     from rich.table import Table
 
-    from ...journal.verify import stats, verify
+    from ...journal.verification import stats, verify
     from ...storage import open_storage
 
     missing = sum(images - len(counter) for counter in tally.visits.values())

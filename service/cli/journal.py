@@ -27,7 +27,7 @@ JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FORE
 
 @contextmanager
 def opened(url: str) -> Iterator[Any]:
-    from ...journal.verify import holds_anything
+    from ...journal.verification import holds_anything
     from ...storage import open_storage
 
     if url == "memory:":
@@ -94,7 +94,7 @@ def tail(
 @app.command()
 def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
-    from ...journal.verify import verify as verify_storage
+    from ...journal.verification import verify as verify_storage
 
     with opened(storage) as found:
         report = verify_storage(found, _datasets)
@@ -126,8 +126,8 @@ def repair(
 
     Exits 1 if datasets have to be registered again then.
     """
-    from ...journal.verify import repair as repair_storage
-    from ...journal.verify import verify as verify_storage
+    from ...journal.verification import repair as repair_storage
+    from ...journal.verification import verify as verify_storage
 
     with opened(storage) as found:
         done = repair_storage(found, truncate_corrupt=truncate_corrupt)
@@ -151,7 +151,7 @@ def repair(
 @app.command()
 def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """What the journal holds: events by kind, bytes, times."""
-    from ...journal.verify import stats as count
+    from ...journal.verification import stats as count
 
     with opened(storage) as found:
         counted = count(found)

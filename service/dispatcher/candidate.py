@@ -13,7 +13,7 @@ import socket
 import time
 
 from ...journal.codec import decode
-from ...journal.verify import holds_anything
+from ...journal.verification import holds_anything
 from ...storage import (
     Away,
     Corrupt,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.replay import replay
+from ...journal.replaying import replay
 from ...storage import Corrupt, Storage
 from ..core.encoding import decode_state
 from ..core.lifecycles import WrongTransition

@@ -22,7 +22,7 @@ import typer.testing
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
-from forebay.journal.verify import repair, verify
+from forebay.journal.verification import repair, verify
 from forebay.service.cli.journal import app
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.state import State

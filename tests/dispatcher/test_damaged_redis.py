@@ -16,7 +16,7 @@ import redis
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
-from forebay.journal.verify import repair, verify
+from forebay.journal.verification import repair, verify
 from forebay.service.core.encoding import encode_state
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.recovery import recover

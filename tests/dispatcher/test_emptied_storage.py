@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from forebay import service
-from forebay.journal.verify import repair
+from forebay.journal.verification import repair
 from forebay.service.blocks import Block
 from forebay.service.client.options import ShardingPolicy
 from forebay.service.client.reader import Reader

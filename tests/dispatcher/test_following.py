@@ -10,7 +10,7 @@ import pytest
 
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
-from forebay.journal.verify import repair
+from forebay.journal.verification import repair
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply

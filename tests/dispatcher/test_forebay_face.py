@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.journal.verify import verify
+from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import (
     FailedPrecondition,

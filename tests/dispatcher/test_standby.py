@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.journal.verify import verify
+from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import LEADER_KEY
 from forebay.service.errors import ForebayError, Unavailable

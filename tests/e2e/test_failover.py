@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
-from forebay.journal.verify import stats
+from forebay.journal.verification import stats
 from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess

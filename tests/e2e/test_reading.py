@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.journal.verify import stats
+from forebay.journal.verification import stats
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import NotFound, PipelineError
 from forebay.service.proto import forebay_pb2 as pb

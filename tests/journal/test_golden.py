@@ -11,8 +11,8 @@ import pytest
 
 from forebay.journal.codec import encode
 from forebay.journal.proto.events_pb2 import Event
-from forebay.journal.replay import replay
-from forebay.journal.verify import verify
+from forebay.journal.replaying import replay
+from forebay.journal.verification import verify
 from forebay.storage import FileStorage
 
 from .make_golden import GOLDEN, STATE, all_events, describe, make

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forebay.journal.codec import decode
 from forebay.journal.journal import Journal
 from forebay.journal.proto.events_pb2 import Event, SplitsLeased
-from forebay.journal.replay import replay
+from forebay.journal.replaying import replay
 from forebay.journal.snapshots import Retention
 from forebay.storage import AppendFailed, Fenced, MemoryStorage, StorageError, Writer
 

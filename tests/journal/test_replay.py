@@ -7,7 +7,7 @@ import pytest
 
 from forebay.journal.codec import FORMAT, encode
 from forebay.journal.proto.events_pb2 import Event, Snapshot, SplitsLeased
-from forebay.journal.replay import replay
+from forebay.journal.replaying import replay
 from forebay.journal.snapshots import encode_snapshot
 from forebay.storage import Corrupt, FileStorage, Missing, NewerFormat, Storage, Writer
 

@@ -16,9 +16,9 @@ from forebay.journal.proto.events_pb2 import (
     SplitsLeased,
     TfDataGraph,
 )
-from forebay.journal.replay import replay
+from forebay.journal.replaying import replay
 from forebay.journal.snapshots import encode_snapshot
-from forebay.journal.verify import Problem, holds_anything, repair, stats, verify
+from forebay.journal.verification import Problem, holds_anything, repair, stats, verify
 from forebay.storage import Corrupt, FileStorage, Locked, MemoryStorage, NewerFormat
 from forebay.storage.tfrecord import frame
 

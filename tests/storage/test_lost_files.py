@@ -12,7 +12,7 @@ import pytest
 
 from forebay.journal.codec import encode
 from forebay.journal.proto.events_pb2 import Event, LeaderElected
-from forebay.journal.verify import holds_anything, verify
+from forebay.journal.verification import holds_anything, verify
 from forebay.storage import Corrupt, FileStorage, Locked, Writer
 from forebay.storage.batches import encode_batch
 

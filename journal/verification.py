@@ -12,7 +12,7 @@ from ..storage import Corrupt, Holdings, Locked, Missing, Record, Storage, Stora
 from .codec import FORMAT, decode, encode
 from .datasets import stored
 from .proto.events_pb2 import Event, LeaderElected
-from .replay import replay
+from .replaying import replay
 from .snapshots import decode_snapshot
 
 Begin = Callable[[Storage], Mapping[str, str]]
