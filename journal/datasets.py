@@ -1,4 +1,4 @@
-"""What a dataset's definition has, for every kind of dataset."""
+"""Reads definitions of every kind: where the blob is, and a fingerprint of the content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _serialized(source: ev.SplitSource) -> bytes:
 
 
 def forget_analysis(sources: Iterable[ev.SplitSource]) -> None:
-    """Clear what another version may say otherwise of the same splits."""
+    """Clear the fields that depend on the version that analysed the dataset."""
     for source in sources:
         for field in ("unleasable", "singly"):
             source.ClearField(field)

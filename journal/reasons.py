@@ -1,6 +1,6 @@
 """Why a worker or a consumer is gone, as WorkerLost and ConsumerLeft say it.
 
-Only these reasons have names, because code compares with them; every other one is text for people.
+Code compares only with these; every other reason is text for people.
 """
 
 from __future__ import annotations

@@ -88,13 +88,18 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOME_OF[name]
-    if name == "register_dataset" and not import_module(".pipelines", __name__).has_tensorflow():
-        home = ".client.registration"  # for datasets that need no TensorFlow
-    return getattr(import_module(home, __name__), name)
+if not TYPE_CHECKING:  # else a misspelt name would have any type
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = _HOME_OF[name]
+        if (
+            name == "register_dataset"
+            and not import_module(".pipelines", __name__).has_tensorflow()
+        ):
+            home = ".client.registration"  # for datasets that need no TensorFlow
+        return getattr(import_module(home, __name__), name)
 
 
 def __dir__() -> list[str]:

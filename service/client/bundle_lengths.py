@@ -6,12 +6,13 @@ length of a bundle, or for how many elements it has at least.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
 from ..errors import FailedPrecondition
 from ..proto import forebay_pb2 as pb
-from .positions import OrderedEpoch, OrderedRead
+from .positions import SAME_EACH_TIME, OrderedEpoch, OrderedRead
 from .slices import Request
 
 MAX_LENGTHS = 10_000
@@ -19,7 +20,8 @@ MAX_LENGTHS = 10_000
 
 
 class BundleLengths:
-    """What one consumer knows of an epoch's lengths."""
+    """What one consumer knows of an epoch's lengths. The reading thread calls all of it but
+    `report`, which any thread may call."""
 
     def __init__(self, ordered: OrderedRead, ask: Callable[[Request], None]) -> None:
         self._ordered = ordered
@@ -27,6 +29,7 @@ class BundleLengths:
         self._querying: dict[int, int] = {}  # by place: the outstanding query's `until`
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
+        self._lock = threading.Lock()  # of `report`
 
     def begin(self, epoch: OrderedEpoch) -> None:
         """Places are of this epoch from now on. Its queries were withdrawn."""
@@ -38,12 +41,13 @@ class BundleLengths:
         """No query is outstanding any more."""
         self._querying.clear()
 
-    def query(self, place: int, until: int) -> None:
-        """Ask for the length of the bundle there; elements before `until` may be made for that."""
+    def query(self, place: int, until: int, enough: int = 0) -> None:
+        """Ask for the length of the bundle there. Elements before `until` are made for that, and
+        those before `enough` if there is room."""
         is_known = self._ordered.lengths[self._epoch.bundles[place]] >= 0
         if self._querying.get(place, -1) < until and not is_known:
             self._querying[place] = until
-            self._ask(Request(place, (), is_query=True, until=until))
+            self._ask(Request(place, (), is_query=True, until=until, enough=enough))
 
     def at_least(self, place: int) -> int:
         """So many elements the bundle is known to have."""
@@ -59,7 +63,7 @@ class BundleLengths:
         try:
             self._epoch.order.learn(place, length, complete)
         except ValueError as error:
-            raise self.differs(place, str(error)) from None
+            raise self.mismatch(place, str(error)) from None
         self._at_least[place] = max(self._at_least.get(place, 0), length)
         bundle = self._epoch.bundles[place]
         if complete and self._ordered.lengths[bundle] < 0:
@@ -67,18 +71,18 @@ class BundleLengths:
             self._unsaid.append(bundle)
 
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        """Put lengths that the dispatcher was not told of into the request."""
+        """Put lengths that the dispatcher was not told of into the request, once: the request must
+        be repeated until it is answered."""
         unsaid = self._unsaid
-        bundles = [unsaid.popleft() for _ in range(min(len(unsaid), MAX_LENGTHS))]
+        with self._lock:
+            bundles = [unsaid.popleft() for _ in range(min(len(unsaid), MAX_LENGTHS))]
         request.bundles[:] = bundles
         request.lengths[:] = [self._ordered.lengths[bundle] for bundle in bundles]
 
-    def differs(self, place: int, how: str) -> FailedPrecondition:
+    def mismatch(self, place: int, how: str) -> FailedPrecondition:
         """The error for a bundle that has other elements than before."""
         return FailedPrecondition(
             f"{how}. It is bundle {self._epoch.bundles[place]} of epoch {self._epoch.number}. An "
-            "ordered read needs a pipeline that gives the same each time (no clocks, no functions "
-            "in Python that draw random numbers, no random numbers that decide how many elements "
-            "come): change it, or read it without ordered=True. If its files have changed, remove "
-            "the dataset and register it again"
+            f"ordered read needs {SAME_EACH_TIME}: change it, or read it without ordered=True. If "
+            "its files have changed, remove the dataset and register it again"
         )

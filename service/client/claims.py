@@ -2,8 +2,8 @@
 
 A `Claimer` (claimer.py) claims the bundles and reports how far the trainer has come. Several claims
 are read side by side: more while the trainer waits, fewer while it does not, so that a slow trainer
-holds few. They are no more than that each may be read in slices of a good size. Blocks are given as
-they come, those of the oldest claim first.
+holds few. Their number is limited so that each is read in large slices. Blocks are given as they
+come, those of the oldest claim first.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .claimer import Claimer
 from .heartbeats import News
 from .links import Client, Links, WorkerLink
 from .modes import Mode
+from .positions import SAME_EACH_TIME
 from .slices import Request, Slices
 
 PACE_S = 0.25
@@ -35,7 +36,7 @@ PACE_S = 0.25
 FIRST_READ, MOST_READ = 2, 64
 """How many claims are read side by side: at the beginning, and at most."""
 
-MAX_SLICES_S = 100
+MAX_SLICES_PER_S = 100
 """How many slices are asked for in a second, about: each costs both sides a fraction of a
 millisecond. Each claim has two, and all claims share a window, so this bounds the claims."""
 
@@ -148,7 +149,7 @@ class ClaimsMode(Mode):
         if self._came:
             more = 2 * self._side_by_side if self._waited else self._side_by_side - 1
             window, rate = self._in_window(), (self._came - self._paced_came) / passed_s
-            most = MAX_SLICES_S * window // (2 * max(1, int(rate)))
+            most = MAX_SLICES_PER_S * window // (2 * max(1, int(rate)))
             self._side_by_side = max(1, min(more, MOST_READ, window // 2, max(most, FIRST_READ)))
         self._paced_s, self._paced_came, self._waited = now, self._came, False
         for claim in self._active():
@@ -227,10 +228,8 @@ class ClaimsMode(Mode):
         if said.complete and said.length < claim.came:
             raise FailedPrecondition(
                 f"bundle {int(self._bundles[claim.place])} of epoch {self._epoch} had at least "
-                f"{claim.came} elements, and has {said.length} now: a read at least once needs a "
-                "pipeline that gives the same each time (no clocks, no functions in Python that "
-                "draw random numbers, no random numbers that decide how many elements come): "
-                "change it, or read it without delivery"
+                f"{claim.came} elements, and has {said.length} now: a read at least once needs "
+                f"{SAME_EACH_TIME}: change it, or read it without delivery"
             )
         if said.complete:
             claim.length = said.length

@@ -308,15 +308,16 @@ def add_sources(
     """Adds the sources of the dataset that the function builds, a digest of their contents, and
     what is to be said of its bundles. Worker processes compare the first two with what they build.
     Raises InvalidGraph."""
-    request.sources.extend(sources)
+    sources = list(sources)
     stored = python_pb2.PythonDataset.FromString(request.python)
-    stored.sources.extend(request.sources)
+    stored.sources.extend(sources)
     stored.contents = contents_of(graph)
     try:
-        found = bundle_doubts(graph, request.sources)
+        found = bundle_doubts(graph, sources)
         stored.doubts.extend(dict.fromkeys(_GENERATED.sub("", doubt) for doubt in found))
     except NotSplittable as error:
         stored.no_bundles = _GENERATED.sub("", str(error))
+    request.sources.extend(sources)
     request.python = stored.SerializeToString(deterministic=True)
 
 

@@ -58,12 +58,13 @@ class OrderedMode(Mode):
         self._ahead = ReadAhead(self._portions, ordered, self.epoch.round_elements)
         self._is_stale = True  # whether there is something new to plan with
         self._is_full = False  # whether as much is planned as the window holds
-        self._holds_back = False  # whether few rounds are known, and are not asked for yet
+        self._holds_back = False  # whether rounds that are known are not asked for yet
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
+        self._floor = 0
         self._slices.begin_epoch(self.epoch.number * self._spec.bundles)
         self._lengths.begin(self.epoch)
 
@@ -150,6 +151,7 @@ class OrderedMode(Mode):
                 self._is_full, self._refill_at = True, window // 2
                 break
             if self._portions.is_waiting and len(self._slices) >= MAX_REQUESTS:
+                self._holds_back = True
                 break
             self._ahead.grow()
             wanted = self._ahead.rounds()
@@ -198,11 +200,15 @@ class OrderedMode(Mode):
         enough = self._ahead.rounds() * self._spec.block_length
         is_young = self._located and self._ahead.is_young
         for place in opened if is_young else (*opened, *coming):
-            planned = self._planned(place)
-            if self._located and self._lengths.at_least(place) >= planned + enough:
-                continue
-            is_open = self._located and place in opened
-            self._lengths.query(place, planned + enough if is_open else 0)
+            planned, known = self._planned(place), self._lengths.at_least(place)
+            if not self._located:
+                self._lengths.query(place, planned)
+            elif place not in opened:  # one element is enough: the bundle is open
+                if not known:
+                    self._lengths.query(place, 0)
+            elif known < planned + enough:
+                # No further round is known without another block of each.
+                self._lengths.query(place, planned + self._spec.block_length, planned + enough)
 
     def _slice(self, request: Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
@@ -220,13 +226,14 @@ class OrderedMode(Mode):
             place=number * spec.bundles + place,
             runs=request.runs,
             until=MAX_INDEX if counted else max(self._planned(place), request.until),
+            enough=request.enough,
             known=MAX_INDEX if counted else self._lengths.at_least(place),
             keep=keep,
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
             position=number * (self.epoch.total or 0)
-            + (self._before if request.is_query else request.position),
+            + (self._before if request.is_query else request.offset),
         )
 
     def _planned(self, place: int) -> int:
@@ -236,12 +243,13 @@ class OrderedMode(Mode):
     # -- what the dispatcher says --------------------------------------------------------------
 
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        self._lengths.report(request)
+        if request.wait_ms:  # an urgent one may fail, and is not repeated
+            self._lengths.report(request)
 
     def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         """Lengths that were learned, for who goes on from here."""
         last = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
-        self.report(last)
+        self._lengths.report(last)
         return [(last, News)] if last.bundles else []
 
     def update(self, news: News) -> None:
@@ -249,6 +257,7 @@ class OrderedMode(Mode):
         self._slices.update(news.tasks)
 
     def gone(self, link: WorkerLink) -> None:
+        self._is_stale = True
         self._slices.gone(link)
 
     # -- what workers say ----------------------------------------------------------------------
@@ -268,7 +277,7 @@ class OrderedMode(Mode):
         if request.is_query:
             self._lengths.answered(request)
         elif request.runs:
-            raise self._lengths.differs(
+            raise self._lengths.mismatch(
                 request.place,
                 f"the bundle at place {request.place} had more than {request.runs[0]} elements, "
                 f"and now has {said.length}",

@@ -21,6 +21,11 @@ from .saved_states import no_state, opened, sealed
 
 MAX_POSITION = 1 << 56
 
+SAME_EACH_TIME = (
+    "a pipeline that gives the same each time (no clocks, no functions in Python that draw random "
+    "numbers, no random numbers that decide how many elements come)"
+)
+
 
 @dataclass
 class OrderedEpoch:
@@ -222,7 +227,8 @@ class OrderedRead:
             self.start_position, self.start_step = self.position(), None
         total = self.total
         number, start = self._start(total)
-        if (number + 1) * spec.bundles > MAX_INDEX or start > MAX_POSITION:
+        position = number * (total or 0) + start
+        if (number + 1) * spec.bundles > MAX_INDEX or position > MAX_POSITION:
             raise InvalidArgument(
                 f"the read begins at element {start} of epoch {number} of {spec.bundles} bundles "
                 "each, which is too far: give a smaller start_step or start_position"

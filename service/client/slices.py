@@ -30,9 +30,10 @@ class Request:
     place: int
     runs: tuple[int, ...]  # that have not come
     first: int = 0  # elements of the place before this one were planned earlier
-    position: int = 0  # about where in the training its first element stands
+    offset: int = 0  # about where in the epoch its first element stands
     is_query: bool = False
     until: int = 0  # elements before this one are made for a query
+    enough: int = 0  # and those before this one, if there is room
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0

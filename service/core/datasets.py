@@ -142,9 +142,8 @@ def _require_splits(definition: ev.DatasetDefinition) -> None:
 
 
 def _without_graph(definition: ev.DatasetDefinition) -> ev.DatasetDefinition:
-    """The part that a replacement for a lost graph must share, whichever version analysed it.
-
-    Splittable and unsplittable definitions still differ."""
+    """What a replacement for a lost graph must share with it: the fingerprint, the splits and the
+    structure, but for what depends on the version that analysed the graph."""
     rest = ev.DatasetDefinition()
     rest.CopyFrom(definition)
     stored(rest).blob, stored(rest).named = "", False

@@ -20,9 +20,10 @@ that has joined still needs is never dropped. If the only reader is *alone*, a b
 once it was given. After that reader has left, the rest may be dropped, too.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
-is a query: its end comes when the bundle has ended, when its run waits, or ANSWER_S after there is
-news. A query that *counts* has a run of its own, which keeps nothing. If a bundle is run again and
-has another length, the pipeline is not deterministic, and its readers get TaskFailed.
+is a query: its end comes when the bundle has ended, or when there is news, and there are `enough`
+elements, or its run waits, or ANSWER_S have passed. A query that *counts* has a run of its own,
+which keeps nothing. If a bundle is run again and has another length, the pipeline is not
+deterministic, and its readers get TaskFailed.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class BundleRun:
         bundle: _BundleState,
         start: int,
         position: int,
-        counts: bool = False,
+        counts: bool,
     ) -> None:
         self.number = bundle.number
         self.position = position  # the first one that its slices asked for
@@ -97,6 +98,7 @@ class BundleRun:
         self.counts = counts  # it keeps nothing
         self._checksum = Checksum() if start == 0 else None  # of all elements; its producer's
         self.wanted = start  # elements before this one were asked for
+        self.enough = start  # elements before this one are made if there is room
         self.given_bytes = 0
         self.used = 0  # when a slice was last given something of it; a number
         self.kept: list[_Kept] = []  # without gaps, up to `stop`
@@ -153,7 +155,7 @@ class BundleRun:
             while True:
                 self._check()
                 is_needed = bool(self.slices) and self.stop < self.wanted
-                ahead = 0 if is_needed else self._ahead()
+                ahead = 0 if is_needed or self.stop < self.enough else self._ahead()
                 # What nobody asked for must not hold up what somebody waits for.
                 most_ahead = min(max(FIRST_AHEAD_BYTES, self.given_bytes), AHEAD_BYTES)
                 may_grow = not output._pending and (not ahead or ahead + size <= most_ahead)
@@ -175,7 +177,7 @@ class BundleRun:
         """The bytes that nobody has asked for."""
         total = 0
         for kept in reversed(self.kept):
-            if kept.start < self.wanted:
+            if kept.start < max(self.wanted, self.enough):
                 break
             total += kept.cost
         return total
@@ -362,6 +364,7 @@ class BundlesOutput(TaskOutput):
         self._hurry(run, subscription.order.position)
         run.used = next(self._numbers)
         run.wanted = max(run.wanted, subscription.wanted)
+        run.enough = max(run.enough, subscription.order.enough)
         run.room.notify_all()
 
     def _add_run(self, bundle: _BundleState, start: int, position: int, counts: bool) -> BundleRun:
@@ -565,7 +568,9 @@ class _SliceSubscription(Subscription):
         block = picked(kept.block, _within(self.runs, kept, max_elements))
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
-        run.given_bytes += cost(block)
+        if run.given_bytes < AHEAD_BYTES:
+            run.given_bytes += cost(block)
+            run.room.notify_all()  # it may make more ahead
         if bundle.alone:
             reader, end = self.order.reader, block.index + block.count
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)
@@ -585,7 +590,7 @@ class _SliceSubscription(Subscription):
         if self.bundle.at_least <= self.order.known:
             return False
         run = self.run
-        if self.bundle.at_least >= self.order.until:
+        if self.bundle.at_least >= self.order.enough:
             return True
         if run is not None and (run.waits or run.failed is not None):
             return True

@@ -46,12 +46,13 @@ class Slice(Order):
     """Elements of a bundle, and then how many elements it is known to have (bundles.py).
 
     `runs` are pairs of an index and a count, one behind another: ascending, disjoint. They may be
-    empty: such a slice is a query, which ends when the bundle has more than `known` elements, or
-    has ended. Elements before `until` are made without regard to what readers have taken. The
-    reader needs no element of the bundle before `keep`, from where on others may need some, and
-    nothing of bundles whose place is before `floor`. It is one of several `readers`, or, of this
-    bundle, `alone`: what it was given is dropped. What it asks for stands at `position` in the
-    order of its training, or about there. Raises ValueError for invalid numbers.
+    empty: such a slice is a query, which ends when the bundle has more than `known` elements, and
+    `enough` of them or a moment later, or has ended. As many as `enough` are made if there is room.
+    Elements before `until` are made without regard to what readers have taken. The reader needs no
+    element of the bundle before `keep`, from where on others may need some, and nothing of bundles
+    whose place is before `floor`. It is one of several `readers`, or, of this bundle, `alone`: what
+    it was given is dropped. What it asks for stands at `position` in the order of its training, or
+    about there. Raises ValueError for invalid numbers.
     """
 
     bundle: int
@@ -64,11 +65,12 @@ class Slice(Order):
     reader: int = 0
     readers: int = 1
     alone: bool = False
+    enough: int = 0
     position: int = 0
 
     def __post_init__(self) -> None:
         numbers = [self.bundle, self.place, self.until, self.known, self.keep, self.floor]
-        numbers += [self.stop, self.position]
+        numbers += [self.stop, self.enough, self.position]
         if not all(0 <= number <= MAX_INDEX for number in numbers):
             raise ValueError(f"a slice has numbers from 0 to {MAX_INDEX}, not {numbers}")
         if not 0 <= self.reader < self.readers <= MAX_CONSUMERS:
@@ -159,7 +161,8 @@ class Cached(Order):
 
 ANY = AnyBlock()
 _SLICE_NUMBERS = (
-    "bundle", "place", "until", "known", "keep", "floor", "reader", "readers", "position",
+    "bundle", "place", "until", "known", "keep", "floor", "reader", "readers", "enough",
+    "position",
 )  # fmt: skip
 
 

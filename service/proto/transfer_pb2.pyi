@@ -77,7 +77,7 @@ class Any(_message.Message):
     def __init__(self, hands_back: bool = ...) -> None: ...
 
 class Slice(_message.Message):
-    __slots__ = ("bundle", "place", "runs", "until", "keep", "floor", "reader", "readers", "position", "alone", "known")
+    __slots__ = ("bundle", "place", "runs", "until", "keep", "floor", "reader", "readers", "enough", "position", "alone", "known")
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Slice(_message.Message):
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
+    ENOUGH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -97,10 +98,11 @@ class Slice(_message.Message):
     floor: int
     reader: int
     readers: int
+    enough: int
     position: int
     alone: bool
     known: int
-    def __init__(self, bundle: _Optional[int] = ..., place: _Optional[int] = ..., runs: _Optional[_Iterable[int]] = ..., until: _Optional[int] = ..., keep: _Optional[int] = ..., floor: _Optional[int] = ..., reader: _Optional[int] = ..., readers: _Optional[int] = ..., position: _Optional[int] = ..., alone: bool = ..., known: _Optional[int] = ...) -> None: ...
+    def __init__(self, bundle: _Optional[int] = ..., place: _Optional[int] = ..., runs: _Optional[_Iterable[int]] = ..., until: _Optional[int] = ..., keep: _Optional[int] = ..., floor: _Optional[int] = ..., reader: _Optional[int] = ..., readers: _Optional[int] = ..., enough: _Optional[int] = ..., position: _Optional[int] = ..., alone: bool = ..., known: _Optional[int] = ...) -> None: ...
 
 class Rounds(_message.Message):
     __slots__ = ("consumer", "of", "round")

@@ -114,7 +114,8 @@ def test_a_query_asks_for_what_the_next_plan_needs() -> None:
         reading.give()
         reading.take()
     queries = reading.queries()
-    assert 20_000 < max(query.until for query in queries) <= 20_000 + 2 * len(reading.got)
+    assert max(query.until for query in queries) == 20_001, "workers must make no more"
+    assert 20_000 < max(query.enough for query in queries) <= 20_000 + 2 * len(reading.got)
     for query in queries:
         reading.answer(query, 20_010)
     reading.take()

@@ -412,7 +412,7 @@ def test_a_query_is_answered_once_there_is_news(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> None:
     output = BundlesOutput(SIZE)
-    query = Reader(output, Slice(1, until=11))
+    query = Reader(output, Slice(1, until=11, enough=11))
     query.subscription._opened_s += 1e6  # type: ignore[attr-defined]
     run = make(begun(output), 10)
     assert query.next() is None
@@ -421,6 +421,18 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     waiting = Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
     assert query.next() == EndOfSlice(1, 20, False), "as many as it asked for were made"
+    output.cancel()
+    assert waiting.done.exception(TIMEOUT_S) is not None
+
+
+def test_what_a_query_would_like_is_made_only_if_there_is_room(pool: ThreadPoolExecutor) -> None:
+    """Else each consumer of a group could fill a worker's memory with what nobody asked for."""
+    output = BundlesOutput(3 * SIZE)
+    query = Reader(output, Slice(1, enough=1000, readers=64))
+    run = begun(output)
+    waiting = Waiting(pool, run, 1000)
+    assert run.stop == 30 and output._bytes == 3 * SIZE
+    assert query.next() == EndOfSlice(1, 30, False)
     output.cancel()
     assert waiting.done.exception(TIMEOUT_S) is not None
 

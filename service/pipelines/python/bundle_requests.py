@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ... import malloc
 from ..splits import SplitRange
-from .child_blocks import FunctionFailed, failures
+from .child_blocks import BundleCancelled, FunctionFailed, failures
 from .columns import columns_of
 from .split_requests import ListeningSender
 
@@ -26,6 +27,7 @@ def serve_bundles(built: BuiltDataset | FunctionFailed, connection: int, at: mem
     """Serve a socket in a thread, until the worker closes it. `at` is the file that says where the
     bundle is. A failure is what each bundle ends with."""
     sender = BundleSender(socket.socket(fileno=connection))
+    place = [-1, -1]  # as `at`, but that it says whether the dataset was opened
 
     def send_elements(first: int, count: int, number: int, seed: int, start: int) -> None:
         if isinstance(built, FunctionFailed):
@@ -33,6 +35,7 @@ def serve_bundles(built: BuiltDataset | FunctionFailed, connection: int, at: mem
         splits = SplitRange(first, count, 0)
         made = built.bundle(splits, number=number, seed=seed, start=start)
         sender.when_cancelled(made.cancel)
+        place[:] = 0, start
         if not start:  # else it makes and drops elements, which may take as long as its start may
             at[0], at[1] = 0, 0
         behind = start
@@ -40,25 +43,25 @@ def serve_bundles(built: BuiltDataset | FunctionFailed, connection: int, at: mem
             for block in blocks:
                 malloc.keep_large_buffers_now()  # a `from_generator` may have changed it
                 behind += block.count
-                at[0], at[1] = 0, behind
+                place[1] = at[1] = behind
+                at[0] = 0
                 sender.send_columns(block.count, columns_of(block), (0, behind))
 
     def serve() -> None:
         with contextlib.closing(sender), contextlib.suppress(BundleCancelled):
             while True:
                 _, *request = sender.told()
+                place[:] = -1, -1
                 try:
-                    with failures(at):
+                    with failures(place):
                         send_elements(*request)
                     sender.send(["end"])
                 except FunctionFailed as failed:
                     sender.send(["failed", *failed.args])
+                finally:
+                    sender.when_cancelled(lambda: None)  # it must not keep the bundle
 
     threading.Thread(target=serve, name="forebay-bundles", daemon=True).start()
-
-
-class BundleCancelled(Exception):
-    """The worker has closed the connection."""
 
 
 class BundleSender(ListeningSender):
@@ -86,6 +89,8 @@ class BundleSender(ListeningSender):
 
     def close(self) -> None:
         """Wait until the worker has closed its end, and close this one."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
         self._listening.join()
         self._connection.close()
 
@@ -94,6 +99,10 @@ class BundleSender(ListeningSender):
             while True:
                 self._hear(self._receive())
         except BundleCancelled:
+            pass
+        except BaseException:  # noqa: BLE001 - the bundle must end, and with it the connection
+            traceback.print_exc()
+        finally:
             with self._freed:
                 self._cancelled = True
                 self._freed.notify()

@@ -58,11 +58,15 @@ _CODES: dict[type[BaseException], str] = {
 }
 """TensorFlow's codes for exceptions of a py_function; all others are UNKNOWN."""
 
-_OURS = {__name__, *(f"{__package__}.{name}" for name in ("child", "built"))}
+_OURS = {__name__, *(f"{__package__}.{name}" for name in ("child", "built", "bundle_requests"))}
 """Modules that call users' functions; tracebacks leave them out."""
 
 Counted = Sequence[tuple[int, pb.Metrics]]
 """Metrics by split."""
+
+
+class BundleCancelled(Exception):
+    """The worker has closed the connection of the bundle that is being made."""
 
 
 class FunctionFailed(Exception):
@@ -346,6 +350,8 @@ def failures(at: Sequence[int]) -> Iterator[None]:
     """Whatever is raised is FunctionFailed, at the place that `at` has then: split, element."""
     try:
         yield
+    except BundleCancelled:
+        raise
     except FunctionFailed as failed:
         raise failed.placed(at[0], at[1]) from None
     except PipelineError as error:

@@ -235,6 +235,11 @@ class BundleConnection(ChildConnection):
     def cancel(self) -> None:
         """`kill` does it."""
 
+    def _died(self) -> Died:
+        if self.lives:  # only the thread has ended
+            return Died("the thread that made the bundle ended", self.at, self.sent)
+        return super()._died()
+
     def kill(self) -> None:
         """Close the connection; the process goes on. Idempotent."""
         self._control.close()

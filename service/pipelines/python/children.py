@@ -77,7 +77,10 @@ class PythonChild(ChildConnection):
                         os.close(progress)
             except OSError as error:
                 raise PipelineError(
-                    "RESOURCE_EXHAUSTED", f"no bundle can be started in a process: {error}"
+                    "RESOURCE_EXHAUSTED",
+                    f"no bundle can be started in a process: {error}. Each open one takes "
+                    "a connection: raise the worker's limit of open files (ulimit -n), or read "
+                    "with a smaller cycle_length",
                 ) from error
             kept.pop_all()
         return BundleConnection(ours, control, shared.view(np.int64), left)
@@ -151,6 +154,7 @@ class Children:
     def _connect(self) -> BundleConnection:
         child = self._of_bundles
         if child is None or not child.lives:
+            self._of_bundles = None  # also if none can be started
             if child is not None:
                 child.kill()
             child = self._of_bundles = self._start()

@@ -150,7 +150,7 @@ class PythonRun:
                         self._rest(slot)
                         self._handle(Done(slot))
                     case Failed() as failure:
-                        self._rest(slot)
+                        self._rest(slot, failure)
                         self._handle(Broke(slot, failure))
                     case Died() as failure:
                         self._busy.pop(slot).kill()
@@ -198,7 +198,7 @@ class PythonRun:
         child.run(first, count, start, self._seed, awaited=self._is_awaited)
         return child
 
-    def _rest(self, slot: int) -> None:
+    def _rest(self, slot: int, failure: Failed | None = None) -> None:
         """What the slot's process was asked for is over."""
         child = self._busy.pop(slot)
         assert isinstance(child, PythonChild)
@@ -323,10 +323,13 @@ class BuiltBundle(PythonRun):
         connection.begin(BundleRequest(first, count, *self._drawn_by, start))
         return connection
 
-    def _rest(self, slot: int) -> None:
+    def _rest(self, slot: int, failure: Failed | None = None) -> None:
         connection = self._busy.pop(slot)
         assert isinstance(connection, BundleConnection)
-        self._children.keep(connection)
+        if failure is not None and failure.at.split < 0:  # it could not be opened there
+            connection.kill()
+        else:
+            self._children.keep(connection)
 
 
 class _Bell:
