@@ -63,12 +63,10 @@ TESTS = pathlib.Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def frozen_heap() -> Iterator[None]:
-    """Collections look only at what the module's tests make. Over a heap with TensorFlow's modules
-    each takes a second."""
+def frozen_heap() -> None:
+    """Collections look only at what is made from here on. Over a heap with TensorFlow's modules
+    each takes a second. Nothing is thawed, as the simulation freezes its garbage, too."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
