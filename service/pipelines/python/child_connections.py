@@ -23,6 +23,8 @@ from .child_blocks import MESSAGE_BYTES
 from .columns import read
 from .fork_server import ended
 
+ENDING_MS = 5_000
+
 
 class ElementPlace(NamedTuple):
     """An element: its split, and its index in the split."""
@@ -236,7 +238,8 @@ class BundleConnection(ChildConnection):
         """`kill` does it."""
 
     def _died(self) -> Died:
-        if self.lives:  # only the thread has ended
+        # How a process has ended comes a little after its connections have ended.
+        if not readable(self._control, timeout_ms=ENDING_MS):  # only the thread has ended
             return Died("the thread that made the bundle ended", self.at, self.sent)
         return super()._died()
 
