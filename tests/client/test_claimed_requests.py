@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component
-from forebay.service.client import silence
+from forebay.service.client import claims, silence
 from forebay.service.client.claimer import Claimer
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.positions import ClaimedRead
@@ -24,6 +24,7 @@ from .test_ordered_requests import Worker
 
 TASKS = (5, 6)
 WAIT_S = 30
+MANY = 1 << 40
 
 
 class Dispatcher:
@@ -33,11 +34,14 @@ class Dispatcher:
         self.cursors = dict(enumerate(cursors))
         self.requests: list[pb.ClaimBundlesRequest] = []
         self.given = 0
+        self.done: set[int] = set()
 
     def call(self, request: pb.ClaimBundlesRequest, *_: Any, **__: Any) -> pb.ClaimBundlesResponse:
         self.requests.append(request)
-        self.given = max(self.given, min(len(self.cursors), request.most))
-        claims = {p: c for p, c in self.cursors.items() if p < self.given}
+        self.done.update(request.done)
+        most = len(self.done) + request.most
+        self.given = max(self.given, min(len(self.cursors), most))
+        claims = {p: c for p, c in self.cursors.items() if p < self.given and p not in self.done}
         return pb.ClaimBundlesResponse(places=claims.keys(), cursors=claims.values())
 
 
@@ -258,3 +262,31 @@ def test_a_worker_is_silent_only_while_the_consumer_waits(
         monkeypatch.setattr(silence, "time", clock)
         reading.mode.ask_again()
     assert (reading.asked[0][0] != first[0]) == asks_another
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "most"), [(0, 0, claims.FIRST_READ), (MANY, MANY, 8), (MANY, 0, 8)]
+)
+def test_so_many_claims_are_read_side_by_side_that_few_slices_are_asked_for(
+    claiming: list[Claiming], monkeypatch: pytest.MonkeyPatch, first: int, then: int, most: int
+) -> None:
+    """The others are read later, and nothing of them is left out, also if the limit changes."""
+    monkeypatch.setattr(claims, "PACE_S", 0)
+    monkeypatch.setattr(claims, "MAX_SLICES_PER_S", first)
+    reading = Claiming([200] * 8)
+    claiming.append(reading)
+    side_by_side, give_up_s = 0, time.monotonic() + WAIT_S
+    while len(reading.got) < 8 * 200:
+        assert time.monotonic() < give_up_s
+        while reading.take():
+            pass
+        if asked := reading.asked:
+            side_by_side = max(side_by_side, len({order.bundle for _, _, order in asked}))
+            reading.give(*asked[0])
+        else:
+            time.sleep(0.001)  # the claimer asks for more
+        if len(reading.got) >= 1000:
+            monkeypatch.setattr(claims, "MAX_SLICES_PER_S", then)
+    assert sorted(reading.got) == [(bundle, i) for bundle in range(8) for i in range(200)]
+    assert side_by_side <= most
+    assert (side_by_side > claims.FIRST_READ) == bool(first)

@@ -136,6 +136,20 @@ def test_who_has_enough_asks_no_worker_for_lengths() -> None:
     assert not any(reading.queries(place) for place in range(4))
 
 
+def test_lengths_go_with_a_heartbeat_that_is_repeated_until_it_is_answered() -> None:
+    """An urgent report may fail, and is not repeated: the dispatcher would never hear of them."""
+    reading = Reading([5], cycle_length=1)
+    reading.take()
+    (query,) = reading.queries()
+    reading.answer(query, 5, complete=True)
+    said = []
+    for wait_ms in (0, 5000, 5000):
+        request = pb.ConsumerHeartbeatRequest(wait_ms=wait_ms)
+        reading.mode.report(request)
+        said.append([*request.lengths])
+    assert said == [[], [5], []]
+
+
 def test_bundles_before_the_start_are_counted_until_it_is_found() -> None:
     reading = Reading([10] * 40, cycle_length=2, start_position=25)
     reading.take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -421,6 +422,25 @@ def test_a_query_waits_a_moment_for_further_news(pool: ThreadPoolExecutor) -> No
     waiting = Waiting(pool, run, 1000)
     assert told.wait(TIMEOUT_S)
     assert query.next() == EndOfSlice(1, 20, False), "as many as it asked for were made"
+    output.cancel()
+    assert waiting.done.exception(TIMEOUT_S) is not None
+
+
+def test_a_run_makes_as_much_ahead_as_it_has_given(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FIRST_AHEAD_BYTES", SIZE)
+    output = BundlesOutput()
+    first = Reader(output, Slice(1, runs=(0, 10)))
+    second = Reader(output, Slice(1, runs=(10, 20)))
+    run = begun(output)
+    waiting = Waiting(pool, run, 1000)
+    assert run.stop == 40, "one block more than was asked for"
+    assert read(first) and read(second)
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while run.stop < 60:
+        assert time.monotonic() < give_up_s, "it was not told"
+        threading.Event().wait(0.001)
     output.cancel()
     assert waiting.done.exception(TIMEOUT_S) is not None
 
