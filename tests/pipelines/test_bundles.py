@@ -19,10 +19,13 @@ from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
+from forebay.service.pipelines.tf_data.graphs import all_nodes
+from forebay.service.pipelines.tf_data.map_functions import run_in_calling_thread
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.pipelines.tf_data.split_sources import split_sources
 from forebay.service.pipelines.tf_data.traces import Traces
+from forebay.service.proto import graph_pb2
 
 from .. import forks
 from .contract import SPLITS, PipelineContract, Step, elements_of
@@ -247,6 +250,81 @@ def test_a_driver_is_made_once_for_bundles_one_after_another(
         read(pipeline, number, number=number)
     pipeline.close()
     assert len(made) == 1
+
+
+_TABLE_KEYS = np.arange(99)
+
+
+@tf.function  # type: ignore[untyped-decorator]
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+@tf.function  # type: ignore[untyped-decorator]
+def smaller_half(x: Any) -> Any:
+    return x if x % 2 == 0 else x // 2
+
+
+IN_THREAD: dict[str, Callable[[Any], Any]] = {
+    "arithmetic": lambda x: (3 * x, -x),
+    "strings": lambda x: tf.strings.regex_replace(tf.strings.as_string(x), "1", "b"),
+    "a function that it calls": doubled,
+    "a table": lambda x: tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(_TABLE_KEYS, 7 * _TABLE_KEYS), -1
+    ).lookup(x),
+    "a dataset": lambda x: tf.data.Dataset.range(x).reduce(np.int64(0), lambda a, b: a + b),
+    "Python": lambda x: tf.numpy_function(lambda y: y + 1, [x], tf.int64),
+    "pfor": lambda x: tf.vectorized_map(lambda y: y * x, tf.range(3, dtype=tf.int64)),
+}  # fmt: skip
+IN_POOL: dict[str, Callable[[Any], Any]] = {
+    "cond": lambda x: tf.cond(x % 2 == 0, lambda: x, lambda: 10 * x),
+    "cond in a function that it calls": smaller_half,
+    "switch_case": lambda x: tf.switch_case(
+        tf.cast(x % 3, tf.int32), [lambda: x, lambda: 2 * x, lambda: 3 * x]
+    ),
+    "while_loop": lambda x: tf.while_loop(lambda y: y < 50, lambda y: [2 * y + 1], [x]),
+    "map_fn": lambda x: tf.map_fn(lambda y: y + x, tf.range(4, dtype=tf.int64)),
+    "an assertion": lambda x: (tf.debugging.assert_less(x, np.int64(99)), x)[1],
+    "image operations": lambda x: tf.image.stateless_random_flip_left_right(
+        tf.image.resize(tf.fill([8, 8, 3], tf.cast(x, tf.uint8)), [4, 4]), [1, x]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IN_THREAD | IN_POOL)
+@pytest.mark.parametrize("nested", [False, True])
+def test_functions_of_maps_give_what_they_give_in_tf_data(case: str, nested: bool) -> None:
+    """Those with control flow TensorFlow cannot run in the calling thread."""
+    function = (IN_THREAD | IN_POOL)[case]
+    dataset = count(99).map(function)
+    if nested:
+        dataset = count(99).flat_map(lambda x: count(x, x + 1).map(function))
+    pipeline = pipeline_of(dataset)
+    expected = [tf.nest.flatten(element, expand_composites=True) for element in dataset.take(10)]
+    found = [
+        element
+        for block in pipeline.bundle(SplitRange(0, 10, 0), number=0, seed=5).blocks()
+        for element in zip(*(c.elements() for c in block.components), strict=True)
+    ]
+    pipeline.close()
+    assert repr([[np.asarray(value).tolist() for value in element] for element in found]) == repr(
+        [[np.asarray(value.numpy()).tolist() for value in element] for element in expected]
+    )
+    proto = graph_pb2.GraphDef.FromString(graph_of(dataset))
+    run_in_calling_thread(proto)
+    where = {
+        node.attr["use_inter_op_parallelism"].b
+        for node in all_nodes(proto)
+        if node.op == "MapDataset"
+    }
+    assert where == {case in IN_POOL}
+
+
+def test_a_parallel_map_stays_so() -> None:
+    before = graph_of(count(99).map(lambda x: x + 1, num_parallel_calls=2))
+    proto = graph_pb2.GraphDef.FromString(before)
+    run_in_calling_thread(proto)
+    assert proto == graph_pb2.GraphDef.FromString(before)
 
 
 REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {

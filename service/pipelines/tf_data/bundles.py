@@ -19,6 +19,7 @@ from ...proto import graph_pb2 as pb
 from .element_packs import calls_functions
 from .graphs import Graph
 from .imports import ImportedGraph, expansion, import_graph, import_part, options_of, output_specs
+from .map_functions import run_in_calling_thread
 from .seeds import KEY, seeded
 from .source_walk import SourceWalk
 from .split_sources import require_bundles, require_splittable
@@ -44,6 +45,7 @@ class BundleGraph:
         self.options.deterministic = True
         del parsed
         self._imported = ImportedGraph(seeded(graph))
+        run_in_calling_thread(self._imported.proto)
         try:
             self._imported.add_functions()
         except BaseException:

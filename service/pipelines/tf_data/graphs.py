@@ -96,7 +96,7 @@ def sanitize(graph: bytes) -> bytes:
     Raises InvalidGraph.
     """
     proto = Graph(graph).proto
-    for node in _all_nodes(proto):
+    for node in all_nodes(proto):
         node.device = ""
         if node.op in TABLES:
             node.attr["use_node_name_sharing"].b = True
@@ -132,7 +132,7 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     functions = [function.signature.name for function in proto.library.function]
     _rename_functions(proto, {name: f"{prefix}_{name}" for name in functions})
     _reshape_packs_of_one(parsed)
-    for node in _all_nodes(proto):
+    for node in all_nodes(proto):
         if node.op in TABLES:
             node.attr["container"].s = prefix.encode()
         for handle in _handles(node):
@@ -161,7 +161,8 @@ def fingerprint(graph: bytes) -> str:
             nodes[node.name] = node
             waiting += map(parsed.node, reversed(node.input))
     functions = {function.signature.name: function for function in proto.library.function}
-    called = _called_functions(nodes.values(), functions)
+    bodies = {name: function.node_def for name, function in functions.items()}
+    called = called_functions(nodes.values(), bodies)
     library = [functions[name] for name in (*called, *sorted(functions.keys() - set(called)))]
 
     _rename_functions(proto, {name: f"function {i}" for i, name in enumerate(called)})
@@ -229,26 +230,27 @@ def _number_arguments(function: pb.FunctionDef) -> None:
         function.ret[output] = _renamed(tensor, numbers)
 
 
-def _called_functions(
-    nodes: Iterable[pb.NodeDef], functions: Mapping[str, pb.FunctionDef]
+def called_functions(
+    nodes: Iterable[pb.NodeDef], bodies: Mapping[str, Iterable[pb.NodeDef]]
 ) -> list[str]:
-    """The functions that these nodes call, directly or indirectly, in the order of first use."""
+    """The functions that these nodes call, directly or indirectly, in the order of first use.
+    `bodies` are the nodes of all functions, by name."""
     called: dict[str, None] = {}
     waiting = [nodes]
     for body in waiting:  # grows in the loop
         for node in body:
-            for name in (node.op, *(reference.name for reference in _references(node.attr))):
-                if name in functions and name not in called:
+            for name in (node.op, *(reference.name for reference in references(node.attr))):
+                if name in bodies and name not in called:
                     called[name] = None
-                    waiting.append(functions[name].node_def)
+                    waiting.append(bodies[name])
     return list(called)
 
 
 def _rename_functions(proto: pb.GraphDef, names: Mapping[str, str]) -> None:
     """Rename library functions and all references to them."""
-    for node in _all_nodes(proto):
+    for node in all_nodes(proto):
         node.op = names.get(node.op, node.op)
-        for reference in _references(node.attr):
+        for reference in references(node.attr):
             reference.name = names.get(reference.name, reference.name)
     for function in proto.library.function:
         signature = function.signature
@@ -258,19 +260,19 @@ def _rename_functions(proto: pb.GraphDef, names: Mapping[str, str]) -> None:
         gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
 
 
-def _references(attrs: Mapping[str, pb.AttrValue]) -> Iterator[pb.NameAttrList]:
+def references(attrs: Mapping[str, pb.AttrValue]) -> Iterator[pb.NameAttrList]:
     """References to functions in attributes, ordered by the attributes' names."""
     for _, attr in sorted(attrs.items()):
         match attr.WhichOneof("value"):
             case "func":
-                references: Sequence[pb.NameAttrList] = [attr.func]
+                found: Sequence[pb.NameAttrList] = [attr.func]
             case "list":
-                references = attr.list.func
+                found = attr.list.func
             case _:
                 continue
-        for reference in references:
+        for reference in found:
             yield reference
-            yield from _references(reference.attr)
+            yield from references(reference.attr)
 
 
 def _handles(node: pb.NodeDef) -> Sequence[pb.ResourceHandle]:
@@ -287,7 +289,8 @@ def _renamed(tensor: str, names: Mapping[str, str]) -> str:
     return tensor.replace(name, names.get(name, name), 1)
 
 
-def _all_nodes(proto: pb.GraphDef) -> Iterator[pb.NodeDef]:
+def all_nodes(proto: pb.GraphDef) -> Iterator[pb.NodeDef]:
+    """The graph's nodes, and those of its functions."""
     yield from proto.node
     for function in proto.library.function:
         yield from function.node_def

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...proto import graph_pb2 as pb
-from .graphs import Graph
+from .graphs import Graph, called_functions, references
 
 KEY = "forebay/key:0"
 """Stands for the key while a seeded graph is imported."""
@@ -101,9 +101,10 @@ def nondeterministic(graph: bytes) -> list[str]:
     """
     proto = Graph(seeded(graph)).proto
     bodies = [(_Body(proto.node, KEY, function=False), "")]
-    for function in _called_functions(proto):
-        body = _Body(function.node_def, "", function=True)
-        bodies.append((body, f" in function {function.signature.name!r}"))
+    functions = {function.signature.name: function.node_def for function in proto.library.function}
+    for name in called_functions(proto.node, functions):
+        body = _Body(functions[name], "", function=True)
+        bodies.append((body, f" in function {name!r}"))
     return [
         f"{node.name!r} ({node.op}){where} {why}"
         for body, where in bodies
@@ -121,28 +122,8 @@ def _why_nondeterministic(body: _Body, node: pb.NodeDef) -> Iterator[str]:
         )
 
 
-def _called_functions(proto: pb.GraphDef) -> Iterator[pb.FunctionDef]:
-    """The functions that a graph calls, directly or indirectly."""
-    functions = {function.signature.name: function for function in proto.library.function}
-    waiting, seen = [list(proto.node)], set()
-    for body in waiting:  # grows in the loop
-        for name in (name for node in body for name in (node.op, *_called(node))):
-            if name in functions and name not in seen:
-                seen.add(name)
-                waiting.append(list(functions[name].node_def))
-                yield functions[name]
-
-
 def _called(node: pb.NodeDef) -> list[str]:
-    return [reference.name for reference in _references(node)]
-
-
-def _references(node: pb.NodeDef) -> Iterator[pb.NameAttrList]:
-    for _, attr in sorted(node.attr.items()):
-        if attr.WhichOneof("value") == "func":
-            yield attr.func
-        elif attr.WhichOneof("value") == "list":
-            yield from attr.list.func
+    return [reference.name for reference in references(node.attr)]
 
 
 class _Body:
@@ -232,7 +213,7 @@ class _Seeding:
                     data = [name for name in node.input if not name.startswith("^")]
                     node.input.insert(len(data), body.derived(body.key, body.constant(salt)))
                     node.attr["Tin"].list.type.append(_INT64)
-                    for reference in _references(node):
+                    for reference in references(node.attr):
                         reference.name = self._keyed(reference.name)
                 elif node.op in _LOOPS:
                     self._seed_loop(body, node, salt)
