@@ -156,29 +156,34 @@ class Block:
 
 def split(block: Block, count: int) -> tuple[Block, Block]:
     """Split into the first `count` elements and the rest, as views; `count` < `block.count`."""
-    pairs = [_split(component, count) for component in block.components]
-    head, rest = (tuple(pair[i] for pair in pairs) for i in (0, 1))
-    return (
-        Block(count, head, block.bundle, block.index),
-        Block(block.count - count, rest, block.bundle, block.index + count),
-    )
+    return part(block, 0, count), part(block, count, block.count - count)
 
 
-def _split(component: Component, count: int) -> tuple[Component, Component]:
+def part(block: Block, first: int, count: int) -> Block:
+    """`count` elements from `first` on, as views."""
+    if count == block.count:
+        return block
+    components = tuple(_part(component, first, count) for component in block.components)
+    return Block(count, components, block.bundle, block.index + first)
+
+
+def _part(component: Component, first: int, count: int) -> Component:
     values, shapes = component.values, component.shapes
     if shapes is None:
-        head, rest = _cut(values, count)
-        return Component(head), Component(rest)
-    head, rest = _cut(values, int(np.prod(shapes[:count], axis=1, dtype=np.int64).sum()))
-    return _varying(head, shapes[:count]), _varying(rest, shapes[count:])
+        return Component(_cut(values, first, first + count))
+    shapes = shapes[: first + count]
+    stops = np.prod(shapes, axis=1, dtype=np.int64).cumsum()
+    start = int(stops[first - 1]) if first else 0
+    return _varying(_cut(values, start, int(stops[-1])), shapes[first:])
 
 
-def _cut(values: Array | Strings, count: int) -> tuple[Array | Strings, Array | Strings]:
+def _cut(values: Array | Strings, start: int, stop: int) -> Array | Strings:
     if not isinstance(values, Strings):
-        return values[:count], values[count:]
+        return values[start:stop]
     lengths, data = values.lengths, values.data
-    size = int(lengths[:count].sum())
-    return Strings(lengths[:count], data[:size]), Strings(lengths[count:], data[size:])
+    begin = int(lengths[:start].sum()) if start else 0
+    size = int(lengths[start:stop].sum())
+    return Strings(lengths[start:stop], data[begin : begin + size])
 
 
 def _varying(values: Array | Strings, shapes: Array) -> Component:
@@ -205,8 +210,7 @@ def picked(block: Block, indexes: range | Array) -> Block:
     chosen: Any = indexes
     if isinstance(indexes, range):
         if indexes.step == 1 or count == 1:
-            rest = split(block, first)[1] if first else block
-            return split(rest, count)[0] if count < rest.count else rest
+            return part(block, first, count)
         chosen = slice(indexes.start, indexes.stop, indexes.step)
     components = tuple(_picked(component, chosen) for component in block.components)
     return Block(count, components, block.bundle, block.index + first)

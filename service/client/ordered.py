@@ -92,7 +92,8 @@ class OrderedMode(Mode):
 
     def take(self) -> tuple[Block, tuple[Client, int] | None] | None:
         if self._is_due():
-            self._plan()
+            with self._slices.together():
+                self._plan()
         taken = self._portions.take(self.epoch.limit(self._before))
         if taken is None:
             return None
@@ -110,9 +111,9 @@ class OrderedMode(Mode):
         return self._slices.patience_s
 
     def has_ended(self) -> bool:
-        if not self._located or not self.epoch.order.ended(self._round):
+        if not self._located or self._portions.has_before(self.epoch.limit(self._before)):
             return False
-        self.epoch.complete = self._portions.next_position() >= self.epoch.limit(self._before)
+        self.epoch.complete = self.epoch.order.ended(self._round)
         return self.epoch.complete
 
     def awaited(self) -> str:
@@ -197,18 +198,26 @@ class OrderedMode(Mode):
         opened, coming = order.opened(here, AHEAD)
         needed = (*opened, *coming, *self._portions.lacking())
         self._floor = min(needed, default=self._spec.bundles)
-        enough = self._ahead.rounds() * self._spec.block_length
         is_young = self._located and self._ahead.is_young
-        for place in opened if is_young else (*opened, *coming):
-            planned, known = self._planned(place), self._lengths.at_least(place)
+        for place in opened:
+            if self._located:
+                self._query_open(place)
+            else:
+                self._lengths.query(place, self._planned(place))
+        for place in () if is_young else coming:
             if not self._located:
-                self._lengths.query(place, planned)
-            elif place not in opened:  # one element is enough: the bundle is open
-                if not known:
-                    self._lengths.query(place, 0)
-            elif known < planned + enough:
-                # No further round is known without another block of each.
-                self._lengths.query(place, planned + self._spec.block_length, planned + enough)
+                self._lengths.query(place, self._planned(place))
+            elif not self._lengths.at_least(place):  # one element is enough: the bundle is open
+                self._lengths.query(place, 0)
+
+    def _query_open(self, place: int) -> None:
+        """Ask for the length of a bundle that is read now, unless it has enough elements for the
+        next plan."""
+        block_length, planned = self._spec.block_length, self._planned(place)
+        enough = planned + self._ahead.rounds() * block_length
+        if self._lengths.at_least(place) < enough:
+            # No further round is known without another block of each.
+            self._lengths.query(place, planned + block_length, enough)
 
     def _slice(self, request: Request) -> Slice:
         spec, number, place = self._spec, self.epoch.number, request.place
@@ -272,11 +281,16 @@ class OrderedMode(Mode):
         if ended is None:
             return
         request, said = ended
-        self._is_stale = True
+        order = self.epoch.order
+        known_until = order.known_until
         self._lengths.learn(request.place, said.length, said.complete)
         if request.is_query:
             self._lengths.answered(request)
-        elif request.runs:
+        if not self._located or said.complete or order.known_until > known_until:
+            self._is_stale = True
+        elif request.until and not self._is_full:
+            self._query_open(request.place)
+        if request.runs:
             raise self._lengths.mismatch(
                 request.place,
                 f"the bundle at place {request.place} had more than {request.runs[0]} elements, "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..blocks import Block, merged, picked, rank, split
+from ..blocks import Block, merged, part, rank, split
 from ..delivery.orders import MAX_INDEX
 from ..order import Ints
 from .slices import Request
@@ -91,10 +91,11 @@ class Portions:
         if not self._ready:
             return None
         block, positions = self._ready[0]
-        given = int(np.searchsorted(positions, limit))
-        if not given:
-            return None
-        if given < block.count:
+        given = block.count
+        if positions[-1] >= limit:
+            given = int(np.searchsorted(positions, limit))
+            if not given:
+                return None
             block, rest = split(block, given)
             self._ready[0] = rest, positions[given:]
         else:
@@ -117,7 +118,7 @@ class Portions:
         for place, at in portion.needs[portion.met :]:
             missing = len(at)
             for request in self._queues[place]:
-                missing -= sum(block.count for block in request.blocks)
+                missing -= sum(block.count for block in request.blocks) - request.given
                 if missing <= 0 or request.runs:
                     break
             if missing > 0:
@@ -128,33 +129,37 @@ class Portions:
     def _assembled(self, portion: _Portion) -> Iterator[tuple[Block, Ints]]:
         """The portion as blocks with the elements' positions: one block, unless elements are large,
         or their ranks differ."""
-        parts = [(block, at) for place, at in portion.needs for block, at in self._pop(place, at)]
-        ranks = {tuple(map(rank, block.components)) for block, _ in parts}
+        parts = [each for place, at in portion.needs for each in self._pop(place, at)]
+        ranks = {tuple(map(rank, block.components)) for block, _, _ in parts}
         if len(ranks) == 1 and (self.fit(ALONE_BYTES) != 1 or len(parts) == 1):
-            yield merged(parts), portion.positions
+            pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
+            yield merged(pieces), portion.positions
             return
         singles = {
-            place: picked(block, range(number, number + 1))
-            for block, at in parts
-            for number, place in enumerate(at.tolist())
+            place: part(block, number, 1)
+            for block, first, at in parts
+            for number, place in enumerate(at.tolist(), first)
         }
         for place in range(len(portion.positions)):
             yield singles[place], portion.positions[place : place + 1]
 
-    def _pop(self, place: int, at: Ints) -> Iterator[tuple[Block, Ints]]:
-        """The next elements of a place, and where in `at` they belong."""
+    def _pop(self, place: int, at: Ints) -> Iterator[tuple[Block, int, Ints]]:
+        """The next elements of a place: a block, the first of them in it, and where in `at` they
+        belong."""
         queue, done = self._queues[place], 0
         while done < len(at):
             request = queue[0]
             if not request.blocks:
                 queue.popleft()
                 continue
-            block = request.blocks.popleft()
-            if block.count > len(at) - done:
-                block, rest = split(block, len(at) - done)
-                request.blocks.appendleft(rest)
-            yield block, at[done : done + block.count]
-            done += block.count
+            block, first = request.blocks[0], request.given
+            count = min(block.count - first, len(at) - done)
+            yield block, first, at[done : done + count]
+            done += count
+            request.given += count
+            if request.given == block.count:
+                request.blocks.popleft()
+                request.given = 0
         while queue and not (queue[0].blocks or queue[0].runs):
             queue.popleft()
         if not queue:

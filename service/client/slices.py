@@ -8,9 +8,10 @@ elements again.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..blocks import Block
@@ -35,6 +36,7 @@ class Request:
     until: int = 0  # elements before this one are made for a query
     enough: int = 0  # and those before this one, if there is room
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
+    given: int = 0  # elements of the first of these
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
 
@@ -90,6 +92,14 @@ class Slices:
         return found or "nothing"
 
     # -- asking --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked for within the block is sent at its end: one piece for each worker."""
+        with contextlib.ExitStack() as stack:
+            for _, link in self._links.all():
+                stack.enter_context(link.client.together())
+            yield
 
     def ask(self, request: Request) -> None:
         """Send the request to the worker of its place; keep it if there is none."""

@@ -7,12 +7,13 @@ unacknowledged blocks, so none is missed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import tenacity
@@ -44,6 +45,7 @@ over a Unix socket: the kernel reports its end, so a silent worker there is mere
 
 _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken
+_MAX_UNSENT = 64  # messages that wait for others
 
 
 class BlockClient(WorkerClient):
@@ -95,6 +97,8 @@ class BlockClient(WorkerClient):
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
         self._sent_at = 0.0
+        self._unsent: list[frames.Buffer] = []  # messages to send with the next one
+        self._collects = False  # whether messages wait for the end of `together`
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
 
@@ -102,10 +106,21 @@ class BlockClient(WorkerClient):
         with self._lock:
             self._send(self._receiving.read((task_id, subscription), order))
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        with self._lock:
+            self._collects = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._collects = False
+                self._flush()
+
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         with self._lock:
             if self._receiving.incoming.pop((task_id, subscription), None) is not None:
-                self._send_stop(task_id, subscription)
+                self._send(_stop(task_id, subscription))
 
     def taken(self, block: Block, key: Key | None = None) -> None:
         with self._lock:
@@ -121,6 +136,7 @@ class BlockClient(WorkerClient):
             if goodbye.positions and self._goodbye is None:
                 self._goodbye = pb.ToWorker(goodbye=goodbye)
                 self._send(self._goodbye)
+                self._flush()
 
     def hang_up(self) -> None:
         if self._elements is not None:
@@ -128,6 +144,7 @@ class BlockClient(WorkerClient):
         with self._lock:
             if self._goodbye is None:
                 self._send(pb.ToWorker(goodbye=pb.Goodbye()))
+            self._flush()
             self._closing.set()  # not before: the thread would hang up without a goodbye
             self._cut()
 
@@ -229,6 +246,7 @@ class BlockClient(WorkerClient):
         reader.watch(_REPORT_S, partial(self._report, pings=protocol != UNIX), max_silence_s)
         with self._lock:
             self._connected = True
+            self._unsent.clear()
             if not self._fell_silent:
                 self._heard_at = time.monotonic()
             reads = self._receiving.resume()
@@ -287,11 +305,12 @@ class BlockClient(WorkerClient):
 
     def _end(self, key: Key, end: End | EndPending) -> bool:
         with self._lock:
-            self._give_credit(at_once=True)  # so that the worker may forget the last blocks
+            if not key[1]:
+                self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
             # Acknowledge a numbered subscription's end: until then the worker keeps its buffer.
             if key[1] and not isinstance(end, EndPending):
-                self._send_stop(*key)
+                self._send(_stop(*key), is_urgent=False)
         if known:
             self._deliver(*key, end)
         return known
@@ -302,6 +321,7 @@ class BlockClient(WorkerClient):
                 self._give_credit(at_once=True)
             if pings and time.monotonic() - self._sent_at >= PING_S:
                 self._send(pb.ToWorker(ping=pb.Ping()))
+            self._flush()
 
     def _give_credit(self, at_once: bool = False) -> None:
         """Send credit and acknowledgements, if they are worth a message."""
@@ -313,15 +333,21 @@ class BlockClient(WorkerClient):
         credit.abandoned_slabs.extend(abandoned)
         self._send(pb.ToWorker(credit=credit))
 
-    def _send_stop(self, task_id: int, subscription: int) -> None:
-        self._send(pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription)))
+    def _send(self, message: pb.ToWorker, *, is_urgent: bool = True) -> None:
+        """Send, if connected; the client repeats what matters after it reconnects. What is not
+        urgent goes with a later message."""
+        if not self._connected:
+            return
+        self._unsent += frames.encode(message.SerializeToString())
+        if (is_urgent and not self._collects) or len(self._unsent) >= _MAX_UNSENT:
+            self._flush()
 
-    def _send(self, message: pb.ToWorker) -> None:
-        """Send, if connected; the client repeats what matters after it reconnects."""
-        if not self._connected or self._socket is None:
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not unsent or not self._connected or self._socket is None:
             return
         try:
-            frames.send(self._socket, frames.encode(message.SerializeToString()))
+            frames.send(self._socket, unsent)
             self._sent_at = time.monotonic()
         except OSError as error:
             _log.info("telling worker %d failed: %s", self.worker_uid, error)
@@ -334,3 +360,7 @@ class BlockClient(WorkerClient):
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:  # it is not connected
                 pass
+
+
+def _stop(task_id: int, subscription: int) -> pb.ToWorker:
+    return pb.ToWorker(stop=pb.Stop(task_id=task_id, subscription=subscription))

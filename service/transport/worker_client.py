@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from ..blocks import Block
 from ..delivery import ANY, End, EndPending, Order, TaskFailed
@@ -41,6 +42,11 @@ class WorkerClient(ABC):
 
         If a task has several subscriptions, each needs a unique number above 0.
         """
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked within the block is sent at its end, in one piece."""
+        yield
 
     @abstractmethod
     def stop_task(self, task_id: int, subscription: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,9 @@ class Worker:
 
     def read(self, task_id: int, order: Slice, number: int) -> None:
         self.asked[number] = order
+
+    def together(self) -> Any:
+        return contextlib.nullcontext()
 
     def stop_task(self, task_id: int, number: int) -> None:
         self.asked.pop(number, None)

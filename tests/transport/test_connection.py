@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import os
@@ -26,8 +27,11 @@ from forebay.service.delivery import (
     ANY,
     AnyBlock,
     AnyOutput,
+    BundlesOutput,
+    EndOfSlice,
     EndOfTask,
     Order,
+    Slice,
     TaskFailed,
     TaskUnknown,
 )
@@ -43,6 +47,7 @@ from forebay.service.transport import (
 )
 from forebay.service.transport.sessions import Sessions
 
+from ..standbys import wait_until
 from .peers import TIMEOUT_S, UID, WELCOME, Consumer, hear, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
@@ -90,6 +95,47 @@ def test_a_consumer_is_welcomed_once_its_earlier_connections_are_replaced(
     say(sock, pb.ToWorker(hello=hello))
     assert hear(sock).HasField("welcome")
     assert welcomed == [False]
+
+
+def test_what_is_asked_together_is_sent_in_one_piece(
+    server: BlockServer, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        task(server, number, 2)
+    consumer = Consumer(only(server, "tcp"), reads=1)
+    closing.callback(consumer.client.close)
+    assert consumer.numbers() == [1, 2]
+    sent, send, here = [], frames.send, threading.get_ident()
+
+    def counted(sock: socket.socket, buffers: Any, *descriptors: Any) -> None:
+        if threading.get_ident() == here:
+            sent.append(len(buffers))
+        send(sock, buffers, *descriptors)
+
+    monkeypatch.setattr(frames, "send", counted)
+    with consumer.client.together():
+        consumer.client.read(2)
+        consumer.client.read(3)
+        assert not sent
+    assert sum(sent) >= 2 and len(sent) == 1
+    found = [consumer.take() for _ in range(6)]
+    assert collections.Counter(task_id for task_id, _ in found) == {2: 3, 3: 3}
+
+
+def test_the_worker_hears_that_an_end_was_heard_though_nothing_else_is_said(
+    server: BlockServer, closing: ExitStack
+) -> None:
+    output = BundlesOutput()
+    server.add_task(5, output)
+    consumer = Consumer(only(server, "tcp"), consumer_id=1)
+    closing.callback(consumer.client.close)
+    consumer.client.read(5, Slice(bundle=7, place=7, until=1), subscription=3)
+    run = output.next_run(most=1, timeout_s=TIMEOUT_S)
+    assert run is not None
+    run.finish()
+    assert consumer.take_numbered() == (5, 3, EndOfSlice(7, 0, True))
+    (session,) = server.sessions._by_consumer.values()
+    wait_until(lambda: not session.buffers)
 
 
 def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.service.blocks import Block, Component, Strings, split
+from forebay.service.blocks import Block, Component, Strings, part, split
 from forebay.service.delivery import AnyOutput, EndOfTask, OutputCancelled
 from forebay.service.errors import ProtocolError
 from forebay.service.transport import BlockServer, ElementBudget, LocalClient, local_worker
@@ -43,16 +44,25 @@ def test_a_block_can_be_cut_anywhere(name: str) -> None:
         assert (head.bundle, rest.bundle) == (block.bundle, block.bundle)
         assert (head.index, rest.index) == (block.index, block.index + count)
         assert elements(head) + elements(rest) == elements(block)
-        for part in (head, rest):
-            assert part.count > 1 or all(c.shapes is None for c in part.components)
+        for half in (head, rest):
+            assert half.count > 1 or all(c.shapes is None for c in half.components)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_any_part_of_a_block(name: str) -> None:
+    block = SAMPLES[name]
+    for first, stop in itertools.combinations(range(min(block.count, 9) + 1), 2):
+        found = part(block, first, stop - first)
+        assert (found.count, found.index) == (stop - first, block.index + first)
+        assert elements(found) == elements(block)[first:stop]
 
 
 def test_cutting_copies_nothing() -> None:
     values = np.arange(10)
     text = Strings(np.full(10, 2), np.arange(20, dtype=np.uint8))
     head, rest = split(Block(10, (Component(values), Component(text))), 3)
-    for part in (head, rest):
-        numbers, strings = (component.values for component in part.components)
+    for half in (head, rest):
+        numbers, strings = (component.values for component in half.components)
         assert isinstance(numbers, np.ndarray) and isinstance(strings, Strings)
         assert np.shares_memory(numbers, values) and np.shares_memory(strings.data, text.data)
 
