@@ -1,7 +1,8 @@
-"""Row `ordered`: reads in order, and at least once, beside those that give elements at most once.
+"""Rows `ordered`: reads in order, and at least once, beside those that give elements at most once.
 
-Two workers read files, and one or four trainers `read` elements one by one. A split, and so a
-bundle, is a file. Then: how long a trainer waits when one of two workers gets kill -9.
+`ordered_images` and so on: two workers read files, and one or four trainers `read` elements one by
+one. A split, and so a bundle, is a file. `dead_worker`: how long a trainer waits when one of two
+workers gets kill -9.
 
 Row `positions`: the time to a first element deep in a long epoch, whose bundles' lengths are known;
 the size of a saved state; and the events of an epoch whose lengths nobody knew.
@@ -55,51 +56,48 @@ STEP_S = 0.002
 MOST_WAIT_S = 3.0
 
 
-def ordered(setting: Setting) -> list[Finding]:
-    """Only our side: tf.data service has no such reads."""
-    return [*_throughput(setting), *_dead_worker(setting)]
-
-
 def positions(setting: Setting) -> list[Finding]:
-    """Only our side, too."""
+    """Only our side: tf.data service has no such reads."""
     return list(_resume(setting))
 
 
 # -- throughput -----------------------------------------------------------------------------------
 
 
-def _throughput(setting: Setting) -> Iterator[Finding]:
-    for row in CASES:
-        FILE_CASES[row].content.write(setting.files, quick=setting.quick, forms=set())
+def throughput(case: str, setting: Setting) -> list[Finding]:
+    """Only our side, too."""
+    FILE_CASES[case].content.write(setting.files, quick=setting.quick, forms=set())
     cluster = BenchmarkCluster(SIDES["ours"], setting, setting.directory("ordered"))
     warm_up_s = None if setting.quick else WARM_UP_S
+    found: list[Finding] = []
     with contextlib.closing(cluster):
         cluster.grow(workers=2, readers=max(CONSUMERS))
         cluster.wait_until_ready()
-        for consumers, row in itertools.product(CONSUMERS, CASES):
+        for consumers in CONSUMERS:
             sides = {
                 way: functools.partial(
-                    cluster.measure, row + suffix, consumers=consumers, warm_up_s=warm_up_s
+                    cluster.measure, case + suffix, consumers=consumers, warm_up_s=warm_up_s
                 )
                 for way, suffix in WAYS.items()
             }
-            yield from _compared(row, consumers, setting.alternate(**sides))
+            found += _compared(case, consumers, setting.alternate(**sides))
+    return found
 
 
-def _compared(row: str, consumers: int, readings: dict[str, list[Reading]]) -> Iterator[Finding]:
+def _compared(case: str, consumers: int, readings: dict[str, list[Reading]]) -> Iterator[Finding]:
     for (way, name, ratio), (of, unit, better) in itertools.product(
-        (("ordered", "in order", CASES[row]), ("least", "at least once", LEAST)),
+        (("ordered", "in order", CASES[case]), ("least", "at least once", LEAST)),
         (
             ("elements_per_s", "elements/s", Better.MORE),
             ("cpu_us_per_element", "CPU µs an element", Better.LESS),
             ("client_cpu_us_per_element", "of it client, µs", Better.LESS),
         ),
     ):
-        what = f"{FILE_CASES[row].what}, {consumers} consumer(s), 2 workers: {name}"
+        what = f"{FILE_CASES[case].what}, {consumers} consumer(s), 2 workers: {name}"
         required = ratio if better is Better.MORE else None
         ours, peer = ([getattr(each, of) for each in readings[by]] for by in (way, "once"))
         yield Result(
-            row="ordered",
+            row=case.replace("file", "ordered"),
             what=f"{what}; peer: Forebay, each element at most once",
             unit=unit,
             better=better,
@@ -216,23 +214,28 @@ def _events(address: str, dataset_id: str) -> int:
 # -- a worker that dies ---------------------------------------------------------------------------
 
 
-def _dead_worker(setting: Setting) -> Iterator[Finding]:
+def dead_worker(setting: Setting) -> list[Finding]:
+    """Only our side, too."""
+    findings: list[Finding] = []
     for step_s, what in ((0.0, "takes all it can get"), (STEP_S, f"has steps of {STEP_S:g} s")):
         sides = {
             way: functools.partial(_longest_wait, setting, way == "ordered", step_s)
             for way in ("ordered", "once")
         }
         found = setting.alternate(**sides)
-        yield Result(
-            row="ordered",
-            what=f"kill -9 of one of two workers: a trainer that {what} waits at most; peer: "
-            "Forebay, each element at most once",
-            unit="s",
-            better=Better.LESS,
-            ours=found["ordered"],
-            peer=found["once"],
-            required=MOST_WAIT_S,
+        findings.append(
+            Result(
+                row="dead_worker",
+                what=f"kill -9 of one of two workers: a trainer that {what} waits at most; peer: "
+                "Forebay, each element at most once",
+                unit="s",
+                better=Better.LESS,
+                ours=found["ordered"],
+                peer=found["once"],
+                required=MOST_WAIT_S,
+            )
         )
+    return findings
 
 
 def images(count: int) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..service.errors import ForebayError, InvalidArgument
-from . import elements
+from . import elements, ordered
 from .abandoned import abandoned
 from .beam import beam
 from .bundles import bundles
@@ -31,7 +31,6 @@ from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
 from .mirrored import mirrored
-from .ordered import ordered, positions
 from .preemption import preemption
 from .python import python
 from .pytorch import pytorch
@@ -64,6 +63,10 @@ SHARING: dict[str, Row] = {  # the clusters that elements.py and others read fro
     "jpeg": elements.jpeg,
     **{row: functools.partial(file_row, row) for row in FILE_CASES},
 }
+ORDERED: dict[str, Row] = {
+    case.replace("file", "ordered"): functools.partial(ordered.throughput, case)
+    for case in ordered.CASES
+}
 ROWS: dict[str, Row] = {
     **SHARING,
     "big_batches": elements.big_batches,
@@ -76,8 +79,9 @@ ROWS: dict[str, Row] = {
     "shares": shares,
     "jax": jax,
     "preemption": preemption,
-    "ordered": ordered,
-    "positions": positions,
+    **ORDERED,
+    "dead_worker": ordered.dead_worker,
+    "positions": ordered.positions,
     "resumable": resumable,
     "fleet": fleet,
     "restart": restart,
@@ -99,7 +103,7 @@ ROWS: dict[str, Row] = {
     "silence": silence,
 }
 F = TypeVar("F", bound=Finding)
-GROUPS = {"files": tuple(FILE_CASES)}  # rows by one name
+GROUPS = {"files": tuple(FILE_CASES), "ordered": (*ORDERED, "dead_worker")}  # rows by one name
 ROUNDS = 5
 SECONDS = 2.0
 QUICK_SECONDS = 0.5

@@ -378,7 +378,8 @@ def _own_modules() -> list[ModuleType]:
     for name, module in list(sys.modules.items()):
         known = name == "__main__" or name.partition(".")[0] == "forebay"
         known = known or getattr(module, "__name__", None) != name
-        if not known and (places := _places(module)) and not any(map(_is_installed, places)):
+        places = () if known else _places(module)
+        if places and not any(_is_installed(name, place) for place in places):
             own.append(module)
     return own
 
@@ -395,9 +396,26 @@ def _places(module: ModuleType) -> Sequence[str]:
 
 
 @functools.cache
-def _is_installed(file: str) -> bool:
+def _is_installed(name: str, place: str) -> bool:
+    """Whether a package manager has put the module there."""
     folders = [os.path.realpath(folder) for folder in sysconfig.get_paths().values()]
-    path = os.path.realpath(file)
-    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
+    path = os.path.realpath(place)
+    parts = path.split(os.sep)
+    if {"site-packages", "dist-packages"} & set(parts):
         return True
-    return any(path.startswith(f"{folder}{os.sep}") for folder in folders)
+    if any(path.startswith(f"{folder}{os.sep}") for folder in folders):
+        return True
+    package = name.partition(".")[0]
+    return any(
+        part.partition(".")[0] == package and _has_packages(os.sep.join(parts[:at]))
+        for at, part in enumerate(parts)
+    )
+
+
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """Whether it is a folder of installed packages, as `pip install --target` makes."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:  # an archive, for example
+        return False

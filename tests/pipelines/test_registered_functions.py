@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -247,6 +249,33 @@ def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: pathlib.P
         for seed in ("1", "2")
     ]
     assert said[0] == said[1] != b""
+
+
+INSTALLED = """
+import sys
+import cloudpickle, own_module
+from forebay.service.client.functions import PythonDataset, request_of
+assert cloudpickle.__file__.startswith(sys.argv[1]), cloudpickle.__file__
+pickled = request_of(PythonDataset(own_module.three, [1]), [1]).python
+print(b"THREE" in pickled, len(pickled) < 10_000)
+"""
+
+
+def test_what_is_installed_in_any_folder_does_not_travel(tmp_path: pathlib.Path) -> None:
+    """As by `pip install --target`: also cloudpickle, which could not pickle itself."""
+    installed = pathlib.Path(cloudpickle.__file__).parent
+    for folder in (installed, *installed.parent.glob("cloudpickle-*.dist-info")):
+        shutil.copytree(folder, tmp_path / "installed" / folder.name)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own_module.py").write_text(
+        "def three(split):\n    return [THREE]\nTHREE = 3"
+    )
+    places = [str(tmp_path / "installed"), str(tmp_path / "own"), *sys.path]
+    ran = subprocess.run(
+        [sys.executable, "-c", INSTALLED, str(tmp_path)],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(places)},
+    )  # fmt: skip
+    assert ran.stdout.split() == ["True", "True"], ran.stderr
 
 
 def test_classes_of_the_same_name_remain_two() -> None:
