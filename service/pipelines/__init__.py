@@ -159,6 +159,8 @@ def load(op_libraries: Sequence[str] = ()) -> None:
 def warm_up() -> None:
     """Run a pipeline, so that the first task doesn't wait for TensorFlow's one-time
     initialization, 0.1 s. Call it after `load`."""
+    if not has_tensorflow():
+        return
     from .tf_data.pipeline import warm_up
 
     warm_up()

@@ -80,3 +80,29 @@ def test_functions_are_registered_and_run_without_it(frameworks: pathlib.Path) -
     assert "there is no TensorFlow on its host" in refused
     assert len(wrong) == 3 and all("there is no TensorFlow" in line for line in wrong)
     assert program.returncode == 0
+
+
+WORKER = """
+import json, subprocess, sys
+from forebay import service
+
+
+def doubled(number):
+    yield 2 * number
+
+
+with service.DispatchServer() as dispatcher:
+    command = [sys.executable, "-m", "forebay.service.cli", "worker", "--dispatcher"]
+    address = dispatcher.target.removeprefix("grpc://")
+    worker = subprocess.Popen([*command, address], stdout=subprocess.PIPE)
+    assert worker.stdout.readline(), "it has ended"
+    dataset_id = service.register_dataset(dispatcher.target, doubled, splits=range(5))
+    found = service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch")
+    print(json.dumps(sorted(map(int, found))))
+    worker.terminate()
+    print(worker.wait(100))
+"""
+
+
+def test_a_worker_runs_functions_as_a_process_of_its_own(frameworks: pathlib.Path) -> None:
+    assert said_by(frameworks, WORKER) == [[0, 2, 4, 6, 8], 0]
