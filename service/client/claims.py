@@ -57,6 +57,7 @@ class _Claim:
     came: int  # elements before this one have come, here or to an earlier consumer
     asked: int  # elements before this one were asked for
     chunk: int  # so many are asked for next
+    first: int  # the first one that this consumer reads
     length: int | None = None  # elements of the bundle, once it is known
     requests: deque[Request] = field(default_factory=deque)  # in order, with what has come
 
@@ -142,12 +143,15 @@ class ClaimsMode(Mode):
     # -- what is read --------------------------------------------------------------------------
 
     def _pace(self) -> None:
-        """Read more side by side if the trainer had to wait lately, else fewer."""
+        """Read more side by side if the trainer had to wait lately, else fewer. But not before all
+        that are read have brought something: workers that have enough to do would get more."""
         now = time.monotonic()
         if (passed_s := now - self._paced_s) < PACE_S:
             return
         if self._came:
-            more = 2 * self._side_by_side if self._waited else self._side_by_side - 1
+            more = self._side_by_side - (not self._waited)
+            if self._waited and all(claim.came > claim.first for claim in self._active()):
+                more = 2 * self._side_by_side
             window, rate = self._in_window(), (self._came - self._paced_came) / passed_s
             most = MAX_SLICES_PER_S * window // (2 * max(1, int(rate)))
             self._side_by_side = max(1, min(more, MOST_READ, window // 2, max(most, FIRST_READ)))
@@ -166,7 +170,7 @@ class ClaimsMode(Mode):
         missing = max(0, self._side_by_side - len(self._read))
         for place, cursor in self._claimer.begin(missing):
             chunk = FIRST_CHUNK if self._came else 1
-            self._read[place] = claim = _Claim(place, cursor, cursor, cursor, chunk)
+            self._read[place] = claim = _Claim(place, cursor, cursor, cursor, chunk, cursor)
             self._ask(claim)
 
     def _ask(self, claim: _Claim) -> None:

@@ -282,7 +282,8 @@ def test_so_many_claims_are_read_side_by_side_that_few_slices_are_asked_for(
             pass
         if asked := reading.asked:
             side_by_side = max(side_by_side, len({order.bundle for _, _, order in asked}))
-            reading.give(*asked[0])
+            for each in asked:
+                reading.give(*each)
         else:
             time.sleep(0.001)  # the claimer asks for more
         if len(reading.got) >= 1000:
@@ -290,3 +291,24 @@ def test_so_many_claims_are_read_side_by_side_that_few_slices_are_asked_for(
     assert sorted(reading.got) == [(bundle, i) for bundle in range(8) for i in range(200)]
     assert side_by_side <= most
     assert (side_by_side > claims.FIRST_READ) == bool(first)
+
+
+def test_no_more_are_read_before_all_that_are_read_have_brought_something(
+    claiming: list[Claiming], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers are busy with these: more would be begun, and elements would come even later."""
+    monkeypatch.setattr(claims, "PACE_S", 0)
+    monkeypatch.setattr(claims, "MAX_SLICES_PER_S", MANY)
+    reading = Claiming([200] * 8)
+    claiming.append(reading)
+    oldest = None
+    for _ in range(9):
+        while reading.take():
+            pass
+        time.sleep(0.02)  # the claimer would have asked for more
+        bundles = [order.bundle for _, _, order in reading.asked]
+        assert len({*bundles}) <= claims.FIRST_READ
+        oldest = bundles[0] if oldest is None else oldest
+        for each in reading.asked:
+            if each[2].bundle == oldest:
+                reading.give(*each)
