@@ -26,7 +26,8 @@ class BundleLengths:
     def __init__(self, ordered: OrderedRead, ask: Callable[[Request], None]) -> None:
         self._ordered = ordered
         self._ask = ask
-        self._querying: dict[int, int] = {}  # by place: the outstanding query's `until`
+        # By place whose query is outstanding: whether the worker must make more to answer it.
+        self._querying: dict[int, bool] = {}
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
         self._lock = threading.Lock()  # of `report`
@@ -42,11 +43,12 @@ class BundleLengths:
         self._querying.clear()
 
     def query(self, place: int, until: int, enough: int = 0) -> None:
-        """Ask for the length of the bundle there. Elements before `until` are made for that, and
-        those before `enough` if there is room."""
+        """Ask for the length of the bundle there, unless it is known or was asked for. Elements
+        before `until` are made for that, and those before `enough` if there is room."""
         is_known = self._ordered.lengths[self._epoch.bundles[place]] >= 0
-        if self._querying.get(place, -1) < until and not is_known:
-            self._querying[place] = until
+        must_make = until > self.at_least(place)
+        if not is_known and (place not in self._querying or must_make > self._querying[place]):
+            self._querying[place] = must_make
             self._ask(Request(place, (), is_query=True, until=until, enough=enough))
 
     def at_least(self, place: int) -> int:

@@ -14,10 +14,10 @@ it here. It then waits. It never waits if a slice lacks an element, so that a re
 on. A query lacks an element if its reader has planned (`until`) all that it knows.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
-elements (`keep`, `floor`). If the blocks exceed `max_bytes`, those that some reader has passed are
-dropped earlier: a reader that is far behind the others has its elements made again. What a slice
-that has joined still needs is never dropped. If the only reader is *alone*, a block is dropped
-once it was given. After that reader has left, the rest may be dropped, too.
+elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader
+has passed are dropped earlier: a reader that is far behind the others has its elements made again.
+What a slice that has joined still needs is never dropped. If the only reader is *alone*, a block is
+dropped once it was given. After that reader has left, the rest may be dropped, too.
 
 **Lengths.** A slice ends with how many elements the bundle is known to have. A slice without runs
 is a query: its end comes when the bundle has ended, or when there is news, and there are `enough`
@@ -64,6 +64,9 @@ ANSWER_S = 0.02
 
 ROOM_S = 0.5
 """How often a run that nobody needs now looks whether there is memory for it."""
+
+MAX_SHARES = 8
+"""The memory for so many readers an output may have, each of which asks for as much as it likes."""
 
 MAX_KNOWN = 10_000
 """Of about so many bundles that are not run the lengths are remembered."""
@@ -426,15 +429,16 @@ class BundlesOutput(TaskOutput):
             del self._bundles[bundle.number]
 
     def _make_room(self, size: int) -> bool:
-        """Whether there is room for so many bytes. Drops blocks that some reader has passed, if
-        need be."""
-        if self._bytes + size <= self._max_bytes:
-            self._look_above = self._max_bytes
+        """Whether there is room for so many bytes, of `max_bytes` for each reader. Drops blocks
+        that some reader has passed, if need be."""
+        most = self._max_bytes * min(self._readers, MAX_SHARES)
+        if self._bytes + size <= most:
+            self._look_above = most
             return True
         if self._bytes + size > self._look_above:
-            self._drop_passed(self._max_bytes - size - self._max_bytes // 8)
-            self._look_above = max(self._max_bytes, self._bytes + size + self._max_bytes // 16)
-        return self._bytes + size <= self._max_bytes
+            self._drop_passed(most - size - most // 8)
+            self._look_above = max(most, self._bytes + size + most // 16)
+        return self._bytes + size <= most
 
     def _drop_passed(self, most_bytes: int) -> None:
         """Drop blocks that some reader has passed, until there are at most so many bytes. What was

@@ -126,6 +126,26 @@ def test_a_query_asks_for_what_the_next_plan_needs() -> None:
     assert {query.known for query in reading.queries()} == {20_010}
 
 
+def test_a_bundle_is_asked_about_twice_at_a_time_at_most() -> None:
+    """Also if nobody answers, and slices bring the news: workers had thousands of queries a second
+    from each consumer of a group."""
+    reading = Reading([1 << 20] * 4, cycle_length=4)
+    reading.take()
+    for place in range(4):
+        (query,) = reading.queries(place)
+        reading.answer(query, 4)
+    for _ in range(20):
+        reading.take()
+        assert all(len(reading.queries(place)) <= 2 for place in range(4))
+        for number, order in [(n, s) for n, s in reading.worker.asked.items() if s.runs]:
+            client: Any = reading.worker
+            rows = np.array([(order.bundle, i) for i in range(order.runs[0], order.stop)])
+            block = Block(len(rows), (Component(rows),), order.bundle, order.runs[0])
+            reading.mode.deliver(client, (TASK, number), block)
+            reading.answer(order, order.stop + 3)
+    assert len(reading.got) >= 4 * 40
+
+
 def test_who_has_enough_asks_no_worker_for_lengths() -> None:
     """Each answer would lead to another question, thousands in a second."""
     reading = Reading([1 << 24] * 4, cycle_length=4)

@@ -335,7 +335,7 @@ def test_another_group_counts_anew() -> None:
 
 
 def test_under_pressure_the_readers_behind_have_their_elements_made_again() -> None:
-    output = BundlesOutput(4 * SIZE)
+    output = BundlesOutput(2 * SIZE)
     Reader(output, Slice(1, 1, (0, 1), until=40, readers=2)).close()
     fast = Reader(output, Slice(1, 1, (0, 40), until=40, reader=1, readers=2))
     make(begun(output), 40).finish()
@@ -451,15 +451,15 @@ def test_what_a_query_would_like_is_made_only_if_there_is_room(pool: ThreadPoolE
     query = Reader(output, Slice(1, enough=1000, readers=64))
     run = begun(output)
     waiting = Waiting(pool, run, 1000)
-    assert run.stop == 30 and output._bytes == 3 * SIZE
-    assert query.next() == EndOfSlice(1, 30, False)
+    assert run.stop == 240 and output._bytes == 8 * 3 * SIZE
+    assert query.next() == EndOfSlice(1, 240, False)
     output.cancel()
     assert waiting.done.exception(TIMEOUT_S) is not None
 
 
 def test_a_query_of_a_reader_that_has_planned_all_has_more_made(pool: ThreadPoolExecutor) -> None:
     """Though the run has made much ahead, of which others need the elements."""
-    output = BundlesOutput(SIZE)
+    output = BundlesOutput(SIZE // 2)
     Reader(output, Slice(1, runs=(0, 10), until=10, readers=2))
     run = begun(output)
     waiting = Waiting(pool, run, 40)
