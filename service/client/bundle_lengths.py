@@ -18,6 +18,10 @@ from .slices import Request
 MAX_LENGTHS = 10_000
 """Of bundles, in one heartbeat."""
 
+MAX_QUERIES = 1000
+"""So many queries may be outstanding that workers make elements for, and as many others: a worker
+bounds them."""
+
 
 class BundleLengths:
     """What one consumer knows of an epoch's lengths. The reading thread calls all of it but
@@ -27,6 +31,8 @@ class BundleLengths:
         self._ordered = ordered
         self._ask = ask
         self._querying: dict[int, int] = {}  # by place: the outstanding query's `until`
+        self._waiting: dict[int, tuple[int, int]] = {}  # by place: a query's `until` and `enough`
+        self._needed, self._others = 0, 0  # outstanding queries: see MAX_QUERIES
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
         self._lock = threading.Lock()  # of `report`
@@ -34,28 +40,47 @@ class BundleLengths:
     def begin(self, epoch: OrderedEpoch) -> None:
         """Places are of this epoch from now on. Its queries were withdrawn."""
         self._epoch = epoch
-        self._querying.clear()
         self._at_least.clear()
+        self.withdrawn()
 
     def withdrawn(self) -> None:
         """No query is outstanding any more."""
         self._querying.clear()
+        self._waiting.clear()
+        self._needed = self._others = 0
 
     def query(self, place: int, until: int, enough: int = 0) -> None:
-        """Ask for the length of the bundle there. Elements before `until` are made for that, and
-        those before `enough` if there is room."""
+        """Ask for the length of the bundle there, once there is room for a query. Elements before
+        `until` are made for that, and those before `enough` if there is room."""
         is_known = self._ordered.lengths[self._epoch.bundles[place]] >= 0
-        if self._querying.get(place, -1) < until and not is_known:
+        if self._querying.get(place, -1) >= until or is_known:
+            return
+        known = self.at_least(place)
+        is_needed = known <= until
+        if is_needed and self._needed >= MAX_QUERIES:
+            self._waiting[place] = until, enough
+        elif is_needed or self._others < MAX_QUERIES:  # else the next plan asks, if need be
+            self._waiting.pop(place, None)
             self._querying[place] = until
-            self._ask(Request(place, (), is_query=True, until=until, enough=enough))
+            self._needed += is_needed
+            self._others += not is_needed
+            self._ask(Request(place, (), 0, 0, True, until, enough, known))
 
     def at_least(self, place: int) -> int:
         """So many elements the bundle is known to have."""
         return self._at_least.get(place, 0)
 
     def answered(self, request: Request) -> None:
-        """The query has ended."""
+        """The query has ended: one that waits is asked."""
         self._querying.pop(request.place, None)
+        is_needed = request.known <= request.until
+        self._needed -= is_needed
+        self._others -= not is_needed
+        while self._waiting and self._needed < MAX_QUERIES:
+            place = next(iter(self._waiting))
+            until, enough = self._waiting.pop(place)
+            if self.at_least(place) < max(1, enough):
+                self.query(place, until, enough)
 
     def learn(self, place: int, length: int, complete: bool) -> None:
         """A worker says that the bundle has at least so many elements, or exactly if `complete`.
