@@ -14,6 +14,7 @@ withdraws what it has asked for, and plans anew from the next element that is in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -35,9 +36,14 @@ from .positions import OrderedRead
 from .read_ahead import ReadAhead
 from .slices import Request, Slices
 
+log = logging.getLogger(__name__)
+
 MAX_REQUESTS = 2000
 """When so many slices are outstanding, no more are asked for, and one plan asks for slices of so
 many bundles: a worker bounds them."""
+
+LARGE_ROUND_BYTES = 1 << 30
+"""The consumer warns of rounds that are larger than this, as workers may have to hold them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -69,6 +75,7 @@ class OrderedMode(Mode):
         self._holds_back = False  # whether rounds that are known are not asked for yet
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
+        self._has_warned = False
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -204,6 +211,7 @@ class OrderedMode(Mode):
                 self._begun.setdefault(place, firsts[place])
         self._next = first + end
         if end < len(places):
+            self._warn_if_large(len(places))
             self._partly |= _ends(places[planned:end], indexes[planned:end])
         else:
             self._round, self._before = last, self._next
@@ -220,6 +228,22 @@ class OrderedMode(Mode):
                 self._portions.expect(request)
                 self._slices.ask(request)
         self._portions.plan(places, first + part)
+
+    def _warn_if_large(self, elements: int) -> None:
+        """Warn once of rounds of so many elements, if these are large."""
+        fitting = self._portions.fit(LARGE_ROUND_BYTES)
+        if self._has_warned or fitting is None or elements <= fitting:
+            return
+        if self.epoch.order.length is not None:
+            return
+        self._has_warned = True
+        log.warning(
+            "a round of this order (block_length=%d of each of cycle_length=%d bundles) has %d "
+            "elements, about %d MB, and workers hold a round in memory while the lengths of its "
+            "bundles are unknown: give a smaller block_length or cycle_length",
+            *(self._spec.block_length, self._spec.cycle_length, elements),
+            elements * (LARGE_ROUND_BYTES >> 20) // fitting,
+        )
 
     def _elements(self, last: int) -> tuple[Ints, Ints, Ints]:
         """The elements of the rounds from the present one to `last`: places, indexes, and which

@@ -311,6 +311,22 @@ def test_a_round_that_is_larger_than_the_window_is_asked_for_in_parts(window: in
     assert reading.most_bytes < 2 * window
 
 
+def test_a_large_round_is_warned_of_once(
+    window: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While lengths are unknown: workers make all of it, to know the next one."""
+    monkeypatch.setattr(ordered, "LARGE_ROUND_BYTES", 3 << 20)
+    reading = Reading([2000] * 2, cycle_length=2, block_length=1000)
+    while not reading.mode.has_ended():
+        reading.take()
+        for place in range(2):
+            for query in reading.queries(place):
+                reading.answer(query, min(query.until, 2000), complete=query.until > 2000)
+        reading.give_blocks(lambda bundle: 2000)
+    (said,) = caplog.messages
+    assert "block_length=1000" in said and "2000 elements, about 3 MB" in said
+
+
 def test_many_bundles_at_a_time_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker refuses a connection of more subscriptions than it takes."""
     lengths = [2] * 20_000
