@@ -129,6 +129,7 @@ class EpochOrder:
         # its last bundle is complete. An entry may be too early after `learn`.
         self._free = list(range(self._slots))
         self._known_until: int | None = None  # unless it must be computed again
+        self._holding = 0  # incomplete places that end there, as far as is known
         if lengths is not None:
             self._start_with(np.asarray(lengths, np.int64))
         self._place()
@@ -165,7 +166,14 @@ class EpochOrder:
             self._incomplete -= 1
         self._known += at_least - known
         self._lengths[place] = at_least
-        self._known_until = None
+        block = self.block_length
+        if not self._incomplete:
+            self._known_until = None
+        elif place < self._placed and self._start[place] + known // block == self._known_until:
+            if complete or at_least // block > known // block:
+                self._holding -= 1
+            if not self._holding:
+                self._known_until = None
         self._place()
 
     def _place(self) -> None:
@@ -202,9 +210,10 @@ class EpochOrder:
         if self._known_until is None:
             last = [of_slot[-1] for of_slot in self._of_slot]
             partial = [place for place in last if not self._complete[place]]
-            ends = (self._start[p] + self._lengths[p] // self.block_length for p in partial or last)
+            ends = [self._start[p] + self._lengths[p] // self.block_length for p in partial or last]
             # Without incomplete bundles all are placed: a place waits only for an incomplete one.
             self._known_until = min(ends) if partial else max(ends, default=-1) + 1
+            self._holding = ends.count(self._known_until)
         return self._known_until
 
     def ended(self, round_: int) -> bool:

@@ -18,6 +18,10 @@ from .slices import Request
 MAX_LENGTHS = 10_000
 """Of bundles, in one heartbeat."""
 
+MAX_QUERIES = 1000
+"""So many queries may be outstanding that workers make elements for, and as many others: a worker
+bounds them."""
+
 
 class BundleLengths:
     """What one consumer knows of an epoch's lengths. The reading thread calls all of it but
@@ -28,6 +32,8 @@ class BundleLengths:
         self._ask = ask
         # By place whose query is outstanding: whether the worker must make more to answer it.
         self._querying: dict[int, bool] = {}
+        self._waiting: dict[int, tuple[int, int]] = {}  # by place: a query's `until` and `enough`
+        self._needed, self._others = 0, 0  # outstanding queries: see MAX_QUERIES
         self._at_least: dict[int, int] = {}  # by place: elements that it is known to have
         self._unsaid: deque[int] = deque()  # bundles whose lengths the dispatcher was not told of
         self._lock = threading.Lock()  # of `report`
@@ -35,29 +41,50 @@ class BundleLengths:
     def begin(self, epoch: OrderedEpoch) -> None:
         """Places are of this epoch from now on. Its queries were withdrawn."""
         self._epoch = epoch
-        self._querying.clear()
         self._at_least.clear()
+        self.withdrawn()
 
     def withdrawn(self) -> None:
         """No query is outstanding any more."""
         self._querying.clear()
+        self._waiting.clear()
+        self._needed = self._others = 0
 
     def query(self, place: int, until: int, enough: int = 0) -> None:
-        """Ask for the length of the bundle there, unless it is known or was asked for. Elements
-        before `until` are made for that, and those before `enough` if there is room."""
-        is_known = self._ordered.lengths[self._epoch.bundles[place]] >= 0
-        must_make = until > self.at_least(place)
-        if not is_known and (place not in self._querying or must_make > self._querying[place]):
-            self._querying[place] = must_make
-            self._ask(Request(place, (), is_query=True, until=until, enough=enough))
+        """Ask for the length of the bundle there, unless it is known or was asked for, and once
+        there is room for a query. Elements before `until` are made for that, and those before
+        `enough` if there is room."""
+        known = self.at_least(place)
+        is_needed = known <= until
+        if self._ordered.lengths[self._epoch.bundles[place]] >= 0:
+            return
+        if place in self._querying and self._querying[place] >= is_needed:
+            return
+        if is_needed and self._needed >= MAX_QUERIES:
+            self._waiting[place] = until, enough
+        elif is_needed or self._others < MAX_QUERIES:  # else the next plan asks, if need be
+            self._waiting.pop(place, None)
+            self._querying[place] = is_needed
+            self._needed += is_needed
+            self._others += not is_needed
+            self._ask(Request(place, (), 0, 0, True, until, enough, known))
 
     def at_least(self, place: int) -> int:
         """So many elements the bundle is known to have."""
         return self._at_least.get(place, 0)
 
     def answered(self, request: Request) -> None:
-        """The query has ended."""
-        self._querying.pop(request.place, None)
+        """The query has ended: one that waits is asked."""
+        is_needed = request.known <= request.until
+        if self._querying.get(request.place) == is_needed:
+            del self._querying[request.place]
+        self._needed -= is_needed
+        self._others -= not is_needed
+        while self._waiting and self._needed < MAX_QUERIES:
+            place = next(iter(self._waiting))
+            until, enough = self._waiting.pop(place)
+            if self.at_least(place) < max(1, enough):
+                self.query(place, until, enough)
 
     def learn(self, place: int, length: int, complete: bool) -> None:
         """A worker says that the bundle has at least so many elements, or exactly if `complete`.

@@ -5,11 +5,16 @@ workers for slices of bundles (slices.py), and puts their elements in order (por
 asks a worker for a bundle's length.
 
 Of the rounds that are known, the consumer asks for its own elements, one slice a bundle, until
-its window (read_ahead.py) is full. It gives them in *portions*, each once it is complete.
+its window (read_ahead.py) is full. A round that is larger than the window is asked for in parts.
+It gives them in *portions*, each once it is complete.
+
+Elements may turn out much larger than those before, when many were asked for. The consumer then
+withdraws what it has asked for, and plans anew from the next element that is in no portion yet.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -31,8 +36,14 @@ from .positions import OrderedRead
 from .read_ahead import ReadAhead
 from .slices import Request, Slices
 
+log = logging.getLogger(__name__)
+
 MAX_REQUESTS = 2000
-"""When so many slices are outstanding, no more are asked for: a worker bounds them."""
+"""When so many slices are outstanding, no more are asked for, and one plan asks for slices of so
+many bundles: a worker bounds them."""
+
+LARGE_ROUND_BYTES = 1 << 30
+"""The consumer warns of rounds that are larger than this, as workers may have to hold them."""
 
 AHEAD = 16
 """How many bundles behind those that are read have their lengths asked for."""
@@ -55,12 +66,16 @@ class OrderedMode(Mode):
         self._floor = 0  # nothing of places before this one is needed any more
         self._round = 0  # the next one to plan
         self._before = 0  # elements in the rounds before
+        self._next = 0  # the position of the first element to plan, in that round
+        self._partly: dict[int, int] = {}  # by place: where its elements of that round go on
+        self._found: tuple[tuple[int, int], tuple[Ints, Ints, Ints]] | None = None  # of `_elements`
         self._ahead = ReadAhead(self._portions, ordered, self.epoch.round_elements)
         self._is_stale = True  # whether there is something new to plan with
         self._is_full = False  # whether as much is planned as the window holds
         self._holds_back = False  # whether rounds that are known are not asked for yet
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
+        self._has_warned = False
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -83,10 +98,15 @@ class OrderedMode(Mode):
             if found is None or not (total is not None or self.epoch.has_a_step()):
                 return False
             self._round, self._before = found
-            self._slices.withdraw_all()  # the queries that counted bundles in front of it
-            self._lengths.withdrawn()
+            self._withdraw()  # the queries that counted bundles in front of it
+        self._next = self._before
         self._located = True
         return True
+
+    def _withdraw(self) -> None:
+        """Ask for nothing any more."""
+        self._slices.withdraw_all()
+        self._lengths.withdrawn()
 
     # -- what it gives -------------------------------------------------------------------------
 
@@ -94,7 +114,7 @@ class OrderedMode(Mode):
         if self._is_due():
             with self._slices.together():
                 self._plan()
-        taken = self._portions.take(self.epoch.limit(self._before))
+        taken = self._portions.take(self.epoch.limit(self._next))
         if taken is None:
             return None
         block, positions = taken
@@ -111,7 +131,7 @@ class OrderedMode(Mode):
         return self._slices.patience_s
 
     def has_ended(self) -> bool:
-        if not self._located or self._portions.has_before(self.epoch.limit(self._before)):
+        if not self._located or self._portions.has_before(self.epoch.limit(self._next)):
             return False
         self.epoch.complete = self.epoch.order.ended(self._round)
         return self.epoch.complete
@@ -123,7 +143,7 @@ class OrderedMode(Mode):
                 f"the lengths of the bundles before position {epoch.start} of epoch "
                 f"{epoch.number}, which are run to be counted"
             )
-        return f"position {self._before} of epoch {epoch.number}: {self._slices.awaited()}"
+        return f"position {self._next} of epoch {epoch.number}: {self._slices.awaited()}"
 
     # -- the plan ------------------------------------------------------------------------------
 
@@ -132,7 +152,9 @@ class OrderedMode(Mode):
         if self._is_full:
             return self._portions.elements <= self._refill_at
         return self._is_stale or (
-            self._holds_back and not self._portions.has_before(self.epoch.limit(self._before))
+            self._holds_back
+            and len(self._slices) < MAX_REQUESTS
+            and not self._portions.has_before(self.epoch.limit(self._next))
         )
 
     def _plan(self) -> None:
@@ -158,35 +180,92 @@ class OrderedMode(Mode):
             wanted = self._ahead.rounds()
             if (
                 rounds < wanted // 2
-                and self._portions.has_before(self.epoch.limit(self._before))
+                and self._portions.has_before(self.epoch.limit(self._next))
                 and order.length is None
             ):
                 self._holds_back = True  # more will be known soon
                 break
-            self._ask_for_rounds(self._round + min(rounds, wanted))
+            self._ask_for_rounds(self._round + min(rounds, wanted), window)
         self._query()
 
-    def _ask_for_rounds(self, last: int) -> None:
-        """Ask for this consumer's elements of the rounds from the present one to `last`."""
-        order = self.epoch.order
-        places, indexes = order.elements(self._round, last)
-        firsts = {place: order.index_at(place, self._round) for place in set(places.tolist())}
+    def _ask_for_rounds(self, last: int, most: int) -> None:
+        """Ask for this consumer's elements of the rounds from the present one to `last`, but of
+        fewer rounds, or a part of one, if these are more than `most`."""
+        first = self._before
+        planned = self._next - first
+        if planned:  # go on with the round
+            last = self._round + 1
+        places, indexes, mine = self._elements(last)
+        begin = int(np.searchsorted(mine, planned))
+        part = mine[begin : begin + most]
+        part = part[: _until_place(places[part], MAX_REQUESTS)]
+        end = len(places)
+        if begin + len(part) < len(mine):
+            if last > self._round + 1:
+                self._ask_for_rounds((self._round + 1 + last) // 2, most)
+                return
+            end = int(part[-1]) + 1
+        firsts = {place: self._planned(place) for place in set(places[planned:end].tolist())}
         for place in firsts:
             if not self._slices.has_home(place):
                 self._begun.setdefault(place, firsts[place])
-        first, self._before = self._before, self._before + len(places)
-        self._round = last
-        mine = self.epoch.deal.mine(first, len(places))
-        places, indexes = places[mine], indexes[mine]
+        self._next = first + end
+        if end < len(places):
+            self._warn_if_large(len(places))
+            self._partly |= _ends(places[planned:end], indexes[planned:end])
+        else:
+            self._round, self._before = last, self._next
+            self._partly.clear()
+            self._found = None
+        places, indexes = places[part], indexes[part]
         for of_place in by_place(places):
+            place = int(places[of_place[0]])
+            of_place = of_place[self._portions.use(place, len(of_place)) :]
             for at in _parts(indexes[of_place], of_place):
-                place = int(places[at[0]])
                 request = Request(
-                    place, _runs(indexes[at]), firsts[place], first + int(mine[at[0]])
+                    place, _runs(indexes[at]), firsts[place], first + int(part[at[0]])
                 )
                 self._portions.expect(request)
                 self._slices.ask(request)
-        self._portions.plan(places, first + mine)
+        self._portions.plan(places, first + part)
+
+    def _warn_if_large(self, elements: int) -> None:
+        """Warn once of rounds of so many elements, if these are large."""
+        fitting = self._portions.fit(LARGE_ROUND_BYTES)
+        if self._has_warned or fitting is None or elements <= fitting:
+            return
+        if self.epoch.order.length is not None:
+            return
+        self._has_warned = True
+        log.warning(
+            "a round of this order (block_length=%d of each of cycle_length=%d bundles) has %d "
+            "elements, about %d MB, and workers hold a round in memory while the lengths of its "
+            "bundles are unknown: give a smaller block_length or cycle_length",
+            *(self._spec.block_length, self._spec.cycle_length, elements),
+            elements * (LARGE_ROUND_BYTES >> 20) // fitting,
+        )
+
+    def _elements(self, last: int) -> tuple[Ints, Ints, Ints]:
+        """The elements of the rounds from the present one to `last`: places, indexes, and which
+        are this consumer's."""
+        if self._found is None or self._found[0] != (self._round, last):
+            places, indexes = self.epoch.order.elements(self._round, last)
+            mine = self.epoch.deal.mine(self._before, len(places))
+            self._found = (self._round, last), (places, indexes, mine)
+        return self._found[1]
+
+    def _plan_anew(self) -> None:
+        """Withdraw what was asked for, but for what was put together, and begin there again."""
+        if (position := self._portions.withdraw()) is not None:
+            found = self.epoch.order.locate(position)
+            assert found is not None, "it was planned, so it is known"
+            (self._round, self._before), self._next = found, position
+            places, indexes, _ = self._elements(self._round + 1)
+            planned = position - self._before
+            self._partly = _ends(places[:planned], indexes[:planned])
+            with self._slices.together():
+                self._withdraw()
+            self._is_stale, self._is_full = True, False
 
     def _query(self) -> None:
         """Ask for the lengths of the bundles that are read now or soon, unless each is known to
@@ -213,7 +292,8 @@ class OrderedMode(Mode):
     def _query_open(self, place: int) -> None:
         """Ask for the length of a bundle that is read now, unless it has enough elements for the
         next plan."""
-        block_length, planned = self._spec.block_length, self._planned(place)
+        block_length = self._spec.block_length
+        planned = self.epoch.order.index_at(place, self._round)
         enough = planned + self._ahead.rounds() * block_length
         if self._lengths.at_least(place) < enough:
             # No further round is known without another block of each.
@@ -236,7 +316,7 @@ class OrderedMode(Mode):
             runs=request.runs,
             until=MAX_INDEX if counted else max(self._planned(place), request.until),
             enough=request.enough,
-            known=MAX_INDEX if counted else self._lengths.at_least(place),
+            known=MAX_INDEX if counted else request.known,
             keep=keep,
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
@@ -246,8 +326,9 @@ class OrderedMode(Mode):
         )
 
     def _planned(self, place: int) -> int:
-        """Elements of the place before this one lie in the rounds that were planned."""
-        return self.epoch.order.index_at(place, self._round)
+        """Elements of the place before this one were planned."""
+        found = self._partly.get(place)
+        return self.epoch.order.index_at(place, self._round) if found is None else found
 
     # -- what the dispatcher says --------------------------------------------------------------
 
@@ -275,6 +356,8 @@ class OrderedMode(Mode):
         client.taken(block)  # what is asked for bounds what is here
         if self._slices.delivered(key, block) is not None:
             self._portions.count(block)
+            if self._ahead.is_exceeded:
+                self._plan_anew()
 
     def end(self, key: Key, end: End) -> None:
         ended = self._slices.ended(key, end)
@@ -282,11 +365,11 @@ class OrderedMode(Mode):
             return
         request, said = ended
         order = self.epoch.order
-        known_until = order.known_until
+        known = order.known_until, order.length
         self._lengths.learn(request.place, said.length, said.complete)
         if request.is_query:
             self._lengths.answered(request)
-        if not self._located or said.complete or order.known_until > known_until:
+        if (order.known_until, order.length) != known:
             self._is_stale = True
         elif request.until and not self._is_full:
             self._query_open(request.place)
@@ -310,8 +393,23 @@ class OrderedMode(Mode):
 
 def _parts(indexes: Ints, at: Ints) -> list[Ints]:
     """`at`, cut so that the indexes of each part have at most MAX_SLICE_RUNS runs."""
+    if not len(at):
+        return []
     firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
     return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
+
+
+def _until_place(places: Ints, most: int) -> int:
+    """How many of these there are before the first one that would be the place number `most`."""
+    if len(places) <= most:
+        return len(places)
+    firsts = np.unique(places, return_index=True)[1]
+    return len(places) if len(firsts) <= most else int(np.partition(firsts, most)[most])
+
+
+def _ends(places: Ints, indexes: Ints) -> dict[int, int]:
+    """By place: the index behind the last one of these elements, which are in order."""
+    return dict(zip(places.tolist(), (indexes + 1).tolist(), strict=True))
 
 
 def _runs(indexes: Ints) -> tuple[int, ...]:

@@ -20,6 +20,9 @@ MAX_PORTION = 1 << 16
 ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
 
+RECENT_BYTES = 8 << 20
+"""About how many bytes that came last say how large elements are now."""
+
 
 @dataclass(eq=False)
 class _Portion:
@@ -35,10 +38,13 @@ class Portions:
 
     def __init__(self) -> None:
         self.elements = 0  # of all these portions
+        self.held_bytes = 0  # of blocks that have come, and of which a part waits for its portion
         self._queues: dict[int, deque[Request]] = {}  # by place, in the order of its elements
         self._portions: deque[_Portion] = deque()
         self._ready: deque[tuple[Block, Ints]] = deque()
+        self._unplanned: dict[int, int] = {}  # by place: elements that came, and are to be planned
         self._came_bytes, self._came = 0, 0  # since the beginning
+        self._recent_bytes, self._recent = 0.0, 0.0  # lately
 
     @property
     def is_waiting(self) -> bool:
@@ -46,8 +52,12 @@ class Portions:
         return bool(self._portions)
 
     def fit(self, size: int) -> int | None:
-        """How many elements fit into so many bytes; None before one has come."""
-        return max(1, size * self._came // max(1, self._came_bytes)) if self._came else None
+        """How many elements fit into so many bytes, if they are as large as those that came lately,
+        or as all that came: whichever are larger. None before one has come."""
+        if not self._came:
+            return None
+        of_all = size * self._came // max(1, self._came_bytes)
+        return max(1, min(of_all, int(size * self._recent / max(1, self._recent_bytes))))
 
     # -- the plan ------------------------------------------------------------------------------
 
@@ -66,8 +76,49 @@ class Portions:
 
     def count(self, block: Block) -> None:
         """The block has come."""
+        size = block.payload_bytes
+        self.held_bytes += size
         self._came += block.count
-        self._came_bytes += block.payload_bytes
+        self._came_bytes += size
+        self._recent += block.count
+        self._recent_bytes += size
+        if self._recent_bytes > RECENT_BYTES:
+            self._recent_bytes /= 2
+            self._recent /= 2
+
+    def withdraw(self) -> int | None:
+        """Plan nothing but what was put together. Returns the position of the first element that
+        was planned otherwise; None if none was.
+
+        What has come stays here for the next plan (`use`), as far as a place has no gaps: all
+        requests are withdrawn.
+        """
+        if not self._portions:
+            return None
+        position = int(self._portions[0].positions[0])
+        self.elements -= sum(len(portion.positions) for portion in self._portions)
+        self._portions.clear()
+        self.held_bytes = 0
+        self._unplanned.clear()
+        queues, self._queues = self._queues, {}
+        for place, queue in queues.items():
+            kept = Request(place, (), given=queue[0].given)
+            for request in queue:
+                kept.blocks += request.blocks
+                if request.runs:
+                    break
+            if kept.blocks:
+                self.expect(kept)
+                self.held_bytes += sum(block.payload_bytes for block in kept.blocks)
+                self._unplanned[place] = sum(block.count for block in kept.blocks) - kept.given
+        return position
+
+    def use(self, place: int, most: int) -> int:
+        """How many of the next `most` elements of the place need not be asked for."""
+        here = self._unplanned.pop(place, 0)
+        if here > most:
+            self._unplanned[place] = here - most
+        return min(here, most)
 
     def lacking(self) -> Iterator[int]:
         """The places of which elements were asked for that have not come."""
@@ -160,6 +211,7 @@ class Portions:
             if request.given == block.count:
                 request.blocks.popleft()
                 request.given = 0
+                self.held_bytes -= block.payload_bytes
         while queue and not (queue[0].blocks or queue[0].runs):
             queue.popleft()
         if not queue:

@@ -8,6 +8,10 @@ from .positions import OrderedRead
 WINDOW_BYTES = 64 << 20
 """How much is asked for ahead of the trainer."""
 
+MAX_WINDOWS = 4
+"""If more than so many windows have come and wait for what is given before them, elements are much
+larger than was estimated."""
+
 FIRST_WINDOW = 32
 """How many elements are asked for before it is known how large they are."""
 
@@ -28,6 +32,14 @@ class ReadAhead:
         window = self._portions.fit(WINDOW_BYTES) or FIRST_WINDOW
         window = min(window, max(FIRST_WINDOW, 4 * self.given))
         return max(window, 2 * (self._ordered.batch_size or 1))
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether much more has come, and is asked for, than may be."""
+        return (
+            self._portions.held_bytes > MAX_WINDOWS * WINDOW_BYTES
+            and self._portions.elements > 2 * self.elements()
+        )
 
     @property
     def is_young(self) -> bool:

@@ -35,6 +35,7 @@ class Request:
     is_query: bool = False
     until: int = 0  # elements before this one are made for a query
     enough: int = 0  # and those before this one, if there is room
+    known: int = 0  # of a query: the elements that the bundle was known to have
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     given: int = 0  # elements of the first of these
     key: Key = (0, 0)  # as which it was asked for

@@ -11,7 +11,8 @@ The run whose slices ask for what comes first in the order begins first.
 
 **Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
-on. A query lacks an element if its reader has planned (`until`) all that it knows.
+on. If there is no room, it waits although slices ask for more, while each reader still has enough
+to be given. A query lacks an element if its reader has planned (`until`) all that it knows.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader
@@ -157,11 +158,14 @@ class BundleRun:
         try:
             while True:
                 self._check()
-                is_needed = bool(self.slices) and self.stop < self.wanted
-                ahead = 0 if is_needed or self.stop < self.enough else self._ahead()
+                is_wanted = bool(self.slices) and self.stop < self.wanted
+                ahead = 0 if is_wanted or self.stop < self.enough else self._ahead()
                 # What nobody asked for must not hold up what somebody waits for.
                 most_ahead = min(max(FIRST_AHEAD_BYTES, self.given_bytes), AHEAD_BYTES)
-                may_grow = not output._pending and (not ahead or ahead + size <= most_ahead)
+                is_needed = is_wanted and self._is_lacked(most_ahead)
+                may_grow = is_wanted or (
+                    not output._pending and (not ahead or ahead + size <= most_ahead)
+                )
                 if (output._make_room(size) and may_grow) or is_needed:
                     if output._memory.take(size, force=is_needed):
                         output._set_busy(self, True)
@@ -175,6 +179,22 @@ class BundleRun:
                 self.room.wait(ROOM_S if may_grow or output._pending else None)
         finally:
             self.waits = False
+
+    def _is_lacked(self, few_bytes: int) -> bool:
+        """Whether a reader has asked for more, and has at most so few bytes to be given here."""
+        firsts: dict[int, int] = {}  # by reader: what it is given next
+        for each in self.slices:
+            if each.runs:
+                reader, first = each.order.reader, each.runs[0]
+                firsts[reader] = min(first, firsts.get(reader, first))
+            elif self.stop < each.wanted:
+                return True
+        first, here = max(firsts.values(), default=self.stop), 0
+        for kept in reversed(self.kept):
+            if kept.stop <= first or here > few_bytes:
+                break
+            here += kept.cost
+        return here <= few_bytes
 
     def _ahead(self) -> int:
         """The bytes that nobody has asked for."""
@@ -575,6 +595,8 @@ class _SliceSubscription(Subscription):
         if run.given_bytes < AHEAD_BYTES:
             run.given_bytes += cost(block)
             run.room.notify_all()  # it may make more ahead
+        elif run.waits and run.stop < run.wanted:
+            run.room.notify_all()
         if bundle.alone:
             reader, end = self.order.reader, block.index + block.count
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import ordered, read_ahead
+from forebay.service.client import bundle_lengths, ordered, portions, read_ahead
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
 from forebay.service.delivery import EndOfSlice, Slice
-from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, encode
+from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, encode, runs_after
+from forebay.service.order import EpochOrder
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2
 from forebay.service.transport.server import _MAX_HEADER_BYTES
@@ -66,11 +68,12 @@ class Reading:
         news: Any = SimpleNamespace(tasks=[pb.TaskInfo(task_id=TASK, worker_uid=1)])
         self.mode.update(news)
         self.got: list[tuple[int, int]] = []
+        self.most_bytes = 0  # that the consumer held
 
     def take(self) -> None:
         while (taken := self.mode.take()) is not None:
             values: Any = taken[0].components[0].values
-            self.got += [tuple(pair) for pair in values.tolist()]
+            self.got += [tuple(pair) for pair in values.reshape(-1, 2).tolist()]
 
     def queries(self, place: int = 0) -> list[Slice]:
         return [s for s in self.worker.asked.values() if s.bundle == place and not s.runs]
@@ -79,6 +82,32 @@ class Reading:
         (number,) = [n for n, each in self.worker.asked.items() if each is query]
         del self.worker.asked[number]
         self.mode.end((TASK, number), EndOfSlice(query.bundle, length, complete))
+
+    def give_blocks(self, sizes: Callable[[int], int]) -> None:
+        """Give of each slice that was asked for one block of up to 4000 bytes, or an element.
+        `sizes` says by bundle how large elements are."""
+        for number, order in [(n, order) for n, order in self.worker.asked.items() if order.runs]:
+            if number not in self.worker.asked:
+                continue  # withdrawn meanwhile
+            first, count = order.runs[:2]
+            size = sizes(order.bundle)
+            count = min(count, max(1, 4000 // size))
+            rows = np.array([(order.bundle, first + i) for i in range(count)])
+            padding = np.zeros((count, size - rows[0].nbytes), np.uint8)
+            block = Block(count, (Component(rows), Component(padding)), order.bundle, first)
+            runs = runs_after(order.runs, count)
+            self.worker.asked[number] = replace(order, runs=runs)
+            client: Any = self.worker
+            self.mode.deliver(client, (TASK, number), block)
+            if not runs and number in self.worker.asked:
+                self.answer(self.worker.asked[number], first + count)
+            self.most_bytes = max(self.most_bytes, self.held_bytes())
+
+    def held_bytes(self) -> int:
+        portions = self.mode._portions
+        requests = (request for queue in portions._queues.values() for request in queue)
+        blocks = [block for request in requests for block in request.blocks]
+        return sum(block.payload_bytes for block in (*blocks, *(b for b, _ in portions._ready)))
 
     def give(self) -> None:
         """Give what was asked for of elements."""
@@ -89,7 +118,8 @@ class Reading:
                 rows = np.array([(order.bundle, first + i) for i in range(count)])
                 block = Block(count, (Component(rows),), order.bundle, first)
                 self.mode.deliver(client, (TASK, number), block)
-            self.answer(order, order.stop)
+            del self.worker.asked[number]
+            self.mode.end((TASK, number), EndOfSlice(order.bundle, order.stop, False))
 
 
 def test_all_is_asked_for_and_given_in_order() -> None:
@@ -235,6 +265,112 @@ def test_outstanding_slices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         reading.give()
     reading.take()
     assert len(reading.got) == 20 * 400 and most <= 50 + 2 * 20
+
+
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A small window's bytes."""
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 256 << 10)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 4 << 10)
+    monkeypatch.setattr(portions, "RECENT_BYTES", 32 << 10)
+    return read_ahead.WINDOW_BYTES
+
+
+def in_order(lengths: Sequence[int], **options: Any) -> list[tuple[int, int]]:
+    places, indexes = (order := EpochOrder(len(lengths), lengths=lengths, **options)).elements(
+        0, order.known_until
+    )
+    return list(zip(places.tolist(), indexes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("consumers", [1, 3])
+@pytest.mark.parametrize(("cycle_length", "block_length"), [(1, 1), (4, 1), (4, 7), (3, 5000)])
+def test_elements_that_become_much_larger(
+    window: int, cycle_length: int, block_length: int, consumers: int
+) -> None:
+    """As many as were small would not fit into memory."""
+    lengths = [6000] * 4 + [100] * 20
+    interleave = {"cycle_length": cycle_length, "block_length": block_length}
+    whole = in_order(lengths, **interleave)
+    batch_size = 5
+    for index in range(consumers):
+        group = (
+            {"consumer_index": index, "num_consumers": consumers, "batch_size": batch_size}
+            if consumers > 1
+            else {}
+        )
+        reading = Reading(lengths, **interleave, **group)
+        while not reading.mode.has_ended():
+            reading.take()
+            for place, length in enumerate(lengths):
+                for query in reading.queries(place):
+                    reading.answer(query, length, complete=True)
+            reading.take()
+            reading.give_blocks(lambda bundle: 16 if bundle < 4 else 16_000)
+        reading.take()
+        mine = [
+            pair
+            for position, pair in enumerate(whole)
+            if position // batch_size % consumers == index
+        ]
+        assert reading.got == mine
+        assert reading.most_bytes < 6 * window
+        assert not reading.worker.asked
+
+
+def test_a_round_that_is_larger_than_the_window_is_asked_for_in_parts(window: int) -> None:
+    reading = Reading([10_000] * 4, cycle_length=4, block_length=10_000)
+    while not reading.mode.has_ended():
+        reading.take()
+        for place in range(4):
+            for query in reading.queries(place):
+                reading.answer(query, 10_000, complete=True)
+        reading.give_blocks(lambda bundle: 1000)
+        assert reading.mode._portions.elements <= 2 * window // 1000
+    assert reading.got == in_order([10_000] * 4, cycle_length=4, block_length=10_000)
+    assert reading.most_bytes < 2 * window
+
+
+def test_a_large_round_is_warned_of_once(
+    window: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While lengths are unknown: workers make all of it, to know the next one."""
+    monkeypatch.setattr(ordered, "LARGE_ROUND_BYTES", 3 << 20)
+    reading = Reading([2000] * 2, cycle_length=2, block_length=1000)
+    while not reading.mode.has_ended():
+        reading.take()
+        for place in range(2):
+            for query in reading.queries(place):
+                reading.answer(query, min(query.until, 2000), complete=query.until > 2000)
+        reading.give_blocks(lambda bundle: 2000)
+    (said,) = caplog.messages
+    assert "block_length=1000" in said and "2000 elements, about 3 MB" in said
+
+
+def test_many_bundles_at_a_time_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker refuses a connection of more subscriptions than it takes."""
+    lengths = [2] * 20_000
+    reading = Reading(lengths, cycle_length=20_000)
+    most = answers = 0
+    while not reading.mode.has_ended():
+        reading.take()
+        asked = [*reading.worker.asked.values()]
+        most = max(most, len(asked))
+        queries = [query for query in asked if not query.runs]
+        answers += len(queries)
+        for number, order in [*reading.worker.asked.items()]:
+            if not order.runs:
+                del reading.worker.asked[number]
+                at_least = order.until  # no more is made than must be
+                end = EndOfSlice(order.bundle, at_least, False)
+                if order.known >= at_least or order.known == 2:
+                    end = EndOfSlice(order.bundle, 2, True)
+                reading.mode.end((TASK, number), end)
+        reading.give()
+    reading.take()
+    assert reading.got == in_order(lengths, cycle_length=20_000, block_length=1)
+    assert most <= 2 * ordered.MAX_REQUESTS + bundle_lengths.MAX_QUERIES
+    assert answers <= 4 * len(lengths), "each answer leads to another query"
 
 
 def test_a_slice_of_single_elements_fits_into_a_message() -> None:

@@ -236,6 +236,27 @@ def test_what_a_slice_lacks_is_made_however_little_memory_there_is() -> None:
     assert [read(reader) for reader in readers] == [[*range(30)]] * 3
 
 
+def test_what_a_slice_asks_for_is_made_as_it_is_given_if_there_is_no_room(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much it is: its reader may have taken the elements for small ones."""
+    monkeypatch.setattr(bundles, "FIRST_AHEAD_BYTES", 20 * SIZE)
+    monkeypatch.setattr(bundles, "AHEAD_BYTES", 20 * SIZE)
+    few = 20
+    output = BundlesOutput(5 * SIZE)
+    total = 300 * few
+    reader = Reader(output, Slice(1, runs=(0, total), until=total, alone=True))
+    making = pool.submit(make, begun(output), total)
+    most = 0
+    while len(reader.got) < total:
+        if reader.next() is None:
+            time.sleep(0.001)
+        most = max(most, output.held_bytes)
+    making.result(TIMEOUT_S)
+    assert reader.got == [*range(total)]
+    assert most <= (few + 3) * SIZE
+
+
 def test_what_nobody_lacks_is_made_only_if_there_is_memory(pool: ThreadPoolExecutor) -> None:
     budget = MemoryBudget(12 * SIZE)
     output = BundlesOutput(5 * SIZE, budget=budget)
@@ -385,6 +406,8 @@ def test_looking_for_what_can_be_dropped_is_rare(monkeypatch: pytest.MonkeyPatch
         drop(*arguments)
 
     monkeypatch.setattr(BundlesOutput, "_drop_passed", look)
+    monkeypatch.setattr(bundles, "FIRST_AHEAD_BYTES", 1 << 30)
+    monkeypatch.setattr(bundles, "AHEAD_BYTES", 1 << 30)
     output = BundlesOutput(100 * SIZE)
     Reader(output, Slice(1, runs=(0, 10_000), until=10_000))
     make(begun(output), 10_000)

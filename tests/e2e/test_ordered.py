@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.client import portions, read_ahead, silence
+from forebay.service.blocks import Block
+from forebay.service.client import ordered, portions, read_ahead, silence
 from forebay.service.order import permuted
 
 from ..ordered_reads import (
@@ -292,3 +293,49 @@ def test_a_dataset_that_a_function_builds(
     following = read(cluster.target, dataset_id, start_position=len(alone.elements), **order)
     assert sorted(e.split()[0] for e in following.elements) == names
     assert {*following.elements}.isdisjoint(alone.elements)
+
+
+def texts_of_two_sizes() -> tf.data.Dataset:
+    """6,000 of 8 bytes, then 3,000 of 8,000: 24 MB."""
+
+    def text(number: tf.Tensor) -> tf.Tensor:
+        of_eight = tf.strings.as_string(number, width=8, fill="0")
+        padding = tf.strings.reduce_join(tf.repeat("-", tf.where(number < 6000, 0, 7992)))
+        return tf.strings.join([of_eight, padding])
+
+    return tf.data.Dataset.range(9000).map(text)
+
+
+@pytest.mark.parametrize(("cycle_length", "block_length"), [(2, 3), (4, 2000)])
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_large_elements_after_small_ones(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    cycle_length: int,
+    block_length: int,
+    consumers: int,
+) -> None:
+    """The consumer asks for as many as were small, and then for fewer. The lengths of bundles are
+    known in the second epoch."""
+    held = [0]
+
+    class Recorded(portions.Portions):
+        def count(self, block: Block) -> None:
+            super().count(block)
+            held.append(self.held_bytes)
+
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 256 << 10)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 2 << 10)
+    monkeypatch.setattr(portions, "RECENT_BYTES", 8 << 10)
+    monkeypatch.setattr(ordered, "Portions", Recorded)
+    cluster.resize(2)
+    dataset_id = service.register_dataset(cluster.target, texts_of_two_sizes())
+    interleave = {"cycle_length": cycle_length, "block_length": block_length}
+    order: dict[str, Any] = {"shuffle": False, "bundle_splits": 250, **interleave}
+    bundles = [[*range(first, first + 250)] for first in range(0, 9000, 250)]
+    for start in (0, 9000):
+        texts = read(
+            cluster.target, dataset_id, consumers, batch_size=4, start_position=start, **order
+        ).elements
+        assert [int(text.strip(b"-")) for text in texts] == interleaved(bundles, **interleave)
+    assert max(held) < 5 << 20, "4 windows, and a block of 1 MB of each bundle"

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import claims, portions, read_ahead
+from forebay.service.client import bundle_lengths, claims, portions, read_ahead
 from forebay.service.client import ordered as client
 from forebay.service.client.options import ReadOptions, ShardingPolicy
 from forebay.service.client.positions import ordered_options
@@ -355,10 +355,21 @@ def scaled(scenario: Scenario) -> Iterator[None]:
                 read_ahead, WINDOW_BYTES=asked.window_bytes, FIRST_WINDOW=asked.first_window
             )
             of_portions = replaced(
-                portions, PORTION_BYTES=asked.portion_bytes, ALONE_BYTES=asked.alone_bytes
+                portions,
+                PORTION_BYTES=asked.portion_bytes,
+                ALONE_BYTES=asked.alone_bytes,
+                RECENT_BYTES=asked.window_bytes // 8,
             )
             stack.enter_context(of_window)
-            stack.enter_context(replaced(client, AHEAD=asked.ahead))
+            is_scarce = asked.ahead == 1  # few are asked for at a time
+            of_requests = replaced(
+                client, AHEAD=asked.ahead, MAX_REQUESTS=5 if is_scarce else client.MAX_REQUESTS
+            )
+            stack.enter_context(of_requests)
+            if is_scarce:
+                stack.enter_context(replaced(bundle_lengths, MAX_QUERIES=3))
+                often = property(lambda ahead: ahead.given % 7 == 1)  # it plans anew
+                stack.enter_context(replaced(read_ahead.ReadAhead, is_exceeded=often))
             stack.enter_context(of_portions)
             stack.enter_context(replaced(claims, WINDOW_BYTES=asked.window_bytes))
             of_runs = replaced(
