@@ -11,7 +11,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -111,7 +110,7 @@ def register_tfds(
     }
 
 
-def _imported() -> ModuleType:
+def _imported() -> Any:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -122,7 +121,7 @@ def _imported() -> ModuleType:
     return tfds
 
 
-def _builder(tfds: ModuleType, builder_or_name: Any, data_dir: Any) -> Any:
+def _builder(tfds: Any, builder_or_name: Any, data_dir: Any) -> Any:
     """Raises InvalidArgument, and FailedPrecondition if the data set is not prepared."""
     if isinstance(builder_or_name, str):
         try:
@@ -147,9 +146,7 @@ def _builder(tfds: ModuleType, builder_or_name: Any, data_dir: Any) -> Any:
     return builder
 
 
-def _interleaving(
-    tfds: ModuleType, builder: Any, config: Any, shuffle_files: bool
-) -> tuple[int, int]:
+def _interleaving(tfds: Any, builder: Any, config: Any, shuffle_files: bool) -> tuple[int, int]:
     """The cycle_length and block_length. Raises InvalidArgument if they give no order."""
     if config.repeat_filenames:
         raise InvalidArgument(
@@ -176,7 +173,7 @@ def _interleaving(
     return int(cycle_length), int(block_length)
 
 
-def _require_tfrecords(tfds: ModuleType, builder: Any, config: Any) -> None:
+def _require_tfrecords(tfds: Any, builder: Any, config: Any) -> None:
     found = tfds.core.FileFormat.from_value(
         config.file_format or builder.info.file_format or "tfrecord"
     )
@@ -285,31 +282,23 @@ def _unchanged(file: dict[str, Any]) -> tf.Operation:
     TensorFlow has no operation for a file's size. But a dataset of one-byte records with a footer
     says how many bytes lie before the footer, and reads no others.
     """
-    path, size = file["path"], file["size"]
-    advice = "bring the registered file back, or register the data set again"
+    path, size, text = file["path"], file["size"], tf.strings.as_string
+    advice = " bytes when its data set was registered: bring it back, or register the data set anew"
     there = tf.size(tf.io.matching_files(file["pattern"])) > 0
-    gone = tf.strings.format(
-        "{}, which had {} bytes when its data set was registered, is no more: " + advice,
-        (path, size),
-    )
+    gone = tf.strings.join([path, " is no more, and had ", text(size), advice])
     with tf.control_dependencies([tf.debugging.Assert(there, [gone])]):
         opened = tf.identity(path)
     footer = tf.maximum(size - 1, 0)
     before = tf.data.FixedLengthRecordDataset(opened, 1, footer_bytes=footer, buffer_size=1)
-    count = before.take(2).reduce(tf.constant(0, tf.int64), lambda sum_, _: sum_ + 1)
+    count = before.take(2).reduce(tf.constant(0, tf.int64), plain(lambda sum_, _: sum_ + 1))
     same = tf.equal(count, tf.minimum(size, 1))
     length = plain(lambda: tf.cast(tf.strings.length(tf.io.read_file(opened)), tf.int64))
     now = tf.cond(same, lambda: size, length)  # the whole file is read, but only for the error
-    changed = tf.strings.format(
-        "{} has {} bytes, and had {} when its data set was registered: " + advice,
-        (path, now, size),
-    )
+    changed = tf.strings.join([path, " has ", text(now), " bytes, and had ", text(size), advice])
     return tf.debugging.Assert(same, [changed])
 
 
-def _decoding(
-    tfds: ModuleType, builder: Any, config: Any, decoders: Any, as_supervised: bool
-) -> Any:
+def _decoding(tfds: Any, builder: Any, config: Any, decoders: Any, as_supervised: bool) -> Any:
     """The function of an example, or of an id and an example. Raises InvalidArgument."""
     features = builder.info.features
     if isinstance(decoders, tfds.decode.PartialDecoding):
