@@ -36,6 +36,7 @@ def register_tfds(
     decoders: Any = None,
     as_supervised: bool = False,
     data_dir: str | os.PathLike[str] | None = None,
+    epoch: int = 0,
     compression: str | None = "AUTO",
     dataset_id: str | None = None,
 ) -> dict[str, Any]:
@@ -50,6 +51,8 @@ def register_tfds(
       read_config: a `tfds.ReadConfig`.
       shuffle_files, decoders, as_supervised: as in `builder.as_dataset`.
       data_dir: as in `tfds.builder`, with a name.
+      epoch: with a `shuffle_seed`, TFDS gives each iteration over a dataset another order of the
+        files. This is the number of the iteration whose order is registered.
       compression, dataset_id: as in `register_dataset`.
 
     Returns the arguments with which `read`, `from_dataset_id` and the frameworks' datasets give
@@ -58,15 +61,17 @@ def register_tfds(
         how = service.register_tfds(target, "mnist", "train[:80%]")
         elements = service.read(target, **how)
 
-    They are a dict that JSON can express. Every epoch has the order of the first iteration over a
-    new dataset of TFDS's. With `shuffle_files` and no `shuffle_seed`, TFDS has no order of its own:
-    the arguments are `shuffle=True` then, and the read's `seed` permutes the files in each epoch.
+    They are a dict that JSON can express. All epochs of a read have the registered order. With
+    `shuffle_files` and no `shuffle_seed`, TFDS has no order of its own: the arguments have
+    `shuffle=True` then, and the read's `seed` permutes the files in each epoch.
 
     Raises InvalidArgument for a split that does not exist and for a ReadConfig without an order,
     FailedPrecondition for a data set that is not prepared or lacks files, and what
     `register_dataset` raises.
     """
     tfds = _imported()
+    if epoch < 0:
+        raise InvalidArgument(f"epoch={epoch}: count iterations from 0")
     if not tf.executing_eagerly():
         raise FailedPrecondition(
             "register_tfds in a tf.function: register before, and give the function the dataset"
@@ -81,7 +86,7 @@ def register_tfds(
     prefixes = _id_prefixes(instructions)
     takes_all = all(instruction.takes_all for instruction in instructions)
     permuted = shuffle_files and config.shuffle_seed is None
-    chosen = _chosen(instructions, config, shuffle=shuffle_files and not permuted)
+    chosen = _chosen(instructions, config, epoch if shuffle_files and not permuted else None)
     paths = [os.fspath(instruction.filename) for instruction in chosen]
     files = tf.data.Dataset.from_tensor_slices(
         {
@@ -205,8 +210,9 @@ def _instructions(builder: Any, split: Any) -> list[Any]:
     return found
 
 
-def _chosen(instructions: Sequence[Any], config: Any, *, shuffle: bool) -> list[Any]:
-    """What this input pipeline reads, in its order. Raises InvalidArgument."""
+def _chosen(instructions: Sequence[Any], config: Any, epoch: int | None) -> list[Any]:
+    """What this input pipeline reads, in this epoch's order, or unshuffled. Raises
+    InvalidArgument."""
     numbers = tf.data.Dataset.range(len(instructions))
     if context := config.input_context:
         pipelines = context.num_input_pipelines
@@ -216,13 +222,16 @@ def _chosen(instructions: Sequence[Any], config: Any, *, shuffle: bool) -> list[
                 "some would have none: divide the split instead, as by tfds.even_splits"
             )
         numbers = numbers.shard(pipelines, context.input_pipeline_id)
-    if shuffle:
-        numbers = numbers.shuffle(
+    order = list(numbers)
+    if epoch is not None:
+        shuffled = numbers.shuffle(
             len(instructions),
             seed=config.shuffle_seed,
             reshuffle_each_iteration=config.shuffle_reshuffle_each_iteration,
         )
-    return [instructions[number] for number in numbers.as_numpy_iterator()]
+        for _ in range(epoch + 1):
+            order = list(shuffled)
+    return [instructions[int(number)] for number in order]
 
 
 def _sizes(builder: Any, paths: Sequence[str]) -> list[int]:

@@ -120,6 +120,15 @@ def test_shuffled_files(target: str, builder: Any, seed: int, reshuffled: bool |
     same(target, builder, "train", **how)
 
 
+def test_each_iteration_over_a_dataset_of_tfdss(target: str, builder: Any) -> None:
+    how = {"read_config": config(shuffle_seed=8), "shuffle_files": True}
+    dataset = builder.as_dataset(split="train", **how)
+    for epoch in range(3):
+        expected = [*map(as_bytes, dataset.as_numpy_iterator())]
+        found = service.register_tfds(target, builder, "train", epoch=epoch, **how)
+        assert ours(target, found) == expected, epoch
+
+
 def test_the_global_seed_is_part_of_the_seed(target: str, builder: Any) -> None:
     how = {"read_config": config(shuffle_seed=5), "shuffle_files": True}
     without = tfdss(builder, "train", **how)
@@ -297,6 +306,7 @@ def test_a_state_is_of_one_order_of_the_files(target: str, builder: Any) -> None
             {"read_config": {"file_format": "array_record"}},
             "of format array_record, and only TFRecord",
         ),
+        ("train", {"epoch": -1}, "epoch=-1: count"),
         ("train", {"data_dir": "/elsewhere"}, "beside a builder, which has its own"),
     ],
 )
