@@ -370,6 +370,28 @@ def test_files_that_change_later(target: str, tmp_path: pathlib.Path) -> None:
     assert service.register_tfds(target, builder) == registered
 
 
+def test_a_file_with_other_examples(target: str, tmp_path: pathlib.Path) -> None:
+    """Than its data set's metadata say, as it was registered."""
+    builder = prepared(tmp_path, files=3)
+    path = sorted(pathlib.Path(builder.data_path).glob("*train*"))[1]
+    records = [*tf.data.TFRecordDataset(str(path)).as_numpy_iterator()]
+    for found in (records[:-2], records + records[:1]):
+        with tf.io.TFRecordWriter(str(path)) as file:
+            for record in found:
+                file.write(record)
+        for attempt in (
+            lambda: tfdss(builder, "train"),
+            lambda: ours(target, service.register_tfds(target, builder)),
+        ):
+            with pytest.raises((PipelineError, tf.errors.FailedPreconditionError)) as caught:
+                attempt()
+            assert "was expected to contain" in str(caught.value)
+        loose = config(assert_cardinality=False)
+        assert len(same(target, builder, "train", read_config=loose)) == TRAIN + len(found) - len(
+            records
+        )
+
+
 def test_a_folder_with_the_characters_of_patterns(target: str, tmp_path: pathlib.Path) -> None:
     builder = prepared(tmp_path / "[a]*?{b} %s", files=2)
     same(target, builder, "test", read_config=config())
