@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.tf_data.element_specs import plain
-from .api import register_dataset
-from .registration import Service
+from ..proto import forebay_pb2 as pb
+from .api import register
+from .registration import Service, registered
 from .tf_errors import raising_tensorflows
 
 _MANY = 5  # files that an error names
@@ -102,9 +103,14 @@ def register_tfds(
         _decoding(tfds, builder, config, decoders, as_supervised),
         num_parallel_calls=config.num_parallel_calls_for_decode,
     )
-    found = register_dataset(
-        service, examples.with_options(config.options), compression, dataset_id
-    )
+    examples = examples.with_options(config.options)
+
+    def send(service: Service, request: pb.RegisterDatasetRequest) -> str:
+        if config.assert_cardinality:  # else the files may have other examples than TFDS says
+            request.lengths.extend(instruction.take for instruction in chosen)
+        return registered(service, request)
+
+    found = register(service, examples, compression, dataset_id, None, False, {}, send)
     return {
         "dataset_id": found,
         "ordered": True,
