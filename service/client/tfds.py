@@ -57,12 +57,8 @@ def register_tfds(
       compression, dataset_id: as in `register_dataset`.
 
     Returns the arguments with which `read`, `from_dataset_id` and the frameworks' datasets give
-    the order of `builder.as_dataset`, the dataset's id among them:
-
-        how = service.register_tfds(target, "mnist", "train[:80%]")
-        elements = service.read(target, **how)
-
-    They are a dict that JSON can express. All epochs of a read have the registered order. With
+    the order of `builder.as_dataset`, the dataset's id among them: `read(target, **how)`. They are
+    a dict that JSON can express. All epochs of a read have the registered order. With
     `shuffle_files` and no `shuffle_seed`, TFDS has no order of its own: the arguments have
     `shuffle=True` then, and the read's `seed` permutes the files in each epoch.
 
