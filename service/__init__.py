@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .client.reader import ElementIterator, read
     from .client.saves import distributed_save
     from .client.tf_position import OrderedPosition
+    from .client.tfds import register_tfds
     from .client.waiting import wait_for_workers
     from .errors import ForebayError
     from .materialized.materializing import Materialized
@@ -58,6 +59,7 @@ __all__ = [
     "python_dataset",
     "read",
     "register_dataset",
+    "register_tfds",
     "remove_dataset",
     "wait_for_workers",
 ]
@@ -69,6 +71,7 @@ _HOMES = {
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.saves": ("distributed_save",),
     ".client.tf_position": ("OrderedPosition",),
+    ".client.tfds": ("register_tfds",),
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
     ".errors": ("ForebayError",),

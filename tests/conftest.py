@@ -48,7 +48,12 @@ LONG = (
     *("e2e/test_ordered_checkpoint.py", "e2e/test_parameter_servers.py", "e2e/test_preemption.py"),
     *("e2e/test_python_datasets.py", "e2e/test_python_members.py", "e2e/test_repeat_and_zip.py"),
     *("e2e/test_saves.py", "e2e/test_shares.py", "e2e/test_static_sharding.py"),
-    *("e2e/test_tf_documentation.py", "e2e/test_trainers.py", "e2e/test_transports.py"),
+    *(
+        "e2e/test_tf_documentation.py",
+        "e2e/test_tfds.py",
+        "e2e/test_trainers.py",
+        "e2e/test_transports.py",
+    ),
     *("trainers/test_across.py", "trainers/test_keras.py", "trainers/test_multi_worker.py"),
     *("trainers/test_parameter_server.py", "trainers/test_strategies.py"),
     *("client/test_what_is_kept.py", "dispatcher/test_emptied_storage.py"),

@@ -57,6 +57,8 @@ def as_bytes(element: Any) -> bytes:
     """An element: its bytes, those of its parts, or an array's with its shape."""
     if isinstance(element, bytes):
         return element
+    if isinstance(element, dict):
+        element = tuple(element[name] for name in sorted(element))
     if isinstance(element, tuple):
         return b"|".join(map(as_bytes, element))
     array = np.asarray(element)

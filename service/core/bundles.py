@@ -45,7 +45,7 @@ def complete_order(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
             f"bundle_splits={asked.bundle_splits} must be at least 1; or leave it out, and the "
             "dispatcher chooses"
         )
-    splits = _splits(dataset)
+    splits = splits_of(dataset)
     bundle_splits = asked.bundle_splits or _bundle_splits(dataset, splits)
     bundles = -(-splits // bundle_splits)
     if bundles > MAX_BUNDLES:
@@ -60,7 +60,7 @@ def complete_order(dataset: Dataset, asked: ev.OrderSpec) -> ev.OrderSpec:
     return order
 
 
-def _splits(dataset: Dataset) -> int:
+def splits_of(dataset: Dataset) -> int:
     """The number of splits of an epoch; of zipped sources, the shortest one's."""
     sources = dataset.outline.sources
     why = [dataset.outline.unsplittable, *(source.unleasable for source in sources)]

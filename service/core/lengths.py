@@ -1,12 +1,14 @@
 """Lengths: how many elements the bundles of a dataset have, as the consumers of an ordered read
-learn them. A later read finds its position with them without running the bundles before it.
+learn them. A later read finds its position with them without running the bundles before it. Who
+registers a dataset may know them beforehand, as the metadata of its files say.
 """
 
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
-from .base import Command, Decide, Decision, EventKind, Events, find_consumer
+from .base import Command, Decide, Decision, EventKind, Events, find_consumer, find_dataset
+from .bundles import splits_of
 from .state import Dataset, Job, State
 
 UNKNOWN = -1
@@ -61,6 +63,30 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
     return Decision([ev.Event(lengths_learned=learned)], mismatches)
 
 
+class DeclareLengths(Command, frozen=True, kw_only=True):
+    """→ LengthsLearned of the unknown ones, or nothing: what a read has learned stays."""
+
+    dataset_id: str
+    lengths: tuple[int, ...]  # of bundles of one split, by number
+
+
+def _declare_lengths(state: State, command: DeclareLengths) -> Decision:
+    dataset = find_dataset(state, command.dataset_id)
+    if len(command.lengths) != (splits := splits_of(dataset)) or min(command.lengths) < 0:
+        raise InvalidArgument(
+            f"dataset {command.dataset_id} of {splits} splits is registered with the lengths of "
+            f"{len(command.lengths)}, {min(command.lengths)} the least: give one of at least 0 for "
+            "each"
+        )
+    known = dataset.lengths.get(1, [])
+    known = known + [UNKNOWN] * (splits - len(known))
+    new = {n: length for n, length in enumerate(command.lengths) if known[n] == UNKNOWN}
+    learned = ev.LengthsLearned(
+        dataset_id=command.dataset_id, bundle_splits=1, bundles=new.keys(), lengths=new.values()
+    )
+    return Decision([ev.Event(lengths_learned=learned)] if new else [], None)
+
+
 def _lengths_learned(state: State, event: ev.LengthsLearned) -> None:
     lengths = state.datasets[event.dataset_id].lengths.setdefault(event.bundle_splits, [])
     lengths += [UNKNOWN] * (max(event.bundles) + 1 - len(lengths))
@@ -82,5 +108,5 @@ def count_known(dataset: Dataset) -> dict[int, int]:
     }
 
 
-DECIDE: Decide = {LearnLengths: _learn_lengths}
+DECIDE: Decide = {DeclareLengths: _declare_lengths, LearnLengths: _learn_lengths}
 EVENTS: Events = {"lengths_learned": EventKind(_lengths_learned, is_quiet=True)}

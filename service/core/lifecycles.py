@@ -28,7 +28,7 @@ Table = dict[str, dict[str, str]]
 DATASET: Table = {
     "dataset_used": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
     "compression_decided": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
-    "lengths_learned": {HAS_OTHERS: HAS_OTHERS},
+    "lengths_learned": {EMPTY: EMPTY, HAS_OTHERS: HAS_OTHERS},
     "dataset_removed": {EMPTY: ABSENT},  # its jobs go first
 }  # dataset_registered is valid in any state (a lost graph is replaced), so it is not checked.
 

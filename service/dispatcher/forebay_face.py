@@ -145,6 +145,10 @@ class ForebayFace:
         else:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
         dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
+        if request.lengths:
+            await self._dispatcher.execute(
+                c.DeclareLengths(dataset_id=dataset_id, lengths=tuple(request.lengths))
+            )
         differs = ""
         if request.dataset_id:  # without an id, only an equal dataset is reused
             differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)

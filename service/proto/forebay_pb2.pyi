@@ -19,7 +19,7 @@ class JournalPosition(_message.Message):
     def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ..., lasting: bool = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression", "python")
+    __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression", "python", "lengths")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class RegisterDatasetRequest(_message.Message):
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     PYTHON_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     graph: bytes
     sources: _containers.RepeatedCompositeFieldContainer[_events_pb2.SplitSource]
@@ -36,7 +37,8 @@ class RegisterDatasetRequest(_message.Message):
     structure: str
     compression: _events_pb2.BlockCompression
     python: bytes
-    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ..., python: _Optional[bytes] = ...) -> None: ...
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dataset_id: _Optional[str] = ..., graph: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., unsplittable: _Optional[str] = ..., metadata: _Optional[bytes] = ..., structure: _Optional[str] = ..., compression: _Optional[_Union[_events_pb2.BlockCompression, str]] = ..., python: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterDatasetResponse(_message.Message):
     __slots__ = ("dataset_id", "differs")

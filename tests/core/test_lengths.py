@@ -104,3 +104,27 @@ def test_lengths_are_the_datasets_by_the_size_of_bundles() -> None:
     assert lengths_of(given.state, given.job_of(elsewhere)) == [-1] * 100
     given.when(c.RemoveDataset(dataset_id="e", force=True))
     assert "e" not in given.state.datasets
+
+
+def test_whoever_registers_may_know_the_lengths() -> None:
+    given = Learning()
+    given.register("f", ev.SplitSource(count=3))
+    assert given.when(c.DeclareLengths(dataset_id="f", lengths=(4, 0, 9))) is None
+    assert given.then == ["lengths_learned"]
+    assert given.state.datasets["f"].lengths == {1: [4, 0, 9]}
+    given.when(c.DeclareLengths(dataset_id="f", lengths=(4, 0, 9)))
+    assert given.then == []
+
+
+def test_what_was_learned_stays_when_lengths_are_declared() -> None:
+    given = Learning()
+    given.learn((2, 5))
+    given.when(c.DeclareLengths(dataset_id="e", lengths=(1, 2, 3, 4, 5)))
+    assert lengths_of(given.state, given.job_of(given.consumer)) == [1, 2, 5, 4, 5]
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 3, 4), (1, 2, 3, 4, -1)])
+def test_impossible_declarations_are_refused(lengths: tuple[int, ...]) -> None:
+    given = Learning()
+    with pytest.raises(InvalidArgument, match=r"of 5 splits .* one of at least 0 for each"):
+        given.when(c.DeclareLengths(dataset_id="e", lengths=lengths))

@@ -1,5 +1,5 @@
-"""Every Python block of README and of the pages on frameworks, executors and ordered reading runs
-as it stands.
+"""Every Python block of README and of the pages on frameworks, executors, TensorFlow Datasets and
+ordered reading runs as it stands.
 
 A block is one of three things: a part of a file in examples/, which test_examples.py runs; a
 program, which begins with an import and runs here; or lines on a strategy, which begin with a
@@ -30,6 +30,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs/ordered.md",
     ROOT / "docs/executors.md",
+    ROOT / "docs/tfds.md",
     *(ROOT / "docs/frameworks").glob("*.md"),
 ]
 EXAMPLES = [textwrap.dedent(path.read_text()) for path in (ROOT / "examples").glob("*.py")]
