@@ -236,6 +236,10 @@ class EpochOrder:
         )
         return running, list(islice(coming, ahead))
 
+    def has_started(self, place: int, round_: int) -> bool:
+        """Whether the place is known to start in this round or an earlier one."""
+        return place < self._placed and self._start[place] <= round_
+
     def _latest(self, started: int) -> list[int]:
         """Each slot's last place before `started`. Round 0 starts a place in every slot."""
         return [places[bisect_left(places, started) - 1] for places in self._of_slot if started]

@@ -19,8 +19,8 @@ MAX_LENGTHS = 10_000
 """Of bundles, in one heartbeat."""
 
 MAX_QUERIES = 1000
-"""So many queries may be outstanding that workers make elements for, and as many others: a worker
-bounds them."""
+"""So many queries may be outstanding for which workers must make elements, and as many others. A
+worker bounds the two together."""
 
 
 class BundleLengths:
@@ -42,10 +42,10 @@ class BundleLengths:
         """Places are of this epoch from now on. Its queries were withdrawn."""
         self._epoch = epoch
         self._at_least.clear()
-        self.withdrawn()
+        self.forget_queries()
 
-    def withdrawn(self) -> None:
-        """No query is outstanding any more."""
+    def forget_queries(self) -> None:
+        """All were withdrawn."""
         self._querying.clear()
         self._waiting.clear()
         self._needed = self._others = 0
@@ -67,7 +67,7 @@ class BundleLengths:
             self._querying[place] = is_needed
             self._needed += is_needed
             self._others += not is_needed
-            self._ask(Request(place, (), 0, 0, True, until, enough, known))
+            self._ask(Request(place, (), is_query=True, until=until, enough=enough, known=known))
 
     def at_least(self, place: int) -> int:
         """So many elements the bundle is known to have."""

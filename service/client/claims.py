@@ -144,7 +144,7 @@ class ClaimsMode(Mode):
 
     def _pace(self) -> None:
         """Read more side by side if the trainer had to wait lately, else fewer. But not before all
-        that are read have brought something: workers that have enough to do would get more."""
+        that are read have brought something: busy workers would get more work."""
         now = time.monotonic()
         if (passed_s := now - self._paced_s) < PACE_S:
             return

@@ -6,9 +6,11 @@ import contextlib
 import difflib
 import functools
 import glob
+import importlib.metadata
 import inspect
 import itertools
 import os
+import pathlib
 import re
 import sys
 import sysconfig
@@ -407,15 +409,17 @@ def _is_installed(name: str, place: str) -> bool:
         return True
     package = name.partition(".")[0]
     return any(
-        part.partition(".")[0] == package and _has_packages(os.sep.join(parts[:at]))
+        part.partition(".")[0] == package and package in _packages_in(os.sep.join(parts[:at]))
         for at, part in enumerate(parts)
     )
 
 
 @functools.cache
-def _has_packages(folder: str) -> bool:
-    """Whether it is a folder of installed packages, as `pip install --target` makes."""
-    try:
-        return any(name.endswith(".dist-info") for name in os.listdir(folder))
-    except OSError:  # an archive, for example
-        return False
+def _packages_in(folder: str) -> frozenset[str]:
+    """The modules that are installed in a folder, as by `pip install --target`: what the folder's
+    distributions say that they have. Others beside them are the user's."""
+    return frozenset(
+        file.parts[0].partition(".")[0]
+        for distribution in pathlib.Path(folder).glob("*.dist-info")
+        for file in importlib.metadata.Distribution.at(distribution).files or ()
+    )

@@ -73,6 +73,7 @@ class OrderedMode(Mode):
         self._is_stale = True  # whether there is something new to plan with
         self._is_full = False  # whether as much is planned as the window holds
         self._holds_back = False  # whether rounds that are known are not asked for yet
+        self._is_bounded = False  # whether as many slices are outstanding as may be
         self._refill_at = 0  # if it is full: plan again when no more elements than these are left
         self._located = False
         self._has_warned = False
@@ -106,7 +107,7 @@ class OrderedMode(Mode):
     def _withdraw(self) -> None:
         """Ask for nothing any more."""
         self._slices.withdraw_all()
-        self._lengths.withdrawn()
+        self._lengths.forget_queries()
 
     # -- what it gives -------------------------------------------------------------------------
 
@@ -143,7 +144,8 @@ class OrderedMode(Mode):
                 f"the lengths of the bundles before position {epoch.start} of epoch "
                 f"{epoch.number}, which are run to be counted"
             )
-        return f"position {self._next} of epoch {epoch.number}: {self._slices.awaited()}"
+        position = min(self._portions.next_position(), self._next)
+        return f"position {position} of epoch {epoch.number}: {self._slices.awaited()}"
 
     # -- the plan ------------------------------------------------------------------------------
 
@@ -151,16 +153,16 @@ class OrderedMode(Mode):
         """Whether to plan."""
         if self._is_full:
             return self._portions.elements <= self._refill_at
+        if self._is_bounded:
+            return len(self._slices) <= MAX_REQUESTS // 2
         return self._is_stale or (
-            self._holds_back
-            and len(self._slices) < MAX_REQUESTS
-            and not self._portions.has_before(self.epoch.limit(self._next))
+            self._holds_back and not self._portions.has_before(self.epoch.limit(self._next))
         )
 
     def _plan(self) -> None:
         if not self._slices.tasks:
             return
-        self._is_stale = self._is_full = self._holds_back = False
+        self._is_stale = self._is_full = self._holds_back = self._is_bounded = False
         if not self._locate():
             self._query()
             return
@@ -174,7 +176,7 @@ class OrderedMode(Mode):
                 self._is_full, self._refill_at = True, window // 2
                 break
             if self._portions.is_waiting and len(self._slices) >= MAX_REQUESTS:
-                self._holds_back = True
+                self._is_bounded = True
                 break
             self._ahead.grow()
             wanted = self._ahead.rounds()
@@ -369,9 +371,16 @@ class OrderedMode(Mode):
         self._lengths.learn(request.place, said.length, said.complete)
         if request.is_query:
             self._lengths.answered(request)
-        if (order.known_until, order.length) != known:
+        if (order.known_until, order.length) != known or (
+            said.complete and len(self._slices) <= 2 * AHEAD  # others may be asked about
+        ):
             self._is_stale = True
-        elif request.until and not self._is_full:
+        elif (
+            request.is_query
+            and self._located
+            and not self._is_full
+            and order.has_started(request.place, self._round)
+        ):
             self._query_open(request.place)
         if request.runs:
             raise self._lengths.mismatch(

@@ -35,7 +35,7 @@ class ReadAhead:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether much more has come, and is asked for, than may be."""
+        """Whether more than MAX_WINDOWS wait here, and more than two windows are planned."""
         return (
             self._portions.held_bytes > MAX_WINDOWS * WINDOW_BYTES
             and self._portions.elements > 2 * self.elements()

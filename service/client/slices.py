@@ -96,7 +96,7 @@ class Slices:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is asked for within the block is sent at its end: one piece for each worker."""
+        """What is asked for within the block is sent in few pieces, at the latest at its end."""
         with contextlib.ExitStack() as stack:
             for _, link in self._links.all():
                 stack.enter_context(link.client.together())

@@ -69,6 +69,14 @@ def register_tfds(
     tfds = _imported()
     if epoch < 0:
         raise InvalidArgument(f"epoch={epoch}: count iterations from 0")
+    if epoch and not (
+        shuffle_files and read_config is not None and read_config.shuffle_seed is not None
+    ):
+        raise InvalidArgument(
+            f"epoch={epoch}: only files that are shuffled by a seed have another order in each "
+            "iteration: give shuffle_files=True and a read_config with a shuffle_seed, or leave "
+            "epoch out"
+        )
     if not tf.executing_eagerly():
         raise FailedPrecondition(
             "register_tfds in a tf.function: register before, and give the function the dataset"

@@ -1,6 +1,6 @@
 """Lengths: how many elements the bundles of a dataset have, as the consumers of an ordered read
-learn them. A later read finds its position with them without running the bundles before it. Who
-registers a dataset may know them beforehand, as the metadata of its files say.
+learn them. A later read finds its position with them without running the bundles before it.
+`register_tfds` knows lengths from the files' metadata, and declares them.
 """
 
 from __future__ import annotations
@@ -72,11 +72,15 @@ class DeclareLengths(Command, frozen=True, kw_only=True):
 
 def _declare_lengths(state: State, command: DeclareLengths) -> Decision:
     dataset = find_dataset(state, command.dataset_id)
-    if len(command.lengths) != (splits := splits_of(dataset)) or min(command.lengths) < 0:
+    if len(command.lengths) != (splits := splits_of(dataset)):
         raise InvalidArgument(
-            f"dataset {command.dataset_id} of {splits} splits is registered with the lengths of "
-            f"{len(command.lengths)}, {min(command.lengths)} the least: give one of at least 0 for "
-            "each"
+            f"{len(command.lengths)} lengths were given for dataset {command.dataset_id} of "
+            f"{splits} splits: give one for each"
+        )
+    if negative := [n for n, length in enumerate(command.lengths) if length < 0]:
+        raise InvalidArgument(
+            f"split {negative[0]} of dataset {command.dataset_id} cannot have "
+            f"{command.lengths[negative[0]]} elements: give at least 0"
         )
     known = dataset.lengths.get(1, [])
     known = known + [UNKNOWN] * (splits - len(known))

@@ -67,7 +67,7 @@ ROOM_S = 0.5
 """How often a run that nobody needs now looks whether there is memory for it."""
 
 MAX_SHARES = 8
-"""The memory for so many readers an output may have, each of which asks for as much as it likes."""
+"""An output may hold `max_bytes` for each reader of a group, for at most so many."""
 
 MAX_KNOWN = 10_000
 """Of about so many bundles that are not run the lengths are remembered."""
@@ -187,7 +187,7 @@ class BundleRun:
             if each.runs:
                 reader, first = each.order.reader, each.runs[0]
                 firsts[reader] = min(first, firsts.get(reader, first))
-            elif self.stop < each.wanted:
+            elif not each.order.runs and self.stop < each.wanted:
                 return True
         first, here = max(firsts.values(), default=self.stop), 0
         for kept in reversed(self.kept):
@@ -419,7 +419,7 @@ class BundlesOutput(TaskOutput):
     def _hear(self, order: Slice, bundle: _BundleState) -> None:
         """Note what the reader needs no more."""
         if order.readers != self._readers:  # another group
-            self._readers, self._floor = order.readers, 0
+            self._readers, self._floor, self._look_above = order.readers, 0, 0
             self._floors.clear()
             for each in self._bundles.values():
                 each.keeps.clear()

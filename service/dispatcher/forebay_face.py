@@ -145,7 +145,7 @@ class ForebayFace:
         else:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
         dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
-        if request.lengths:
+        if request.lengths and self._dispatcher.graphs.is_registered(dataset_id, definition):
             await self._dispatcher.execute(
                 c.DeclareLengths(dataset_id=dataset_id, lengths=tuple(request.lengths))
             )

@@ -109,13 +109,21 @@ class Graphs:
             await self._delete_blob(blob)  # an equal one was registered meanwhile
         return answer
 
+    def is_registered(self, dataset_id: str, definition: ev.DatasetDefinition) -> bool:
+        """Whether the dataset of this id is the one in the request, which was registered or found
+        to be another one."""
+        known = self._decider.state.datasets.get(dataset_id)
+        return known is not None and (
+            stored(known.outline).fingerprint == stored(definition).fingerprint
+        )
+
     async def difference(
         self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes
     ) -> str:
         """How the registered dataset of this id differs from the one in the request; "" if it does
         not, or its graph cannot be read."""
         known = self._decider.state.datasets.get(dataset_id)
-        if known is None or (stored(known.outline).fingerprint == stored(definition).fingerprint):
+        if known is None or self.is_registered(dataset_id, definition):
             return ""
         try:
             registered = await self._read_blob(stored(known.outline).blob)

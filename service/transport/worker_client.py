@@ -45,7 +45,7 @@ class WorkerClient(ABC):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is asked within the block is sent at its end, in one piece."""
+        """What is asked within the block is sent in few pieces, at the latest at its end."""
         yield
 
     @abstractmethod

@@ -52,7 +52,8 @@ class Worker:
 class Reading:
     """A consumer, and the worker that has all bundles, of these lengths."""
 
-    def __init__(self, lengths: Sequence[int], **options: Any) -> None:
+    def __init__(self, lengths: Sequence[int], are_known: bool = False, **options: Any) -> None:
+        """`are_known`: the dispatcher says these lengths."""
         self.lengths = lengths
         self.worker = Worker()
         parameters = {"shuffle": False, "bundle_splits": 1} | options
@@ -64,7 +65,8 @@ class Reading:
             get=lambda uid: self.worker, all=lambda: [(1, self.worker)],
             open=lambda task: self.worker, start=lambda: None,
         )  # fmt: skip
-        self.mode = OrderedMode(read, links, pb.JoinIterationResponse(order=order))
+        joined = pb.JoinIterationResponse(order=order, lengths=lengths if are_known else ())
+        self.mode = OrderedMode(read, links, joined)
         news: Any = SimpleNamespace(tasks=[pb.TaskInfo(task_id=TASK, worker_uid=1)])
         self.mode.update(news)
         self.got: list[tuple[int, int]] = []
@@ -109,9 +111,9 @@ class Reading:
         blocks = [block for request in requests for block in request.blocks]
         return sum(block.payload_bytes for block in (*blocks, *(b for b, _ in portions._ready)))
 
-    def give(self) -> None:
-        """Give what was asked for of elements."""
-        slices = [(n, order) for n, order in self.worker.asked.items() if order.runs]
+    def give(self, most: int | None = None) -> None:
+        """Give what was asked for of elements, of so many slices at most."""
+        slices = [(n, order) for n, order in self.worker.asked.items() if order.runs][:most]
         for number, order in slices:
             client: Any = self.worker
             for first, count in zip(order.runs[::2], order.runs[1::2], strict=True):
@@ -154,6 +156,35 @@ def test_a_query_asks_for_what_the_next_plan_needs() -> None:
         reading.answer(query, 20_010)
     reading.take()
     assert {query.known for query in reading.queries()} == {20_010}
+
+
+def test_first_blocks_that_are_smaller_than_a_round_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of a bundle that was opened ahead, and whose first block comes once it is read."""
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 1 << 10)
+    reading = Reading([64] * 6, cycle_length=1, block_length=16)
+    for _ in range(500):
+        reading.take()
+        queries = [s for s in reading.worker.asked.values() if not s.runs]
+        first = min((query.bundle for query in queries), default=0)
+        for query in reading.queries(first):
+            length = min(64, query.known + 8)
+            reading.answer(query, length, complete=length == 64)
+        reading.give()
+    assert reading.got == [(bundle, i) for bundle in range(6) for i in range(64)]
+    assert reading.mode.has_ended()
+
+
+def test_slices_are_asked_for_again_before_all_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where their number is bounded."""
+    monkeypatch.setattr(ordered, "MAX_REQUESTS", 50)
+    reading = Reading([4] * 400, are_known=True, cycle_length=400)
+    while len(reading.got) < 1500:
+        reading.take()
+        slices = [(n, order) for n, order in reading.worker.asked.items() if order.runs]
+        assert len(reading.got) < 100 or len(slices) >= 20
+        reading.give(most=1)
 
 
 def test_a_bundle_is_asked_about_twice_at_a_time_at_most() -> None:

@@ -59,6 +59,27 @@ async def register(dispatcher: Dispatcher) -> None:
     await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
 
 
+def test_lengths_are_declared_only_for_the_dataset_that_is_registered() -> None:
+    """Another one under the same id is not read, as the client warns."""
+
+    async def registers(dispatcher: Dispatcher) -> None:
+        face = Face(dispatcher)
+        for python, lengths in (
+            (b"one", ()),
+            (b"other", (7, 7, 7)),
+            (b"other", (7,)),
+            (b"one", (4, 5, 6)),
+        ):
+            request = pb.RegisterDatasetRequest(
+                dataset_id="d", python=python, sources=[ev.SplitSource(count=3)], lengths=lengths
+            )
+            await face.call(request)
+            known = dispatcher.state.datasets["d"].lengths
+            assert known == ({1: [4, 5, 6]} if python == b"one" and lengths else {})
+
+    run_dispatcher(MemoryStorage(), registers)
+
+
 def test_the_next_dispatcher_knows_the_lengths_that_the_one_before_learned(tmp_path: Path) -> None:
     complete = ev.OrderSpec()
     complete.CopyFrom(ORDER)

@@ -307,6 +307,7 @@ def test_a_state_is_of_one_order_of_the_files(target: str, builder: Any) -> None
             "of format array_record, and only TFRecord",
         ),
         ("train", {"epoch": -1}, "epoch=-1: count"),
+        ("train", {"epoch": 1}, "epoch=1: only files that are shuffled by a seed"),
         ("train", {"data_dir": "/elsewhere"}, "beside a builder, which has its own"),
     ],
 )

@@ -262,15 +262,15 @@ print(b"THREE" in pickled, len(pickled) < 10_000)
 
 
 def test_what_is_installed_in_any_folder_does_not_travel(tmp_path: pathlib.Path) -> None:
-    """As by `pip install --target`: also cloudpickle, which could not pickle itself."""
+    """As by `pip install --target`: also cloudpickle, which could not pickle itself. What is
+    beside it and belongs to no package does."""
     installed = pathlib.Path(cloudpickle.__file__).parent
     for folder in (installed, *installed.parent.glob("cloudpickle-*.dist-info")):
         shutil.copytree(folder, tmp_path / "installed" / folder.name)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "own_module.py").write_text(
+    (tmp_path / "installed" / "own_module.py").write_text(
         "def three(split):\n    return [THREE]\nTHREE = 3"
     )
-    places = [str(tmp_path / "installed"), str(tmp_path / "own"), *sys.path]
+    places = [str(tmp_path / "installed"), *sys.path]
     ran = subprocess.run(
         [sys.executable, "-c", INSTALLED, str(tmp_path)],
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(places)},
