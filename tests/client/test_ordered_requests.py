@@ -52,9 +52,10 @@ class Worker:
 class Reading:
     """A consumer, and the worker that has all bundles, of these lengths."""
 
-    def __init__(self, lengths: Sequence[int], are_known: bool = False, **options: Any) -> None:
-        """`are_known`: the dispatcher says these lengths."""
+    def __init__(self, lengths: Sequence[int], **options: Any) -> None:
+        """With `are_known=True` the dispatcher says these lengths."""
         self.lengths = lengths
+        known = lengths if options.pop("are_known", False) else ()
         self.worker = Worker()
         parameters = {"shuffle": False, "bundle_splits": 1} | options
         read = OrderedRead(**parameters)
@@ -65,7 +66,7 @@ class Reading:
             get=lambda uid: self.worker, all=lambda: [(1, self.worker)],
             open=lambda task: self.worker, start=lambda: None,
         )  # fmt: skip
-        joined = pb.JoinIterationResponse(order=order, lengths=lengths if are_known else ())
+        joined = pb.JoinIterationResponse(order=order, lengths=known)
         self.mode = OrderedMode(read, links, joined)
         news: Any = SimpleNamespace(tasks=[pb.TaskInfo(task_id=TASK, worker_uid=1)])
         self.mode.update(news)

@@ -16,6 +16,7 @@ from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.errors import AlreadyExists, InvalidArgument
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage import FileStorage, MemoryStorage
 
 from .leading import run_dispatcher, until
@@ -64,18 +65,19 @@ def test_lengths_are_declared_only_for_the_dataset_that_is_registered() -> None:
 
     async def registers(dispatcher: Dispatcher) -> None:
         face = Face(dispatcher)
-        for python, lengths in (
-            (b"one", ()),
-            (b"other", (7, 7, 7)),
-            (b"other", (7,)),
-            (b"one", (4, 5, 6)),
-        ):
+
+        async def register(function: bytes, *lengths: int) -> dict[int, list[int]]:
+            python = PythonDataset(function=function).SerializeToString()
             request = pb.RegisterDatasetRequest(
                 dataset_id="d", python=python, sources=[ev.SplitSource(count=3)], lengths=lengths
             )
             await face.call(request)
-            known = dispatcher.state.datasets["d"].lengths
-            assert known == ({1: [4, 5, 6]} if python == b"one" and lengths else {})
+            return dispatcher.state.datasets["d"].lengths
+
+        assert await register(b"one") == {}
+        assert await register(b"other", 7, 7, 7) == {}
+        assert await register(b"other", 7) == {}
+        assert await register(b"one", 4, 5, 6) == {1: [4, 5, 6]}
 
     run_dispatcher(MemoryStorage(), registers)
 
