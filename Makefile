@@ -30,7 +30,7 @@ test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among 
 test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
 	@scripts/redis
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
-	$(BIN)/pytest -n 2 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) || \
+	$(BIN)/pytest -n 3 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) || \
 		scripts/retry_failed $$?
 
 simulate: $(READY) ## run 10,000 seeds of the simulation; ARGS="--seed 7 --trace" replays one
