@@ -69,6 +69,11 @@ class BundleLengths:
             self._others += not is_needed
             self._ask(Request(place, (), is_query=True, until=until, enough=enough, known=known))
 
+    @property
+    def outstanding(self) -> int:
+        """How many queries are."""
+        return self._needed + self._others
+
     def at_least(self, place: int) -> int:
         """So many elements the bundle is known to have."""
         return self._at_least.get(place, 0)

@@ -154,10 +154,14 @@ class OrderedMode(Mode):
         if self._is_full:
             return self._portions.elements <= self._refill_at
         if self._is_bounded:
-            return len(self._slices) <= MAX_REQUESTS // 2
+            return self._outstanding() <= MAX_REQUESTS // 2
         return self._is_stale or (
             self._holds_back and not self._portions.has_before(self.epoch.limit(self._next))
         )
+
+    def _outstanding(self) -> int:
+        """How many slices of elements are: all of these end, also if the trainer takes nothing."""
+        return len(self._slices) - self._lengths.outstanding
 
     def _plan(self) -> None:
         if not self._slices.tasks:
@@ -175,7 +179,7 @@ class OrderedMode(Mode):
             if self._portions.is_waiting and self._portions.elements > window // 2:
                 self._is_full, self._refill_at = True, window // 2
                 break
-            if self._portions.is_waiting and len(self._slices) >= MAX_REQUESTS:
+            if self._portions.is_waiting and self._outstanding() >= MAX_REQUESTS:
                 self._is_bounded = True
                 break
             self._ahead.grow()
