@@ -101,7 +101,8 @@ def forget_peak(pid: int) -> None:
 
 
 def memory_mb(pid: int, field: str) -> float:
-    """A line of a process' memory, VmRSS (now) or VmHWM (the peak), in units of 10⁶ bytes."""
+    """A line of a process' memory, VmRSS (now) or VmHWM (the peak), in units of 10⁶ bytes; 0 if the
+    process has ended and its parent has not noticed."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    kib = next(line.split()[1] for line in status.splitlines() if line.startswith(field))
-    return int(kib) * 1024 / 1e6
+    lines = (line.split()[1] for line in status.splitlines() if line.startswith(field))
+    return int(next(lines, 0)) * 1024 / 1e6
