@@ -110,8 +110,7 @@ class Graphs:
         return answer
 
     def is_registered(self, dataset_id: str, definition: ev.DatasetDefinition) -> bool:
-        """Whether the dataset of this id is the one in the request, which was registered or found
-        to be another one."""
+        """Whether the dataset of this id is the one in the request. Call it after `register`."""
         known = self._decider.state.datasets.get(dataset_id)
         return known is not None and (
             stored(known.outline).fingerprint == stored(definition).fingerprint

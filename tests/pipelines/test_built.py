@@ -372,6 +372,7 @@ class TestBundles:
         """What a bundle makes and drops before its start is no element."""
 
         def late(x: int) -> int:
+            # Until it is killed, which is what is tested; before the start, together over 1 s.
             time.sleep(3600 if x == 27 else 0.06 if x < 20 else 0)
             return x
 
