@@ -46,8 +46,8 @@ MAX_IDLE = 2
 IDLE_S = 30.0
 MEMORY = Path("/dev/shm")
 
-TROUBLE = {"storage trouble", "storage slow", "stop dispatcher", "kill dispatcher"}
-"""Faults during which a dispatcher may not answer for seconds."""
+TROUBLE = {"storage trouble", "storage slow", "stop dispatcher", "kill dispatcher", "partition"}
+"""Faults during which a dispatcher may not answer a call for seconds."""
 
 
 @dataclass
@@ -278,10 +278,10 @@ class Run:
             if scenario.weather.lost == 0 and not any(n.disturbed for n in self.nodes):
                 # A late heartbeat may make a worker known again that has left, for a while.
                 fine = {GOODBYE, "another process took its address"}
-                # Of an ordered read, whose goodbye found nobody for longer than it waits for that.
+                # A goodbye found nobody for longer than it waits for that.
                 if TROUBLE & {fault.kind for fault in scenario.faults}:
                     fine |= {why for why in lost.values() if "took its place in the ordered" in why}
-                    if scenario.mode == "claimed":  # the same of its final reports
+                    if scenario.mode in ("claimed", "ordered"):
                         fine.add(SILENT)
                 reasons = {why for who, why in lost.items() if who not in unheard} - fine
                 if any(not reason.endswith("was removed") for reason in reasons):
