@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Iterator
 
@@ -30,7 +29,7 @@ class Checksum:
             self._streams = [[0, 0, 0] for _ in block.components]
         for component, crcs in zip(block.components, self._streams, strict=True):
             for number, part in _parts(component, block.count):
-                crcs[number] = zlib.crc32(part.data, crcs[number])
+                crcs[number] = zlib.crc32(part, crcs[number])
 
     @property
     def value(self) -> int:
@@ -38,10 +37,16 @@ class Checksum:
         return zlib.crc32(np.array(self._streams, "<u4").tobytes())
 
 
-def _parts(component: Component, count: int) -> Iterator[tuple[int, Array]]:
+def _parts(component: Component, count: int) -> Iterator[tuple[int, Array | bytes]]:
     """Bytes of three streams, each of which is the same however the elements are divided: shapes,
     lengths of strings, and values."""
     values, shapes = component.values, component.shapes
+    if shapes is None and not isinstance(values, Strings):
+        yield 0, np.array(values.shape[1:], np.int64).tobytes() * count
+        size = values.nbytes // max(1, count)
+        data = _bytes_of(values)
+        yield 2, data if size <= WHOLE_BYTES else _pieces(data.reshape(count, size))
+        return
     array = values.lengths if isinstance(values, Strings) else values
     if shapes is None:
         shapes = np.tile(np.array(array.shape[1:], np.int64), (count, 1))
@@ -64,14 +69,13 @@ def _parts(component: Component, count: int) -> Iterator[tuple[int, Array]]:
         return
     for stop, size in zip(stops.tolist(), sizes.tolist(), strict=True):
         element = data[stop - size : stop]
-        yield 2, element if size <= WHOLE_BYTES else element[_pieces(size)]
+        yield 2, element if size <= WHOLE_BYTES else _pieces(element.reshape(1, size))
 
 
-@functools.lru_cache(64)
-def _pieces(size: int) -> Array:
-    """Which bytes are read of so many."""
-    starts = np.linspace(0, size - PIECE_BYTES, PIECES).astype(np.int64)
-    return (starts[:, np.newaxis] + np.arange(PIECE_BYTES)).ravel()
+def _pieces(elements: Array) -> Array:
+    """Those bytes of each element that are read, from elements of one size."""
+    starts = np.linspace(0, elements.shape[1] - PIECE_BYTES, PIECES).astype(np.int64).tolist()
+    return _bytes_of(np.concatenate([elements[:, at : at + PIECE_BYTES] for at in starts], axis=1))
 
 
 def _bytes_of(array: Array) -> Array:

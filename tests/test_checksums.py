@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -49,13 +47,10 @@ def checksum(*blocks: Block) -> int:
 
 
 @pytest.fixture(params=[checksums.WHOLE_BYTES, 5], ids=["whole", "pieces"])
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elements are small, or of some of them pieces are read."""
     monkeypatch.setattr(checksums, "WHOLE_BYTES", request.param)
     monkeypatch.setattr(checksums, "PIECE_BYTES", 2)
-    checksums._pieces.cache_clear()
-    yield
-    checksums._pieces.cache_clear()
 
 
 @pytest.mark.usefixtures("pieces")

@@ -297,6 +297,7 @@ class BundlesOutput(TaskOutput):
         super().__init__(max_bytes, listener, budget)
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self._may_begin = threading.Condition(self.lock)  # another run may
         self._bundles: dict[int, _BundleState] = {}
         self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
         self._numbers = itertools.count()
@@ -319,8 +320,8 @@ class BundlesOutput(TaskOutput):
                 heapq.heappop(self._pending)
             return self._end is not None or (bool(self._pending) and self._busy < most)
 
-        with self.changed:
-            if not self.changed.wait_for(may_begin, timeout_s):
+        with self._may_begin:
+            if not self._may_begin.wait_for(may_begin, timeout_s):
                 return None
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
@@ -343,7 +344,8 @@ class BundlesOutput(TaskOutput):
         if busy != run.busy:
             self._busy += 1 if busy else -1
             run.busy = busy
-            self.changed.notify_all()  # another run may begin
+            if not busy and self._pending:
+                self._may_begin.notify_all()
 
     # -- the policy ----------------------------------------------------------------------------
 
@@ -394,6 +396,7 @@ class BundlesOutput(TaskOutput):
         run = BundleRun(self, bundle, start, position, counts)
         bundle.runs.append(run)
         heapq.heappush(self._pending, (run.position, next(self._numbers), run))
+        self._may_begin.notify_all()
         return run
 
     def _hurry(self, run: BundleRun, position: int) -> None:
@@ -529,6 +532,7 @@ class BundlesOutput(TaskOutput):
             self._clear()  # nobody gets it any more
 
     def _clear(self) -> None:
+        self._may_begin.notify_all()
         for bundle in self._bundles.values():
             for run in list(bundle.runs):
                 self._drop(run)
