@@ -406,8 +406,8 @@ class OrderedMode(Mode):
 
 def _parts(indexes: Ints, at: Ints) -> list[Ints]:
     """`at`, cut so that the indexes of each part have at most MAX_SLICE_RUNS runs."""
-    if not len(at):
-        return []
+    if len(at) <= MAX_SLICE_RUNS:
+        return [at] if len(at) else []
     firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
     return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
 
@@ -427,6 +427,9 @@ def _ends(places: Ints, indexes: Ints) -> dict[int, int]:
 
 def _runs(indexes: Ints) -> tuple[int, ...]:
     """Ascending indexes as pairs of a first one and a count."""
+    first, last = int(indexes[0]), int(indexes[-1])
+    if last - first == len(indexes) - 1:
+        return first, len(indexes)
     firsts = np.flatnonzero(np.diff(indexes, prepend=indexes[0] - 2) != 1)
     counts = np.diff(firsts, append=len(indexes))
     return tuple(np.stack([indexes[firsts], counts], axis=1).ravel().tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,11 +21,13 @@ MAX_PORTION = 1 << 16
 ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
 
+_FIRST = np.zeros(1, np.int64)
+
 RECENT_BYTES = 8 << 20
 """About how many bytes that came last say how large elements are now."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Portion:
     """Some of the consumer's elements, in order."""
 
@@ -65,9 +68,13 @@ class Portions:
         """The next elements to give: the places of their bundles, and their positions."""
         self.elements += len(places)
         size = min(self.fit(PORTION_BYTES) or 1, MAX_PORTION)
+        if self.fit(ALONE_BYTES) == 1:
+            size = 1
         for start in range(0, len(places), size):
             of_portion = places[start : start + size]
-            needs = [(int(of_portion[at[0]]), at) for at in by_place(of_portion)]
+            needs = [(int(of_portion[0]), _FIRST)]
+            if size > 1:
+                needs = [(int(of_portion[at[0]]), at) for at in by_place(of_portion)]
             self._portions.append(_Portion(positions[start : start + size], needs))
 
     def expect(self, request: Request) -> None:
@@ -181,6 +188,10 @@ class Portions:
         """The portion as blocks with the elements' positions: one block, unless elements are large,
         or their ranks differ."""
         parts = [each for place, at in portion.needs for each in self._pop(place, at)]
+        if len(portion.positions) == 1:
+            block, first, _ = parts[0]
+            yield part(block, first, 1), portion.positions
+            return
         ranks = {tuple(map(rank, block.components)) for block, _, _ in parts}
         if len(ranks) == 1 and (self.fit(ALONE_BYTES) != 1 or len(parts) == 1):
             pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
@@ -223,4 +234,6 @@ def by_place(places: Ints) -> list[Ints]:
     if not len(places):
         return []
     order = np.argsort(places, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(places[order])) + 1)
+    found = places[order]
+    cuts = np.flatnonzero(found[1:] != found[:-1]) + 1
+    return [order[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(places)])]
