@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterator
 
@@ -29,7 +30,7 @@ class Checksum:
             self._streams = [[0, 0, 0] for _ in block.components]
         for component, crcs in zip(block.components, self._streams, strict=True):
             for number, part in _parts(component, block.count):
-                crcs[number] = zlib.crc32(part, crcs[number])
+                crcs[number] = zlib.crc32(memoryview(part), crcs[number])
 
     @property
     def value(self) -> int:
@@ -74,8 +75,14 @@ def _parts(component: Component, count: int) -> Iterator[tuple[int, Array | byte
 
 def _pieces(elements: Array) -> Array:
     """Those bytes of each element that are read, from elements of one size."""
-    starts = np.linspace(0, elements.shape[1] - PIECE_BYTES, PIECES).astype(np.int64).tolist()
+    starts = _starts(elements.shape[1])
     return _bytes_of(np.concatenate([elements[:, at : at + PIECE_BYTES] for at in starts], axis=1))
+
+
+@functools.lru_cache(64)
+def _starts(size: int) -> list[int]:
+    """Of the pieces of so many bytes."""
+    return [*map(int, np.linspace(0, size - PIECE_BYTES, PIECES))]
 
 
 def _bytes_of(array: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -47,10 +49,13 @@ def checksum(*blocks: Block) -> int:
 
 
 @pytest.fixture(params=[checksums.WHOLE_BYTES, 5], ids=["whole", "pieces"])
-def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Elements are small, or of some of them pieces are read."""
     monkeypatch.setattr(checksums, "WHOLE_BYTES", request.param)
     monkeypatch.setattr(checksums, "PIECE_BYTES", 2)
+    checksums._starts.cache_clear()
+    yield
+    checksums._starts.cache_clear()
 
 
 @pytest.mark.usefixtures("pieces")

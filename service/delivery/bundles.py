@@ -79,7 +79,8 @@ class _Kept:
     __slots__ = ("block", "cost", "start", "stop")
 
     def __init__(self, block: Block, size: int) -> None:
-        self.block = replace(block, loan=None)  # several readers may get it
+        # Several readers may get it.
+        self.block = block if block.loan is None else replace(block, loan=None)
         self.cost = size
         self.start = block.index
         self.stop = block.index + block.count

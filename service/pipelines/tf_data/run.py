@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -108,7 +107,7 @@ class TfDataRun:
     def _placed(self, block: Block) -> Block:
         if self._bundle is None:
             return block
-        placed = replace(block, bundle=self._bundle, index=self._index)
+        placed = Block(block.count, block.components, self._bundle, self._index)
         self._index += block.count
         return placed
 
@@ -117,17 +116,20 @@ class TfDataRun:
         if self.trace.alone:
             return self._dequeue(1)
         head = None
-        if not self._ready():
+        ready = self._ready()
+        if not ready:
             head = self._dequeue(1)
             if head is None:
                 return None
+            ready = self._ready()
         give_up = time.monotonic() + LINGER_S
         pause_s = POLL_S
         # The queue holds two blocks, so a pause that is too long doesn't stall the pipeline.
-        while not self._full() and (left_s := give_up - time.monotonic()) > 0:
+        while not self._is_enough(ready) and (left_s := give_up - time.monotonic()) > 0:
             time.sleep(min(pause_s, left_s))
             pause_s *= 2
-        want = min(self._ready(), self.trace.most)
+            ready = self._ready()
+        want = min(ready, self.trace.most)
         tail = self._dequeue(want) if want else None
         if head is None or tail is None:
             return head or tail
@@ -141,9 +143,9 @@ class TfDataRun:
     def _ready(self) -> int:
         return self._queue.size()
 
-    def _full(self) -> bool:
-        """Whether the queue has a block's worth, or was closed."""
-        if self._queue.is_closed() or self._ready() >= self.trace.most:
+    def _is_enough(self, ready: int) -> bool:
+        """Whether the queue, which has so many elements, has a block's worth or was closed."""
+        if ready >= self.trace.most or self._queue.is_closed():
             return True
         return any(2 * queue.size() >= self.trace.quanta for queue in self._budget)
 
