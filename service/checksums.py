@@ -30,7 +30,7 @@ class Checksum:
             self._streams = [[0, 0, 0] for _ in block.components]
         for component, crcs in zip(block.components, self._streams, strict=True):
             for number, part in _parts(component, block.count):
-                crcs[number] = zlib.crc32(memoryview(part), crcs[number])
+                crcs[number] = zlib.crc32(part.data, crcs[number])
 
     @property
     def value(self) -> int:
@@ -38,12 +38,12 @@ class Checksum:
         return zlib.crc32(np.array(self._streams, "<u4").tobytes())
 
 
-def _parts(component: Component, count: int) -> Iterator[tuple[int, Array | bytes]]:
+def _parts(component: Component, count: int) -> Iterator[tuple[int, Array]]:
     """Bytes of three streams, each of which is the same however the elements are divided: shapes,
     lengths of strings, and values."""
     values, shapes = component.values, component.shapes
     if shapes is None and not isinstance(values, Strings):
-        yield 0, np.array(values.shape[1:], np.int64).tobytes() * count
+        yield 0, _bytes_of(np.array([values.shape[1:]] * count, np.int64))
         size = values.nbytes // max(1, count)
         data = _bytes_of(values)
         yield 2, data if size <= WHOLE_BYTES else _pieces(data.reshape(count, size))
