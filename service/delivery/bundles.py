@@ -303,6 +303,7 @@ class BundlesOutput(TaskOutput):
         self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
         self._numbers = itertools.count()
         self._busy = 0  # runs that make elements
+        self._most_busy = 0  # see `next_run`
         self._readers = 1
         self._floors: dict[int, int] = {}  # by reader: it needs nothing of bundles at places before
         self._floor = 0  # nobody does
@@ -322,6 +323,7 @@ class BundlesOutput(TaskOutput):
             return self._end is not None or (bool(self._pending) and self._busy < most)
 
         with self._may_begin:
+            self._most_busy = most
             if not self._may_begin.wait_for(may_begin, timeout_s):
                 return None
             if self._end is not None:
@@ -345,7 +347,7 @@ class BundlesOutput(TaskOutput):
         if busy != run.busy:
             self._busy += 1 if busy else -1
             run.busy = busy
-            if not busy and self._pending:
+            if not busy and self._pending and self._busy < self._most_busy:
                 self._may_begin.notify_all()
 
     # -- the policy ----------------------------------------------------------------------------
@@ -595,10 +597,11 @@ class _SliceSubscription(Subscription):
         if not credit:
             return None
         block = picked(kept.block, _within(self.runs, kept, max_elements))
+        size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
         if run.given_bytes < AHEAD_BYTES:
-            run.given_bytes += cost(block)
+            run.given_bytes += size
             run.room.notify_all()  # it may make more ahead
         elif run.waits and run.stop < run.wanted:
             run.room.notify_all()
@@ -606,7 +609,7 @@ class _SliceSubscription(Subscription):
             reader, end = self.order.reader, block.index + block.count
             bundle.keeps[reader] = max(bundle.keeps.get(reader, 0), end)
             self.output._forget(bundle)
-        return block, cost(block)
+        return block, size
 
     def _answer(self) -> End | None:
         bundle, run = self.bundle, self.run
