@@ -58,3 +58,26 @@ def test_keras_has_the_losses_of_a_training_that_was_not_killed(
             timeout=200,
         )
     assert f"done on {backend}" in ended.stdout, ended.stdout + ended.stderr
+
+
+@pytest.mark.timeout(240)
+def test_torch_sees_in_each_step_what_it_would_have_seen(
+    frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path
+) -> None:
+    """Alone, killed and preempted, also behind a StatefulDataLoader; and as 4, 3 and 6 ranks of
+    torchrun, with torch.distributed.checkpoint."""
+    pixels, labels = load_digits(return_X_y=True)
+    elements = {
+        "pixels": (pixels[:DIGITS] / 16).astype(np.float32),
+        "label": labels[:DIGITS],
+        "number": np.arange(DIGITS),
+    }
+    dataset_id = service.register_dataset(target, tf.data.Dataset.from_tensor_slices(elements))
+    ended = subprocess.run(
+        [frameworks, HERE / "torch_killed.py", target, dataset_id, tmp_path],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
