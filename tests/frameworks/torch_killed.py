@@ -136,7 +136,7 @@ def killed_alone(draw: Callable[[int, int], int]) -> dict[int, Any]:
     return {step: each["numbers"] for step, each in undisturbed.items()}
 
 
-# -- ranks, of which torchrun begins others ----------------------------------------------------------
+# -- ranks, of which torchrun begins others --------------------------------------------------------
 
 
 def rank(killed_at: int) -> None:
