@@ -74,7 +74,7 @@ def said(name: str) -> list[dict[str, Any]]:
 def take(batch: Any, model: Any = MODEL) -> float:
     OPTIMIZER.zero_grad()
     loss = cross_entropy(model(batch["pixels"]), batch["label"])
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     OPTIMIZER.step()
     return float(loss.detach())
 
