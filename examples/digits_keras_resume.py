@@ -49,6 +49,7 @@ def train(target: str, dataset_id: str, folder: pathlib.Path, killed_at: int | N
     )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
+    files = folder / "backup"
     position = forebay.keras.Position(model)
     read = service.from_dataset_id(
         "distributed_epoch",
@@ -58,9 +59,7 @@ def train(target: str, dataset_id: str, folder: pathlib.Path, killed_at: int | N
         batch_size=BATCH,
         start_position=position,
     )
-    backup = keras.callbacks.BackupAndRestore(
-        folder / "backup", save_freq=10, double_checkpoint=True
-    )
+    backup = keras.callbacks.BackupAndRestore(files, save_freq=10, double_checkpoint=True)
     model.fit(
         forebay.keras.Epochs(read, position=position),
         epochs=EPOCHS,
