@@ -44,6 +44,19 @@ def take(parameters, batch, mask):
     return jax.tree.map(lambda value, gradient: value - 0.5 * gradient, parameters, gradients)
 
 
+def save(manager, step, parameters, dataset):
+    model, data = ocp.args.StandardSave(parameters), ocp.args.JsonSave(dataset.state_dict())
+    manager.save(step, args=ocp.args.Composite(model=model, data=data))
+
+
+def restore(manager, step, parameters, dataset):
+    """The parameters, placed as these are, over whatever mesh."""
+    model, data = ocp.args.StandardRestore(parameters), ocp.args.JsonRestore()
+    restored = manager.restore(step, args=ocp.args.Composite(model=model, data=data))
+    dataset.load_state_dict(restored.data)
+    return restored.model
+
+
 def train(
     target: str, dataset_id: str, folder: pathlib.Path, killed_at: int | None, devices: int
 ) -> None:
@@ -57,14 +70,7 @@ def train(
     step = 0
     with ocp.CheckpointManager(folder / "saved", item_names=("model", "data")) as manager:
         if (latest := manager.latest_step()) is not None:
-            restored = manager.restore(
-                latest,
-                args=ocp.args.Composite(
-                    model=ocp.args.StandardRestore(parameters), data=ocp.args.JsonRestore()
-                ),
-            )
-            parameters, step = restored.model, latest
-            dataset.load_state_dict(restored.data)
+            step, parameters = latest, restore(manager, latest, parameters, dataset)
         while step < EPOCHS * EPOCH_STEPS:
             for batch, mask in dataset:
                 if step == killed_at:
@@ -75,13 +81,7 @@ def train(
                 parameters = take(parameters, batch, mask)
                 step += 1
                 if step % 10 == 0:
-                    manager.save(
-                        step,
-                        args=ocp.args.Composite(
-                            model=ocp.args.StandardSave(parameters),
-                            data=ocp.args.JsonSave(dataset.state_dict()),
-                        ),
-                    )
+                    save(manager, step, parameters, dataset)
     found = jnp.argmax(PIXELS[:TESTED] @ parameters["weights"] + parameters["bias"], axis=1)
     accuracy = float(np.mean(found == LABELS[:TESTED]))
     assert accuracy > 0.7, accuracy
