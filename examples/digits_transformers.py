@@ -61,9 +61,9 @@ class OrderedTrainer(Trainer):
 
 def train(target: str, dataset_id: str, folder: pathlib.Path, killed_at: int | None) -> None:
     last = get_last_checkpoint(folder)
-    step = (
-        0 if last is None else TrainerState.load_from_json(f"{last}/trainer_state.json").global_step
-    )
+    step = 0
+    if last is not None:
+        step = TrainerState.load_from_json(f"{last}/trainer_state.json").global_step
     arguments = TrainingArguments(
         folder,
         max_steps=EPOCHS * EPOCH_STEPS,
