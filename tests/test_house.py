@@ -152,6 +152,7 @@ BANNED: dict[str, set[str]] = {  # not even lazily
     },
     "service.trainers.loaders": HEAVY | {"jax"},
     "service.trainers.keras_data": {"tensorflow", "apache_beam", "torch", "jax"},
+    "service.trainers.keras_position": {"tensorflow", "apache_beam", "torch", "jax"},
     "service.trainers.pytorch": HEAVY | {"jax"},
     "service.client.registration": {"tensorflow", "keras"},
     "service.client.batches": HEAVY | {"torch", "jax"},

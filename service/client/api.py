@@ -62,7 +62,7 @@ from .reader import Reader, name_of_job
 from .registration import COMPRESSIONS, Send, Service, check_compression, registered
 from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
 from .tf_errors import raising_tensorflows
-from .tf_position import OrderedPosition, taken_from
+from .tf_position import KeepsPosition, taken_from
 
 Dataset = Any
 
@@ -419,7 +419,7 @@ def _read_as_dataset(
     policy: ShardingPolicy,
     *,
     shared: bool,
-    position: OrderedPosition | None,
+    position: KeepsPosition | None,
 ) -> Dataset:
     explain_keras_warning()
     options = tf.data.Options()
@@ -484,7 +484,7 @@ class _InOrder:
         reader_of: Callable[..., Reader],
         reader: Reader,
         ordered: OrderedRead,
-        position: OrderedPosition | None,
+        position: KeepsPosition | None,
     ) -> None:
         """It begins at the position, if there is one. Raises FailedPrecondition if that is one in
         another read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -94,21 +94,31 @@ class _Read(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.described = tf.compat.as_str(string_value)
 
 
+class KeepsPosition(Protocol):
+    """Where the iterations of an ordered dataset begin."""
+
+    def begin(self, ordered: OrderedRead) -> None:
+        """Have the read begin here. Raises ForebayError if it cannot."""
+
+    def describe(self, ordered: OrderedRead) -> None:
+        """It is a position in this read, which has begun."""
+
+
 def taken_from(
     order: dict[str, Any], *, add_position: bool
-) -> tuple[dict[str, Any], OrderedPosition | None]:
-    """The keyword arguments without an OrderedPosition, and this. Raises InvalidArgument."""
+) -> tuple[dict[str, Any], KeepsPosition | None]:
+    """The keyword arguments without an object as start_position, and this. Raises
+    InvalidArgument."""
     position = order.get("start_position")
-    if not isinstance(position, OrderedPosition):
+    if not (hasattr(position, "begin") and hasattr(position, "describe")):
         return order, None
-    if not add_position:
+    if isinstance(position, OrderedPosition) and not add_position:
         raise InvalidArgument(
             "start_position is an OrderedPosition, which is assigned the positions that come with "
             "the elements: give add_position=True as well, or start_position=int(position)"
         )
     if order.get("start_step") is not None:
         raise InvalidArgument(
-            f"start_position is an OrderedPosition, and start_step={order['start_step']!r}: give "
-            "one of them"
+            f"start_position is an object, and start_step={order['start_step']!r}: give one of them"
         )
     return {**order, "start_position": 0}, position

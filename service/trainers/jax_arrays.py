@@ -197,7 +197,7 @@ class ServiceDataset:
     def state_dict(self) -> dict[str, Any]:
         """The position of an ordered read behind the batches that it has given: JSON of under 300
         bytes, the same in all processes after the same number of steps."""
-        return self._require_ordered().state()
+        return self.ordered_read().state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins at the state's position; one that is open is left.
@@ -205,11 +205,12 @@ class ServiceDataset:
         Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
         dataset, order or global batch.
         """
-        ordered = self._require_ordered()
+        ordered = self.ordered_read()
         self._leave()
         ordered.load(state)
 
-    def _require_ordered(self) -> OrderedRead:
+    def ordered_read(self) -> OrderedRead:
+        """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
         if self._ordered is None:
             raise FailedPrecondition(
                 "only an ordered read has a position: give ordered=True, or save the number of "

@@ -1,4 +1,4 @@
-"""`Epochs`: an adapter that Keras's `fit` takes as a dataset, on JAX and PyTorch.
+"""`Epochs`: an adapter that Keras's `fit` takes as a dataset.
 
 Keras itself supports generators, which have one epoch, PyDatasets, whose batches have numbers, and
 PyTorch's DataLoaders. It also takes custom adapters, of a class that has no public name.
@@ -6,14 +6,17 @@ PyTorch's DataLoaders. It also takes custom adapters, of a class that has no pub
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from ..errors import InvalidArgument
+from .keras_position import KerasPosition
 
 
 class Epochs(DataAdapter):  # type: ignore[misc]
@@ -26,6 +29,8 @@ class Epochs(DataAdapter):  # type: ignore[misc]
         arrays. If it has a len(), Keras knows the number of batches.
       class_weight: the weight of each class, by its number. Give it here, because Keras ignores
         that of `fit` with an adapter. Batches must be pairs, and targets classes or one-hot.
+      position: of an ordered read, where each epoch begins. Takes the place of `start_step` and
+        `load_state_dict`.
 
     Without a len() and `steps_per_epoch`, Keras warns at each epoch's end that its input has run
     out of data. To build an unbuilt model, `fit` begins an epoch, and leaves it.
@@ -37,13 +42,19 @@ class Epochs(DataAdapter):  # type: ignore[misc]
     With `steps_per_epoch`, the next epoch continues in the same iteration, and training ends when
     the data do. So repeat the dataset before registering it.
 
-    Raises InvalidArgument on the TensorFlow backend, where `fit` takes `from_dataset_id`'s dataset.
+    On the TensorFlow backend `fit` takes `from_dataset_id`'s dataset. With a position it takes
+    `Epochs` of this dataset, whose `start_position` is the position. Without one, raises
+    InvalidArgument there.
     """
 
     def __init__(
-        self, dataset: Iterable[Any], class_weight: Mapping[int, float] | None = None
+        self,
+        dataset: Iterable[Any],
+        class_weight: Mapping[int, float] | None = None,
+        position: KerasPosition | None = None,
     ) -> None:
-        if keras.backend.backend() == "tensorflow":
+        self._in_tensorflow = keras.backend.backend() == "tensorflow"
+        if self._in_tensorflow and position is None:
             raise InvalidArgument(
                 "Keras is on its TensorFlow backend: give it service.from_dataset_id(…), or set "
                 "KERAS_BACKEND to jax or torch before it is imported"
@@ -51,8 +62,21 @@ class Epochs(DataAdapter):  # type: ignore[misc]
         self._dataset = dataset
         self._class_weight = None if class_weight is None else dict(class_weight)
         self._is_first = True
+        self._position = position
+        if position is not None:
+            position.attach(self._peek, lambda: self.num_batches)
+            if not self._in_tensorflow:
+                ordered = dataset.ordered_read()  # type: ignore[attr-defined]
+                if ordered.start_position or ordered.start_step is not None:
+                    raise InvalidArgument(
+                        f"start_position={ordered.start_position} start_step={ordered.start_step} "
+                        "beside a Position, which says where to begin: leave it out"
+                    )
 
     def __iter__(self) -> Iterator[Any]:
+        if self._position is not None:
+            yield from self._from(self._position)
+            return
         is_first, self._is_first = self._is_first, False
         if not (is_first and getattr(self._dataset, "ordered", False)):
             yield from self._weighted()
@@ -67,6 +91,22 @@ class Epochs(DataAdapter):  # type: ignore[misc]
             if given == 1:
                 dataset.load_state_dict(start)
             raise
+
+    def _from(self, position: KerasPosition) -> Generator[Any, None, None]:
+        dataset: Any = self._dataset
+        if (state := position.state()) is not None:
+            dataset.load_state_dict(state)
+        for batch in self._weighted():
+            position.describe(dataset.ordered_read())
+            yield batch
+
+    def _peek(self) -> Any:
+        """The batch at the position."""
+        if self._in_tensorflow:
+            return next(iter(self._dataset), None)
+        assert self._position is not None
+        with contextlib.closing(self._from(self._position)) as batches:
+            return next(batches, None)
 
     def _weighted(self) -> Iterator[Any]:
         for batch in self._dataset:
@@ -86,18 +126,27 @@ class Epochs(DataAdapter):  # type: ignore[misc]
     def get_numpy_iterator(self) -> Iterator[Any]:
         return iter(data_adapter_utils.get_numpy_iterator(self))
 
+    def get_tf_dataset(self) -> Any:
+        return TFDatasetAdapter(self._dataset, class_weight=self._class_weight).get_tf_dataset()
+
     def get_jax_iterator(self) -> Iterator[Any]:
         return iter(data_adapter_utils.get_jax_iterator(self))
 
     def get_torch_dataloader(self) -> Any:
         return data_adapter_utils.get_torch_dataloader(self)
 
+    def on_epoch_end(self) -> None:
+        if self._position is not None:
+            self._position.end_epoch()
+
     @property
     def num_batches(self) -> int | None:
+        """0 if it is unknown, and the first epoch may begin in its midst: of None, Keras would make
+        the number of that epoch's batches, for all."""
         try:
             return len(self._dataset)  # type: ignore[arg-type]
         except TypeError:
-            return None
+            return None if self._position is None else 0
 
     @property
     def batch_size(self) -> None:

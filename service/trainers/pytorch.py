@@ -195,7 +195,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         batch that the trainer was given. In the trainer's process it raises FailedPrecondition once
         a DataLoader's worker has read: the worker is ahead of the trainer.
         """
-        ordered = self._require_ordered()
+        ordered = self.ordered_read()
         if get_worker_info() is None and self._common.next_start is not None:
             raise FailedPrecondition(
                 "state_dict() where a DataLoader's worker has read ahead of the trainer: use "
@@ -210,12 +210,13 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
         dataset, order or global batch.
         """
-        ordered = self._require_ordered()
+        ordered = self.ordered_read()
         self._leave()
         ordered.load(state)
         self._common.next_start = None
 
-    def _require_ordered(self) -> OrderedRead:
+    def ordered_read(self) -> OrderedRead:
+        """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
         if (ordered := self._job.how.ordered) is None:
             raise FailedPrecondition(
                 "only an ordered read has a position: give ordered=True; or save the number of "
@@ -228,7 +229,7 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
             last.close()
 
     def _read_in_order(self) -> _InOrder:
-        ordered, loader = self._require_ordered(), get_worker_info()
+        ordered, loader = self.ordered_read(), get_worker_info()
         if loader is not None and loader.num_workers > 1:
             raise InvalidArgument(
                 f"num_workers={loader.num_workers} of an ordered read: each would read all of this "

@@ -15,7 +15,9 @@ __all__ = ["frameworks"]
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
-WITHOUT_TENSORFLOW = {"digits_pytorch", "digits_jax"}
+WITHOUT_TENSORFLOW = {
+    *("digits_pytorch", "digits_jax", "digits_lightning", "digits_transformers", "digits_orbax"),
+}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -472,3 +473,64 @@ def test_no_process_ends_before_all_have_saved(
     _, said, codes = restarted
     assert said["at last"] == [[["saved", True], ["ends", True]]] * 3
     assert codes == [143] * 3
+
+
+ORDERED = """
+killed_at = int(sys.argv[3])
+seen = tf.Variable(0)
+position = service.OrderedPosition()
+checkpoint = tf.train.Checkpoint(seen=seen, position=position)
+manager = tf.train.CheckpointManager(checkpoint, f"{directory}/{index}", max_to_keep=2)
+checkpoint.restore(tf.train.latest_checkpoint(f"{directory}/0"))  # the chief's
+dataset = service.distribute_across(
+    lambda _: tf.data.Dataset.range(600), target, strategy, job_name="ordered", ordered=True,
+    seed=1, batch_size=12 // strategy.num_replicas_in_sync, add_position=True,
+    start_position=position,
+)
+for batch, behind in strategy.distribute_datasets_from_function(lambda _: dataset):
+    total(batch)
+    seen.assign_add(1)
+    position.assign(behind)
+    say("step", [int(seen), values(batch)])
+    if seen % 4 == 0:
+        manager.save()
+    if index == 0 and seen == killed_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+strategy.reduce("SUM", tf.constant(0), axis=None)
+say("end", True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_two_processes_are_killed_and_three_go_on_at_the_chief_s_checkpoint(
+    target: str, tmp_path: pathlib.Path
+) -> None:
+    """In each step they see what an undisturbed training sees."""
+    killed_at = random.randint(5, 45)
+    steps: dict[int, dict[int, list[Any]]] = collections.defaultdict(dict)
+    for number, at in ((2, killed_at), (3, 0)):
+        tasks = started(BEGINS + ORDERED, number, target, tmp_path, str(at))
+        if at:
+            tasks[0].wait(60)
+            tasks[1].kill()
+        for index, task in enumerate(tasks):
+            for line in iter(task.line, '["end", true]' if not at else ""):
+                topic, what = json.loads(line)
+                assert topic == "step", line
+                steps[number].setdefault(what[0], []).append((index, what[1]))
+        for task in tasks:
+            task.close_input()
+            task.finish(60)
+    how: Any = {"ordered": True, "seed": 1, "batch_size": 12}
+    undisturbed = [batch.tolist() for batch in service.read(target, "ordered/across", **how)]
+    assert len(undisturbed) == 50
+    first = killed_at // 4 * 4 + 1
+    assert [*steps[3]] == [*range(first, 51)], "it goes on behind the checkpoint"
+    assert [*steps[2]] == [*range(1, killed_at + 1)]
+    steps[2].pop(killed_at)  # which the second process may not have said
+    for found in steps.values():
+        for step, parts in found.items():
+            numbers = [x for _, part in sorted(parts) for x in part]
+            assert numbers == undisturbed[step - 1], step

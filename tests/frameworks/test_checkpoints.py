@@ -1,0 +1,83 @@
+"""The position of an ordered read in each framework's own checkpoint: trainings that are killed,
+and go on as if they had not been."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from forebay import service
+
+from .. import forks
+
+HERE = pathlib.Path(__file__).parent
+DIGITS = 480  # 15 steps of 32
+
+
+@pytest.fixture(scope="module")
+def digits(target: str) -> str:
+    """The id of a dataset of handwritten digits."""
+    pixels, labels = load_digits(return_X_y=True)
+    pairs = (pixels[:DIGITS] / 16).astype(np.float32), labels[:DIGITS]
+    return service.register_dataset(target, tf.data.Dataset.from_tensor_slices(pairs))
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+@pytest.mark.timeout(240)
+def test_keras_has_the_losses_of_a_training_that_was_not_killed(
+    backend: str,
+    target: str,
+    digits: str,
+    tmp_path: pathlib.Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With BackupAndRestore, killed four times, also in the midst of a save; and with
+    ModelCheckpoint."""
+    program = [str(HERE / "keras_killed.py"), target, digits, str(tmp_path)]
+    if backend == "tensorflow":
+        ended: Any = forks.run(program, 200)
+    else:
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        ended = subprocess.run(
+            [request.getfixturevalue("frameworks"), *program],
+            env={**os.environ, **cache, "KERAS_BACKEND": backend},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    assert f"done on {backend}" in ended.stdout, ended.stdout + ended.stderr
+
+
+@pytest.mark.timeout(240)
+def test_torch_sees_in_each_step_what_it_would_have_seen(
+    frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path
+) -> None:
+    """Alone, killed and preempted, also behind a StatefulDataLoader; and as 4, 3 and 6 ranks of
+    torchrun, with torch.distributed.checkpoint."""
+    pixels, labels = load_digits(return_X_y=True)
+    elements = {
+        "pixels": (pixels[:DIGITS] / 16).astype(np.float32),
+        "label": labels[:DIGITS],
+        "number": np.arange(DIGITS),
+    }
+    dataset_id = service.register_dataset(target, tf.data.Dataset.from_tensor_slices(elements))
+    ended = subprocess.run(
+        [frameworks, HERE / "torch_killed.py", target, dataset_id, tmp_path],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.stdout.endswith("done\n"), ended.stdout + ended.stderr
