@@ -35,12 +35,15 @@ class PythonPipeline:
         may_skip: MaySkip | None = None,
         totals: Totals | None = None,
         fork_servers: ForkServers = HERE,
+        iteration: int = 0,
     ) -> None:
         """Without `may_skip`, a run skips up to the registered number of splits. `totals` collects
-        what the function counts in long runs. Raises FailedPrecondition."""
+        what the function counts in long runs. Each `iteration` shuffles records of files in another
+        way. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
         self._is_built = is_built(dataset)
+        self._has_files = bool(dataset.files)
         self._sources = sources
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
@@ -48,7 +51,9 @@ class PythonPipeline:
         self._rules = FailureRules(
             dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built
         )
-        fork_server = fork_servers.of(dataset.packages, self._is_built)
+        fork_server = fork_servers.of(dataset)
+        if self._has_files:  # a message behind another one is merged into it
+            stored += PythonDataset(iteration=iteration).SerializeToString()
         self._children = Children(fork_server, stored, structure, self._processes)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
@@ -91,9 +96,12 @@ class PythonPipeline:
 
         if self._is_built:
             return BuiltBundle(self._children, rules, next_range, number, seed, start)
+        drawn_by = f"{seed} {number}"
+        if self._has_files:
+            drawn_by += f" {splits.pass_number}"
         return PythonRun(
             self._children, rules, next_range, lambda _: False, 1,
-            bundle=number, seed=f"{seed} {number}", start=start,
+            bundle=number, seed=drawn_by, start=start,
         )  # fmt: skip
 
     def close(self) -> None:
