@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import glob
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from ...storage.errors import Corrupt
 from ..errors import InvalidArgument, NotFound
 from ..pipelines.files import manifest, mds, record_index
-from ..pipelines.files.formats import Damaged, Facts, Unreadable, written
+from ..pipelines.files.formats import Damaged, Facts, written
 from ..pipelines.files.known_formats import FORMATS, guessed, in_directory
 from ..pipelines.files.manifest import FileEntry, Manifest
 from ..pipelines.files.reading import FileRecords
@@ -29,8 +30,9 @@ from .registration import Service, check_compression, registered, require_expres
 MOST_SPLITS = 1024
 """So many splits are a bundle each, if a read does not say `bundle_splits`."""
 
-FEW_SPLITS, LEAST_RECORDS = 64, 256
-"""A split has so many records at least, unless there were too few splits for workers to share."""
+FEW_SPLITS, SPLIT_BYTES = 64, 8 << 20
+"""A split has about so many bytes, unless there were too few or too many splits. Each costs a
+worker some milliseconds."""
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -97,7 +99,12 @@ def register_files(
     of_files = Manifest(
         format=found_format,
         files=entries,
-        cuts=_cuts(found, split_records, whole=bool(found.cuts) and not shuffle_records),
+        cuts=_cuts(
+            found,
+            sum(entry.size for entry in entries),
+            split_records,
+            whole=bool(found.cuts) and not shuffle_records,
+        ),
         structure=written(found.structure),
         shuffled=shuffle_records,
         seed=seed,
@@ -177,8 +184,6 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
         try:
             facts = FORMATS[of].inspect(path, options)
             entries.append(manifest.entry_of(path, facts.records))
-        except Unreadable as error:
-            raise InvalidArgument(str(error)) from error
         except Damaged as error:
             raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
         except OSError as error:
@@ -203,12 +208,12 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
     return entries, Facts(total, of_first[1], cuts)
 
 
-def _cuts(found: Facts, split_records: int | None, *, whole: bool) -> list[int]:
+def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bool) -> list[int]:
     """The first record of each split, and their number; `whole`: of splits that begin where the
     format would have it."""
     total = found.records
-    least = min(LEAST_RECORDS, -(-total // FEW_SPLITS))
-    size = split_records or max(1, least, -(-total // MOST_SPLITS))
+    wanted = math.ceil(SPLIT_BYTES * total / max(1, size_bytes))
+    size = split_records or max(-(-total // MOST_SPLITS), min(-(-total // FEW_SPLITS), wanted))
     if not whole:
         return [*range(0, total, size), total]
     cuts = [0]

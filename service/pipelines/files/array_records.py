@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -14,8 +15,9 @@ from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, 
 _MAGIC = bytes.fromhex("83af70d10d884a3f")  # of Riegeli, in which ArrayRecord is written
 
 
-def _opened(path: str) -> Any:
-    """Raises FailedPrecondition without the library, and Damaged."""
+def _opened(path: str) -> tuple[Any, int]:
+    """A reader, and how many records there are. Raises FailedPrecondition without the library, and
+    Damaged."""
     try:
         from array_record.python import array_record_module
     except ImportError as error:
@@ -24,7 +26,10 @@ def _opened(path: str) -> Any:
             "pip install 'forebay[arrayrecord]'"
         ) from error
     try:
-        return array_record_module.ArrayRecordReader(path)
+        reader = array_record_module.ArrayRecordReader(path)
+        if not reader.ok():
+            reader.close()  # raises what is wrong
+        return reader, int(reader.num_records())
     except Exception as error:
         raise Damaged(
             f"array_record cannot open it ({error}): it is cut, damaged or not closed by its "
@@ -33,17 +38,15 @@ def _opened(path: str) -> Any:
 
 
 def _inspect(path: str, _: Options) -> Facts:
-    reader = _opened(path)
-    try:
-        return Facts(int(reader.num_records()), TEXT)
-    finally:
-        reader.close()
+    reader, records = _opened(path)
+    reader.close()
+    return Facts(records, TEXT)
 
 
 class ArrayRecordFile(NumberedFile):
     def __init__(self, path: str, _: Options) -> None:
-        self._reader = _opened(path)
-        super().__init__(os.path.getsize(path) / max(1, self._reader.num_records()))
+        self._reader, records = _opened(path)
+        super().__init__(os.path.getsize(path) / max(1, records))
 
     def take(self, records: Ints) -> Block:
         first, count = int(records[0]), len(records)
@@ -54,7 +57,8 @@ class ArrayRecordFile(NumberedFile):
         return Block(count, (texts(found),))
 
     def close(self) -> None:
-        self._reader.close()
+        with contextlib.suppress(Exception):  # it raises what an earlier read has raised
+            self._reader.close()
 
 
 FORMAT = Format(

@@ -13,24 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ...blocks import Array, Block, Component, Strings
+from ...errors import InvalidArgument
 
 Ints = npt.NDArray[np.int64]
 Node = dict[str, Any]
 """Of a structure (structure.py)."""
 Options = dict[str, Any]
 
-FIRST_BYTES, BLOCK_BYTES = 256 << 10, 2 << 20
-"""About the size of a range's first block, and of later ones."""
+FIRST_BYTES, BLOCK_BYTES, MIXED_BYTES = 256 << 10, 2 << 20, 8 << 20
+"""About the size of a range's first block, and of later ones; of shuffled records, of which each
+file gives a few, the more the faster."""
 
 TEXT: Node = {"tensor": "string", "shape": []}
 
 
 class Damaged(ValueError):
     """A record, or a file, is not what its format says; the message says what is wrong."""
-
-
-class Unreadable(ValueError):
-    """A file holds what cannot be read here; the message names it, and says what to do."""
 
 
 class Facts(NamedTuple):
@@ -62,7 +60,7 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]  # of the files that are looked for in a directory
     is_it: Callable[[bytes], bool]  # by a file's first 512 bytes
     inspect: Callable[[str, Options], Facts]
-    """Of the file at a path. Raises Damaged, Unreadable, OSError."""
+    """Of the file at a path. Raises Damaged, OSError."""
     open: Callable[[str, Options], RecordFile]
     by_groups: bool = False  # a record costs the reading of many around it
 
@@ -84,13 +82,15 @@ class NumberedFile(ABC):
             yield self.take(np.arange(begin, end))
 
 
-def steps(first: int, stop: int, record_bytes: float) -> Iterator[tuple[int, int]]:
-    """Parts of a range, of about FIRST_BYTES and then BLOCK_BYTES: (begin, end)."""
+def steps(
+    first: int, stop: int, record_bytes: float, most_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, int]]:
+    """Parts of a range, of about FIRST_BYTES and up to `most_bytes`: (begin, end)."""
     size = FIRST_BYTES
     while first < stop:
         end = min(stop, first + max(1, int(size / max(1.0, record_bytes))))
         yield first, end
-        first, size = end, min(2 * size, BLOCK_BYTES)
+        first, size = end, min(2 * size, most_bytes)
 
 
 def pieces(descriptor: int, offsets: Array, records: Ints) -> Iterator[bytes]:
@@ -127,12 +127,12 @@ def texts(values: Sequence[bytes]) -> Component:
 
 
 def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
-    """The columns to read, of those that are there, sorted. Raises Unreadable."""
+    """The columns to read, of those that are there, sorted. Raises InvalidArgument."""
     wanted = options.get("columns")
     if wanted is None:
         return sorted(there)
     if missing := [name for name in wanted if name not in there]:
-        raise Unreadable(f"{path} has no columns {missing}: give some of {sorted(there)}")
+        raise InvalidArgument(f"{path} has no columns {missing}: give some of {sorted(there)}")
     return sorted(wanted)
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...blocks import Array, Block, Component
+from ...errors import InvalidArgument
 from .formats import (
     TEXT,
     Damaged,
@@ -27,7 +28,6 @@ from .formats import (
     Node,
     NumberedFile,
     Options,
-    Unreadable,
     chosen,
     dict_of,
     pieces,
@@ -58,7 +58,7 @@ class MdsColumn(NamedTuple):
 
 
 def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
-    """Raises Unreadable."""
+    """Raises InvalidArgument."""
     kind, _, how = encoding.partition(":")
     if encoding in _BYTES:
         return MdsColumn(name, size, "string", ())
@@ -70,7 +70,7 @@ def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
         dtype, _, shape = how.partition(":")
         sizes = tuple(map(int, shape.split(","))) if shape else None
         return MdsColumn(name, size, dtype or None, sizes)
-    raise Unreadable(
+    raise InvalidArgument(
         f"{path} has column {name!r} in encoding {encoding!r}, which cannot be read: read others "
         f"by `columns`, or write it as one of {sorted(_BYTES | _SCALARS)}, int or ndarray"
     )
@@ -196,7 +196,7 @@ def _inspect(path: str, options: Options) -> Facts:
 
 
 def shards_of(index: str) -> list[str]:
-    """The shards' files that an index.json lists. Raises Unreadable, OSError."""
+    """The shards' files that an index.json lists. Raises OSError."""
     with open(index, "rb") as file:
         try:
             shards = json.load(file)["shards"]
@@ -204,14 +204,14 @@ def shards_of(index: str) -> list[str]:
             kinds = {(shard["format"], shard["version"]) for shard in shards}
             names = [shard["raw_data"]["basename"] for shard in shards]
         except (ValueError, KeyError, TypeError) as error:
-            raise Unreadable(f"{index} is no index of MDS shards ({error!r:.100})") from error
+            raise InvalidArgument(f"{index} is no index of MDS shards ({error!r:.100})") from error
     if packed:
-        raise Unreadable(
+        raise InvalidArgument(
             f"{index} has {len(packed)} compressed shards, in {packed[0]['compression']}, of which "
             "no sample can be read alone: write them with compression=None"
         )
     if kinds - {("mds", 2)}:
-        raise Unreadable(f"{index} has shards of {sorted(kinds)}: write MDS, version 2")
+        raise InvalidArgument(f"{index} has shards of {sorted(kinds)}: write MDS, version 2")
     return [os.path.join(os.path.dirname(index), name) for name in names]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...blocks import Array, Block, Component, Strings
-from ...errors import FailedPrecondition
+from ...errors import FailedPrecondition, InvalidArgument
 from .formats import (
     BLOCK_BYTES,
     FIRST_BYTES,
@@ -24,11 +24,9 @@ from .formats import (
     Ints,
     Node,
     Options,
-    Unreadable,
     chosen,
     dict_of,
 )
-
 
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """Arrow's names."""
@@ -78,16 +76,16 @@ def _inspect(path: str, options: Options) -> Facts:
 
 
 def _require_no_nulls(path: str, name: str, nulls: int) -> None:
-    """Raises Unreadable."""
+    """Raises InvalidArgument."""
     if nulls:
-        raise Unreadable(
+        raise InvalidArgument(
             f"{path} has {nulls} nulls in column {name!r}: give fill={{{name!r}: …}}, a value in "
             "their place, or other `columns`"
         )
 
 
 def _node(path: str, name: str, kind: Any) -> Node:
-    """Raises Unreadable."""
+    """Raises InvalidArgument."""
     types = _pyarrow(path).types
     if types.is_dictionary(kind):
         kind = kind.value_type
@@ -101,7 +99,7 @@ def _node(path: str, name: str, kind: Any) -> Node:
         dtype = "string" if _is_text(inner) else _dtype(inner)
         if dtype is not None:
             return {"tensor": dtype, "shape": [size]}
-    raise Unreadable(
+    raise InvalidArgument(
         f"{path} has column {name!r} of type {kind}, which is no number, string or list of them: "
         "read others by `columns`, or flatten it"
     )

@@ -26,7 +26,7 @@ from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
 from ...structure import assemble, leaves
 from . import manifest
-from .formats import Ints, RecordFile, steps
+from .formats import MIXED_BYTES, Damaged, Ints, RecordFile, steps
 from .known_formats import FORMATS
 
 MOST_OPEN = 128
@@ -92,7 +92,7 @@ class FileRecords:
     def seek(self, split: int, start: int) -> int:
         """The next call begins at a record of its split from which on `start` can be reached;
         returns its number there."""
-        start = min(start, self.count(split))
+        start = min(max(0, start), self.count(split))
         self._sought = start - start % PAGE if self._seed is not None else start
         return self._sought
 
@@ -145,7 +145,7 @@ class FileRecords:
 
     def _shuffled(self, first: int, stop: int) -> Iterator[Block]:
         total, (seed, epoch) = int(self._starts[-1]), self._order
-        parts = steps(first, stop, self._record_bytes)
+        parts = steps(first, stop, self._record_bytes, MIXED_BYTES)
         if self._format.by_groups:
             parts = iter([(first, stop)])
         for begin, end in parts:
@@ -178,7 +178,7 @@ class FileRecords:
         manifest.require_same(entry)
         try:
             file = self._open[number] = self._format.open(entry.path, self._manifest.options)
-        except (OSError, ValueError) as error:
+        except (OSError, Damaged) as error:
             raise Corrupt(f"{entry.path} cannot be opened: {error}", entry.path) from error
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)[1].close()

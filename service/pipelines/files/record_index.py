@@ -18,7 +18,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ...blocks import Array
-from .formats import Damaged, Options, Unreadable
+from ...errors import InvalidArgument
+from .formats import Damaged, Options
 from .manifest import fingerprint
 
 SUFFIX = ".forebay-index"
@@ -26,7 +27,7 @@ _HEAD = struct.Struct("<8s8sQQ")
 _MAGIC = b"FBINDEX1"
 
 Walk = Callable[[int, int], "array[int]"]
-"""The offsets of an open file of this size. Raises Damaged, Unreadable."""
+"""The offsets of an open file of this size. Raises Damaged."""
 
 
 def path_of(path: str, options: Options) -> str:
@@ -56,7 +57,7 @@ def opened(path: str, options: Options) -> Array:
 
 def made(path: str, options: Options, walk: Walk) -> Array:
     """The offsets, of the index that is there or of one that `walk` makes. Raises what it raises,
-    OSError, and Unreadable if no index can be written."""
+    OSError, and InvalidArgument if no index can be written."""
     index = path_of(path, options)
     with open(path, "rb") as file:
         head = _head(file.fileno())
@@ -75,7 +76,7 @@ def made(path: str, options: Options, walk: Walk) -> Array:
         os.chmod(new.name, 0o644)
         os.replace(new.name, index)
     except OSError as error:
-        raise Unreadable(
+        raise InvalidArgument(
             f"the index {index} cannot be written ({error.strerror}): give index_dir, a directory "
             "that workers see under the same path"
         ) from error

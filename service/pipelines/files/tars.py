@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...blocks import Block
+from ...errors import InvalidArgument
 from . import record_index
 from .formats import (
     TEXT,
@@ -26,7 +27,6 @@ from .formats import (
     Ints,
     NumberedFile,
     Options,
-    Unreadable,
     chosen,
     dict_of,
     pieces,
@@ -63,11 +63,11 @@ def _walk(descriptor: int, size: int) -> array[int]:
         if last is None:
             return
         if len({*sample}) < len(sample):
-            raise Unreadable(f"sample {last!r} has two members of one extension: {sample}")
+            raise InvalidArgument(f"sample {last!r} has two members of one extension: {sample}")
         if first is None:
             first = last, sorted(sample)
         elif sorted(sample) != first[1]:
-            raise Unreadable(
+            raise InvalidArgument(
                 f"sample {last!r} has {sorted(sample)}, and sample {first[0]!r} has {first[1]}: "
                 "write samples with the same extensions"
             )

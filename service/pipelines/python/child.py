@@ -303,7 +303,8 @@ class FunctionProcess:
 
     def _send_records(self, files: FileRecords, split: int, start: int) -> int:
         """Send blocks of a split's records, as they are; returns its number of records."""
-        self._at[0], self._at[1] = split, min(start, files.count(split))
+        start = min(max(0, start), files.count(split))
+        self._at[0], self._at[1] = split, start
         with failures(self._at):
             for block in files.blocks(split, start):
                 behind = (split, self._at[1] + block.count)
