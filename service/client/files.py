@@ -14,6 +14,7 @@ import numpy as np
 
 from ...storage.errors import Corrupt
 from ..errors import InvalidArgument, NotFound
+from ..pipelines.definitions import UNKNOWN_CARDINALITY
 from ..pipelines.files import manifest, mds, record_index
 from ..pipelines.files.formats import Damaged, Facts, written
 from ..pipelines.files.known_formats import FORMATS, guessed, in_directory
@@ -116,7 +117,7 @@ def register_files(
     request.lengths.extend(np.diff(of_files.cuts).tolist())
     return send_function(
         service, request, structure, element_spec_of(structure),
-        compression=compression, dataset_id=dataset_id, cardinality=found.records,
+        compression=compression, dataset_id=dataset_id, cardinality=UNKNOWN_CARDINALITY,
         send=registered,
     )  # fmt: skip
 
