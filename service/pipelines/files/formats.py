@@ -20,9 +20,9 @@ Node = dict[str, Any]
 """Of a structure (structure.py)."""
 Options = dict[str, Any]
 
-FIRST_BYTES, BLOCK_BYTES, MIXED_BYTES = 256 << 10, 2 << 20, 8 << 20
-"""About the size of a range's first block, and of later ones; of shuffled records, of which each
-file gives a few, the more the faster."""
+FIRST_BYTES, BLOCK_BYTES, LARGE_BYTES = 256 << 10, 2 << 20, 8 << 20
+"""About the size of a range's first block, and of later ones. Blocks are large where a block costs
+much: of shuffled records, of which each file gives a few, and of many columns."""
 
 TEXT: Node = {"tensor": "string", "shape": []}
 
@@ -44,7 +44,7 @@ class RecordFile(Protocol):
     """An open file. Records count from 0. For one thread. Damage raises any Exception."""
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
-        """These records, in blocks of about BLOCK_BYTES."""
+        """These records, in blocks of BLOCK_BYTES to LARGE_BYTES."""
         ...
 
     def take(self, records: Ints) -> Block:

@@ -6,7 +6,6 @@ lists are arrays of one dimension. A split begins with a row group, so that each
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy as np
 from ...blocks import Array, Block, Component, Strings
 from ...errors import FailedPrecondition, InvalidArgument
 from .formats import (
-    BLOCK_BYTES,
-    FIRST_BYTES,
+    LARGE_BYTES,
     TEXT,
     Damaged,
     Facts,
@@ -146,22 +144,40 @@ class ParquetRows:
         about = self._file.metadata
         sizes = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
-        self._row_bytes = os.path.getsize(path) / max(1, about.num_rows)
+        self._row_bytes = self._bytes_of_a_row()
+
+    def _bytes_of_a_row(self) -> float:
+        """About so many in memory."""
+        about, schema = self._file.metadata, self._file.schema_arrow
+        size, varying = 0.0, set()
+        for name in self._columns:
+            try:
+                size += schema.field(name).type.bit_width / 8
+            except ValueError:  # not the same for each row
+                varying.add(name)
+        for number in range(about.num_row_groups):
+            group = about.row_group(number)
+            columns = map(group.column, range(group.num_columns))
+            size += sum(
+                column.total_uncompressed_size / about.num_rows
+                for column in columns
+                if column.path_in_schema.partition(".")[0] in varying
+            )
+        return size
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         begin, end = np.searchsorted(self._starts, [first, stop - 1], "right").tolist()
-        rows = max(1, int(BLOCK_BYTES / max(1.0, self._row_bytes)))
-        at, small = int(self._starts[begin - 1]), max(1, int(rows * FIRST_BYTES / BLOCK_BYTES))
+        at, end_row = int(self._starts[begin - 1]), int(self._starts[end])
+        blocks = -(-int((end_row - at) * self._row_bytes) // LARGE_BYTES)
         batches = self._file.iter_batches(
-            rows, row_groups=[*range(begin - 1, end)], columns=self._columns, use_threads=False
+            -(-(end_row - at) // max(1, blocks)),  # of one size, so that memory is used again
+            row_groups=[*range(begin - 1, end)],
+            columns=self._columns,
+            use_threads=False,
         )
         for batch in batches:
             low, high = max(0, first - at), min(batch.num_rows, stop - at)
             at += batch.num_rows
-            if small and low < high:  # so that the first rows come soon
-                middle, small = min(high, low + small), 0
-                yield self._block(batch.slice(low, middle - low))
-                low = middle
             if low < high:
                 yield self._block(batch.slice(low, high - low))
 

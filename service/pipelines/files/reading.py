@@ -26,7 +26,7 @@ from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
 from ...structure import assemble, leaves
 from . import manifest
-from .formats import MIXED_BYTES, Damaged, Ints, RecordFile, steps
+from .formats import LARGE_BYTES, Damaged, Ints, RecordFile, steps
 from .known_formats import FORMATS
 
 MOST_OPEN = 128
@@ -145,7 +145,7 @@ class FileRecords:
 
     def _shuffled(self, first: int, stop: int) -> Iterator[Block]:
         total, (seed, epoch) = int(self._starts[-1]), self._order
-        parts = steps(first, stop, self._record_bytes, MIXED_BYTES)
+        parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
         if self._format.by_groups:
             parts = iter([(first, stop)])
         for begin, end in parts:
