@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import glob
 import itertools
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...storage.errors import Corrupt
-from ..errors import InvalidArgument, NotFound
+from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from ..pipelines.definitions import UNKNOWN_CARDINALITY
 from ..pipelines.files import manifest, mds, record_index
 from ..pipelines.files.formats import Damaged, Facts, written
@@ -27,6 +28,8 @@ from ..structure import describe
 from . import functions
 from .functions import LOOKED_AT, PythonDataset
 from .registration import Service, check_compression, registered, require_expressible, send_function
+
+log = logging.getLogger(__name__)
 
 MOST_SPLITS = 1024
 """So many splits are a bundle each, if a read does not say `bundle_splits`."""
@@ -111,6 +114,12 @@ def register_files(
         seed=seed,
         options=options,
     )
+    if shuffle_records and found.cuts:
+        times = min(len(of_files.cuts) - 1, found.records // max(1, len(found.cuts) - 1))
+        log.warning(
+            "an epoch of shuffled records decodes each row group up to %d times: shuffle splits "
+            "only, or write smaller row groups", times,
+        )  # fmt: skip
     request = _request(of_files, map, packages)
     structure = of_files.structure if map is None else _mapped_structure(request)
     require_expressible(structure)
@@ -166,7 +175,7 @@ def _options(
     options: dict[str, Any] = {}
     for name, value, formats in (
         ("columns", columns and sorted(columns), ("parquet", "webdataset", "mds")),
-        ("fill", fill, ("parquet",)),
+        ("fill", fill and dict(sorted(fill.items())), ("parquet",)),
         ("index_dir", index_dir and os.path.abspath(index_dir), ("tfrecord", "webdataset")),
     ):
         if value is not None:
@@ -188,7 +197,8 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
         except Damaged as error:
             raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
         except OSError as error:
-            raise NotFound(f"{path} cannot be read: {error.strerror or error}") from error
+            kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
+            raise kind(f"{path} cannot be read: {error.strerror or error}") from error
         before = sum(cuts[-1:])
         cuts += [before + cut for cut in facts.cuts]
         if not facts.records:

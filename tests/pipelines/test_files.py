@@ -378,6 +378,14 @@ def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
         request = register(path, fill={"x": -1, "s": "none"}, **columns)
         found = all_of(request)
         assert found[1] == flat({"x": np.int64(-1), "s": b"none"})
+    for fill, said in (({"y": 1}, r"fill has column 'y'.*are read"), ({"x": "a"}, "is no int64")):
+        with pytest.raises(InvalidArgument, match=said):
+            register(path, columns=["x"], fill=fill)
+    pq.write_table(pa.table({"f": [1.0, None], "b": [None, b"x"]}), path)
+    found = all_of(register(path, fill={"f": float("nan"), "b": b"\0"}))
+    assert found[0] == flat({"b": b"\0", "f": 1.0})
+    assert found[1] == flat({"b": b"x", "f": np.float64("nan")})
+    pq.write_table(table, path, write_statistics=False)
     with pytest.raises(InvalidArgument, match="nulls in column 'l'"):
         all_of(register(path, columns=["l"]))
 
@@ -419,6 +427,10 @@ def test_samples_of_a_tar_have_the_same_extensions(
         register(path)
     write("a.x", "a.X")
     with pytest.raises(InvalidArgument, match="sample 'a' has two members of one extension"):
+        register(path)
+    write("a.x", "b.x", "c.x")
+    _damage(path, 512 + 150)  # the checksum of a header, at which tarfile would end
+    with pytest.raises(Corrupt, match="behind byte 512 it is no tar file"):
         register(path)
     write("__meta__/a.x", "nodot", "dir.d/a.tar.gz", "dir.d/b.tar.gz")
     assert [*register(path).lengths] == [1, 1]

@@ -45,11 +45,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # of the format
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(self)
+        return msgspec.msgpack.encode(self)
 
 
 def decode(stored: bytes) -> Manifest:
-    return msgspec.json.decode(stored, type=Manifest)
+    return msgspec.msgpack.decode(stored, type=Manifest)
 
 
 def fingerprint(descriptor: int, size: int) -> str:

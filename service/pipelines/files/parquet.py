@@ -61,6 +61,7 @@ def _inspect(path: str, options: Options) -> Facts:
         schema, about = file.schema_arrow, file.metadata
         columns = chosen(path, schema.names, options)
         fill = options.get("fill") or {}
+        _require_fill(path, {name: schema.field(name).type for name in columns}, fill)
         nodes = {name: _node(path, name, schema.field(name).type) for name in columns}
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         for group in groups:
@@ -71,6 +72,23 @@ def _inspect(path: str, options: Options) -> Facts:
                     _require_no_nulls(path, name, counted.null_count or 0)
         cuts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
         return Facts(about.num_rows, dict_of(nodes), cuts)
+
+
+def _require_fill(path: str, kinds: dict[str, Any], fill: dict[str, Any]) -> None:
+    """Raises InvalidArgument."""
+    arrow = _pyarrow(path)
+    for name, value in fill.items():
+        if name not in kinds:
+            raise InvalidArgument(
+                f"fill has column {name!r}, and of {path} are read {sorted(kinds)}: leave it out"
+            )
+        try:
+            arrow.scalar(value, kinds[name])
+        except (arrow.ArrowException, TypeError) as error:
+            raise InvalidArgument(
+                f"fill={{{name!r}: {value!r:.50}}} is no {kinds[name]}, which that column of "
+                f"{path} is: give one"
+            ) from error
 
 
 def _require_no_nulls(path: str, name: str, nulls: int) -> None:

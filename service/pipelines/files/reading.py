@@ -186,7 +186,7 @@ class FileRecords:
 
     def _damaged(self, number: int, records: Ints, error: Exception) -> Corrupt:
         """Names the first record that cannot be read."""
-        entry, file = self._manifest.files[number], self._open[number]
+        entry, file = self._manifest.files[number], self._open.pop(number)
         for record in records:
             try:
                 file.take(np.array([record]))
@@ -195,6 +195,7 @@ class FileRecords:
                 break
         else:
             record = records[0]
+        file.close()  # a library may give nothing more of it
         return Corrupt(
             f"record {record} of {entry.path} cannot be read: {_said(error)}. Write the file "
             "again, or register the others without it",

@@ -94,6 +94,8 @@ def _walk(descriptor: int, size: int) -> array[int]:
                     offsets.append(begin)
                 sample.append(extension)
             require_equal()
+        if os.pread(descriptor, 512, end).strip(b"\0"):  # tarfile takes it for the end
+            raise tarfile.ReadError("no header of a member")
     except tarfile.TarError as error:
         raise Damaged(
             f"behind byte {end} it is no tar file ({error}): it is cut, damaged or compressed. "
@@ -136,6 +138,10 @@ class TarShard(NumberedFile):
     def take(self, records: Ints) -> Block:
         samples = [*_samples(pieces(self._descriptor, self._offsets, records))]
         columns = []
+        wanted = {*self._columns} - {KEY}
+        for _, sample in samples:
+            if missing := wanted - sample.keys():
+                raise Damaged(f"it lacks {sorted(missing)}: the header of a member is damaged")
         for name in self._columns:
             if name == KEY:
                 columns.append(texts([key.encode(errors="surrogateescape") for key, _ in samples]))
