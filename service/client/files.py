@@ -143,8 +143,10 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
             raise NotFound(f"no file matches {path!r} here")
         for one in matching:
             index = os.path.join(one, mds.INDEX)
-            if os.path.isfile(index) or os.path.basename(one) == mds.INDEX:
-                paths += mds.shards_of(index if os.path.isfile(index) else one)
+            if os.path.basename(one) == mds.INDEX:
+                paths += mds.shards_of(one)
+            elif named in (None, "mds") and os.path.isfile(index):
+                paths += mds.shards_of(index)
             elif os.path.isdir(one):
                 paths += in_directory(one, named)
             elif not one.endswith(record_index.SUFFIX):
@@ -253,7 +255,7 @@ def _request(
 def _mapped_structure(request: pb.RegisterDatasetRequest) -> str:
     """Of the elements that the function makes of the first records, which it is called with."""
     records = FileRecords(python_pb2.PythonDataset.FromString(request.python))
-    records.setup()
+    records.set_up_function()
     try:
         return inferred([*itertools.islice(records(0), LOOKED_AT)])
     finally:

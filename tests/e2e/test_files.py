@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from forebay import service
+from forebay.service.client.reader import fetch_dataset
 from forebay.service.errors import FailedPrecondition, PipelineError
 from forebay.service.order import EpochOrder, permuted_many
 from forebay.storage.tfrecord import frame
@@ -215,6 +216,13 @@ def test_a_mapped_function_draws_the_same_from_any_position(
     for position in (1, 777, 5_999):
         found = read(cluster.target, dataset_id, start_position=position, seed=2).elements
         assert found == whole[position:]
+
+
+def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: pathlib.Path) -> None:
+    for function, is_plain in ((None, True), (len, False)):
+        dataset_id = service.register_files(cluster.target, numbers, map=function)
+        definition = fetch_dataset(cluster.target, dataset_id).definition
+        assert definition.python_function.no_code == is_plain
 
 
 def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: pathlib.Path) -> None:

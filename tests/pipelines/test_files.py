@@ -363,6 +363,32 @@ def test_an_index_that_is_missing_is_named(register: Register, tmp_path: pathlib
         all_of(request)
 
 
+def test_an_index_is_used_again_unless_the_file_is_newer(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Also if neither its size nor its ends tell that it was changed."""
+    path, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.forebay-index"
+    ends = [frame(bytes(5000)), frame(bytes(5000))]
+    path.write_bytes(b"".join([ends[0], frame(b"12"), frame(b"3456"), ends[1]]))
+    register(path)
+    written = index.stat().st_mtime_ns
+    register(path)
+    assert index.stat().st_mtime_ns == written
+    path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
+    os.utime(path, ns=(written + 1, written + 1))
+    assert all_of(register(path))[1:3] == [b"1234", b"56"]
+
+
+def test_an_index_json_of_others_is_left_alone_if_the_format_is_given(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("webdataset", tmp_path, [3])
+    (tmp_path / "index.json").write_text('{"shardlist": []}')
+    with pytest.raises(InvalidArgument, match=r"index\.json is no index of MDS.*give `format`"):
+        register(tmp_path)
+    assert sum(register(tmp_path, format="webdataset").lengths) == 3
+
+
 def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"x": [1, None, 3], "s": ["a", None, "c"], "l": [[1], [None], [2]]})

@@ -69,6 +69,8 @@ def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
     if kind == "ndarray":
         dtype, _, shape = how.partition(":")
         sizes = tuple(map(int, shape.split(","))) if shape else None
+        if dtype not in {"", *_DTYPES.values()}:
+            raise Damaged(f"its column {name!r} is an array of {dtype!r}")
         return MdsColumn(name, size, dtype or None, sizes)
     raise InvalidArgument(
         f"{path} has column {name!r} in encoding {encoding!r}, which cannot be read: read others "
@@ -204,7 +206,10 @@ def shards_of(index: str) -> list[str]:
             kinds = {(shard["format"], shard["version"]) for shard in shards}
             names = [shard["raw_data"]["basename"] for shard in shards]
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidArgument(f"{index} is no index of MDS shards ({error!r:.100})") from error
+            raise InvalidArgument(
+                f"{index} is no index of MDS shards ({error!r:.100}): give `format`, if its "
+                "directory has files of another one"
+            ) from error
     if packed:
         raise InvalidArgument(
             f"{index} has {len(packed)} compressed shards, in {packed[0]['compression']}, of which "

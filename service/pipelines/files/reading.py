@@ -11,6 +11,7 @@ can begin at any record: at most one page is computed again.
 from __future__ import annotations
 
 import random
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,8 +30,9 @@ from . import manifest
 from .formats import LARGE_BYTES, Damaged, Ints, RecordFile, steps
 from .known_formats import FORMATS
 
-MOST_OPEN = 128
-"""Files that are open at a time."""
+MOST_OPEN = 4096
+"""Files that are open at a time, if the process may have twice as many descriptors. To open one
+anew for each few records took ten times as long as to read them."""
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
@@ -57,6 +59,7 @@ class FileRecords:
         self._record_bytes = size / max(1, int(self._starts[-1]))
         self._iteration = dataset.iteration
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
+        self._most_open = MOST_OPEN
         self._seed: str | None = None  # of the bundle
         self._sought = 0
         self.seed_generators(None)
@@ -71,6 +74,16 @@ class FileRecords:
         return range(len(self._manifest.cuts) - 1)
 
     def setup(self) -> None:
+        """Of the process, which is this object's alone."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * MOST_OPEN
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            self._most_open = max(1, min(MOST_OPEN, soft // 2))
+        self.set_up_function()
+
+    def set_up_function(self) -> None:
         getattr(self._function, "setup", _nothing)()
 
     def teardown(self) -> None:
@@ -180,7 +193,7 @@ class FileRecords:
             file = self._open[number] = self._format.open(entry.path, self._manifest.options)
         except (OSError, Damaged) as error:
             raise Corrupt(f"{entry.path} cannot be opened: {error}", entry.path) from error
-        if len(self._open) > MOST_OPEN:
+        if len(self._open) > self._most_open:
             self._open.popitem(last=False)[1].close()
         return file
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import struct
-import tempfile
 from array import array
 from collections.abc import Callable
 
@@ -42,11 +41,7 @@ def opened(path: str, options: Options) -> Array:
     """The offsets, as a view of the index. Raises Damaged, with what to do, and OSError."""
     index = path_of(path, options)
     with open(path, "rb") as file:
-        head = _head(file.fileno())
-    try:
-        found = _offsets(index, head)
-    except FileNotFoundError:
-        found = None
+        found = _offsets(index, _head(file.fileno()))
     if found is None:
         raise Damaged(
             f"its index {index} is not there, or of another file: register the files again, which "
@@ -61,19 +56,15 @@ def made(path: str, options: Options, walk: Walk) -> Array:
     index = path_of(path, options)
     with open(path, "rb") as file:
         head = _head(file.fileno())
-        try:
-            found = _offsets(index, head)
-        except FileNotFoundError:
-            found = None
-        if found is not None:
+        found = _offsets(index, head)
+        if found is not None and os.stat(index).st_mtime_ns >= os.stat(path).st_mtime_ns:
             return found
         offsets = walk(file.fileno(), head[1])
     try:
-        os.makedirs(os.path.dirname(index) or ".", exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=os.path.dirname(index) or ".", delete=False) as new:
-            new.write(_HEAD.pack(_MAGIC, head[0], head[1], len(offsets) - 1))
+        os.makedirs(os.path.dirname(index), exist_ok=True)
+        with open(f"{index}.{os.getpid()}", "wb") as new:
+            new.write(_HEAD.pack(_MAGIC, *head, len(offsets) - 1))
             offsets.tofile(new)
-        os.chmod(new.name, 0o644)
         os.replace(new.name, index)
     except OSError as error:
         raise InvalidArgument(
@@ -89,13 +80,15 @@ def _head(descriptor: int) -> tuple[bytes, int]:
 
 
 def _offsets(index: str, head: tuple[bytes, int]) -> Array | None:
-    """None if it is another file's. Raises FileNotFoundError."""
-    with open(index, "rb") as file:
-        begin = file.read(_HEAD.size)
-        size = os.fstat(file.fileno()).st_size
+    """None if it is not there, or another file's."""
+    try:
+        with open(index, "rb") as file:
+            begin, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
     if len(begin) < _HEAD.size:
         return None
-    magic, of, file_bytes, records = _HEAD.unpack(begin)
-    if (magic, of, file_bytes) != (_MAGIC, *head) or size != _HEAD.size + 8 * (records + 1):
+    magic, *of, records = _HEAD.unpack(begin)
+    if magic != _MAGIC or (*of,) != head or size != _HEAD.size + 8 * (records + 1):
         return None
     return np.memmap(index, "<u8", "r", _HEAD.size, (records + 1,))
