@@ -17,6 +17,10 @@ from .run_states import FailureRules
 from .runs import BuiltBundle, BuiltRun, PythonRun
 from .stored import is_built, require_versions
 
+IDLE_READERS = 16
+"""How many idle processes are kept that read files. Bundles that wait for their readers hold one
+each, and a new process would open all of its files anew."""
+
 
 class PythonPipeline:
     """A registered function and its splits, as `pipelines.Pipeline`.
@@ -54,7 +58,8 @@ class PythonPipeline:
         fork_server = fork_servers.of(dataset)
         if self._has_files:  # a message behind another one is merged into it
             stored += PythonDataset(iteration=iteration).SerializeToString()
-        self._children = Children(fork_server, stored, structure, self._processes)
+        most_idle = IDLE_READERS if self._has_files else self._processes
+        self._children = Children(fork_server, stored, structure, most_idle)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
         """Each split runs in one of the children, which share what the feed gives at once. A
