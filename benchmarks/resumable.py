@@ -189,7 +189,7 @@ class Files:
         self.records = records
         self.file_records = file_records
         self._peers = peers
-        self._address = ""
+        self.address = ""  # of the dispatcher
         self._pipelines: dict[bool, Any] = {}  # by whether it is read in batches
         self._datasets: dict[bool, str] = {}
         self._numbers = itertools.count()
@@ -208,7 +208,7 @@ class Files:
 
     def register(self, address: str) -> None:
         """Register the datasets, and tell the dispatcher their bundles' lengths."""
-        self._address = address
+        self.address = address
         lengths = [self.file_records] * len(self._tfrecords())
         for batched in FORMS:
             self._pipelines[batched] = self._pipeline(batched)
@@ -218,7 +218,7 @@ class Files:
     def registered_anew(self, batched: bool) -> str:
         """The id of a dataset whose bundles' lengths nobody knows."""
         dataset_id = f"records-{next(self._numbers)}"
-        return register_dataset(self._address, self._pipelines[batched], dataset_id=dataset_id)
+        return register_dataset(self.address, self._pipelines[batched], dataset_id=dataset_id)
 
     def _pipeline(self, batched: bool) -> Any:
         import tensorflow as tf
@@ -233,15 +233,15 @@ class Files:
 
     def _question(self, way: Way, task: str, **how: Any) -> Question:
         how.setdefault("dataset_id", self._datasets.get(way.batched, ""))
+        how.setdefault("directory", str(self.directory))
         return Question(
             task=task,
             library=way.library,
-            directory=str(self.directory),
             records=self.records,
             record_bytes=RECORD_BYTES,
             batched=way.batched,
             processes=way.processes,
-            address=self._address,
+            address=self.address,
             **how,
         )
 
@@ -253,7 +253,7 @@ class Files:
             "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self.directory / "compiled")
         }  # fmt: skip
         started: dict[str, Any] = {"environment": environment}
-        if way.library != FOREBAY:  # without Forebay, but for the package of the benchmarks
+        if way.library in PEERS:  # without Forebay, but for the package of the benchmarks
             started["python"] = str(self._peers)
             environment["PYTHONPATH"] = str(CLONE / ".pkg")
         with Responder(resumable_reader.__name__, json.dumps(vars(question)), **started) as process:

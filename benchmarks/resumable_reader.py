@@ -1,4 +1,5 @@
-"""Reads the records of row `resumable` in one process, by one library, and prints what it found.
+"""Reads what rows `resumable` and `record_files` read, in one process, by one library, and prints
+what it found.
 
 python -m forebay.benchmarks.resumable_reader QUESTION
 
@@ -8,6 +9,7 @@ Peers have an environment of their own, without Forebay: only `forebay` imports 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -47,9 +49,11 @@ class Question:
     records: int
     record_bytes: int
     batched: bool = False
+    batch: int = BATCH  # its size
     processes: int = 0  # of the library's own, beside this one
     address: str = ""
     dataset_id: str = ""
+    order: dict[str, Any] = field(default_factory=dict)  # of Forebay's read, beside the default
     state: Any = None
     warm_up_s: float = 0.0
     seconds: float = 0.0
@@ -83,6 +87,9 @@ class Elements:
 
 
 def numbers_of(element: Any) -> list[int]:
+    if isinstance(element, dict):
+        rows: list[int] = element["id"].tolist()
+        return rows
     if isinstance(element, bytes):
         return [int.from_bytes(element[:NUMBER_BYTES], "little")]
     found: list[int] = np.ascontiguousarray(element[:, :NUMBER_BYTES]).view("<u8").ravel().tolist()
@@ -111,11 +118,15 @@ def forebay(question: Question) -> Elements:
         ordered=True,
         seed=SEED,
         bundle_splits=1,
-        batch_size=BATCH if question.batched else None,
+        batch_size=question.batch if question.batched else None,
+        **question.order,
     )
     if question.state is not None:
         elements.load_state_dict(question.state)
-    return Elements(iterator=elements, state=lambda _: elements.state_dict(), close=elements.close)
+    records = elements
+    if question.library == "forebay-mds" and not question.batched:
+        records = (sample[COLUMN] for sample in elements)
+    return Elements(iterator=records, state=lambda _: elements.state_dict(), close=elements.close)
 
 
 # -- Grain: a MapDataset, and ElasticIterator -----------------------------------------------------
@@ -221,8 +232,25 @@ def streaming(question: Question) -> Elements:
     return Elements(iterator=elements, state=lambda _: loader.state_dict())
 
 
+# -- PyArrow: a dataset's scanner ------------------------------------------------------------------
+
+
+def pyarrow(question: Question) -> Elements:
+    from pyarrow import dataset
+
+    paths = sorted(map(str, pathlib.Path(question.directory).glob("*.parquet")))
+    batches = dataset.dataset(paths).to_batches(batch_size=question.batch)
+    arrays = (
+        {name: batch[name].to_numpy(zero_copy_only=False) for name in batch.schema.names}
+        for batch in batches
+    )
+    return Elements(iterator=arrays, state=lambda _: None)
+
+
 LIBRARIES: dict[str, tuple[tuple[str, ...], Callable[[Question], Elements]]] = {
     "forebay": (("forebay.service.client.reader",), forebay),  # forebay.service imports lazily
+    "forebay-mds": (("forebay.service.client.reader",), forebay),
+    "pyarrow": (("pyarrow.dataset",), pyarrow),
     "grain": (("grain", "array_record"), grain),
     "streaming": (("streaming",), streaming),
 }
@@ -245,7 +273,7 @@ def answer(question: Question) -> Reply:
     found.numbers = next(numbers)
     found.first_s = time.monotonic() - begun
     if question.task != "resume":
-        saved_at = SAVED_AT // len(found.numbers)
+        saved_at = max(1, SAVED_AT // len(found.numbers))
         for more in itertools.islice(numbers, saved_at - 1):
             found.numbers += more
         found.state = elements.state(saved_at)
@@ -261,10 +289,19 @@ def _measure(question: Question, elements: Iterator[Any], found: Reply) -> None:
     """Take elements for `seconds`, or to the epoch's end."""
     consume(elements, question.warm_up_s)
     processes = [os.getpid(), *descendants(os.getpid()), *question.servers]
-    cpu_s = sum(map(process_cpu_s, processes))
+    cpu_s = _cpu_s(processes)
     count, found.seconds, _ = consume(elements, question.seconds)
-    found.cpu_s = sum(map(process_cpu_s, processes)) - cpu_s
-    found.records = count * (BATCH if question.batched else 1)
+    found.cpu_s = _cpu_s(processes) - cpu_s
+    found.records = count * (question.batch if question.batched else 1)
+
+
+def _cpu_s(processes: list[int]) -> float:
+    """A process beside this one may have ended with the epoch."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(FileNotFoundError):
+            total += process_cpu_s(process)
+    return total
 
 
 if __name__ == "__main__":

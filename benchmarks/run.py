@@ -35,6 +35,7 @@ from .preemption import preemption
 from .python import python
 from .pytorch import pytorch
 from .real_files import file_row
+from .record_files import record_files
 from .redis import redis, redis_restart
 from .restart import restart
 from .results import Costs, Curve, Feeding, Finding, Result
@@ -83,6 +84,7 @@ ROWS: dict[str, Row] = {
     "dead_worker": ordered.dead_worker,
     "positions": ordered.positions,
     "resumable": resumable,
+    "record_files": record_files,
     "fleet": fleet,
     "restart": restart,
     "leases": leases,

@@ -25,7 +25,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 MENU = {
     "Guide": [
         *("docs/README", "docs/guarantees", "docs/limitations", "docs/reading", "docs/ordered"),
-        *("docs/executors", "docs/tfds"),
+        *("docs/executors", "docs/files", "docs/tfds"),
         *("docs/materialize", "docs/operations", "deploy/README", "docs/performance"),
     ],
     "Frameworks": [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
     from .client.datasets import DatasetInfo, list_datasets, remove_dataset
+    from .client.files import register_files
     from .client.functions import PythonDataset, python_dataset
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
@@ -59,6 +60,7 @@ __all__ = [
     "python_dataset",
     "read",
     "register_dataset",
+    "register_files",
     "register_tfds",
     "remove_dataset",
     "wait_for_workers",
@@ -67,6 +69,7 @@ __all__ = [
 _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
     ".client.datasets": ("DatasetInfo", "list_datasets", "remove_dataset"),
+    ".client.files": ("register_files",),
     ".client.functions": ("PythonDataset", "python_dataset"),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.saves": ("distributed_save",),

@@ -51,6 +51,7 @@ LONG = (
     *(
         "e2e/test_tf_documentation.py",
         "e2e/test_tfds.py",
+        "e2e/test_files.py",
         "e2e/test_trainers.py",
         "e2e/test_transports.py",
     ),

@@ -240,14 +240,16 @@ class TfDataGraph(_message.Message):
     def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ...) -> None: ...
 
 class PythonFunction(_message.Message):
-    __slots__ = ("blob", "fingerprint", "named")
+    __slots__ = ("blob", "fingerprint", "named", "no_code")
     BLOB_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NAMED_FIELD_NUMBER: _ClassVar[int]
+    NO_CODE_FIELD_NUMBER: _ClassVar[int]
     blob: str
     fingerprint: str
     named: bool
-    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ...) -> None: ...
+    no_code: bool
+    def __init__(self, blob: _Optional[str] = ..., fingerprint: _Optional[str] = ..., named: bool = ..., no_code: bool = ...) -> None: ...
 
 class DatasetRegistered(_message.Message):
     __slots__ = ("dataset_id", "definition", "graph_bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -68,6 +69,7 @@ def worker(options: WorkerOptions) -> None:
     _log_to_stderr()
     running = Worker(options, pipelines=Pipelines(warm=True))
     running.start()
+    gc.freeze()  # TensorFlow's objects: to look through them took a third of processor time
     # A Python signal handler runs only in this thread, once that is back in the interpreter. So
     # it cannot set an event whose lock this thread holds. If another thread gets the signal, or
     # it comes just before this one waits, nothing ends the wait. The C handler writes at once.

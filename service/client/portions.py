@@ -18,6 +18,9 @@ PORTION_BYTES = 1 << 20
 MAX_PORTION = 1 << 16
 """The approximate bytes of a portion, and the most elements of one."""
 
+UNKNOWN_PORTIONS = 8
+"""How many portions a plan makes at least before it is known how large elements are."""
+
 ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
 
@@ -67,7 +70,8 @@ class Portions:
     def plan(self, places: Ints, positions: Ints) -> None:
         """The next elements to give: the places of their bundles, and their positions."""
         self.elements += len(places)
-        size = min(self.fit(PORTION_BYTES) or 1, MAX_PORTION)
+        unknown = max(1, len(places) // UNKNOWN_PORTIONS)
+        size = min(self.fit(PORTION_BYTES) or unknown, MAX_PORTION)
         if self.fit(ALONE_BYTES) == 1:
             size = 1
         for start in range(0, len(places), size):

@@ -244,8 +244,10 @@ def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
         return False
     if not (worker.stock or worker.no_python):
         return True
-    dataset = state.datasets[job.dataset_id]
-    return not dataset.outline.HasField("python_function")
+    outline = state.datasets[job.dataset_id].outline
+    if not outline.HasField("python_function"):
+        return True
+    return outline.python_function.no_code and not worker.stock
 
 
 def why_no_task(state: State, iteration: Iteration) -> str:

@@ -30,7 +30,13 @@ from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
 from ..metrics import shown
 from ..pipelines import definitions
-from ..pipelines.definitions import compresses, require_bytes, sanitize, without_compression
+from ..pipelines.definitions import (
+    compresses,
+    has_no_code,
+    require_bytes,
+    sanitize,
+    without_compression,
+)
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
@@ -140,6 +146,7 @@ class ForebayFace:
         require_bytes(graph or request.graph)
         if request.python:
             definition.python_function.SetInParent()
+            definition.python_function.no_code = has_no_code(request.python)
         elif request.graph:
             graph = await asyncio.to_thread(sanitize, request.graph)
         else:

@@ -16,6 +16,7 @@ from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..metrics import Totals
 from ..proto import tf_service_pb2 as tf
+from .definitions import has_no_code
 from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class PythonRules(NamedTuple):
     may_skip: MaySkip | None = None  # None: each run may skip the registered limit
     totals: Totals | None = None  # collects users' metrics of long runs
     fork_servers: ForkServers | None = None  # None: this process's own
+    iteration: int = 0  # what a long run shuffles records by
 
     @property
     def width(self) -> int:
@@ -97,6 +99,7 @@ class Pipeline(Protocol):
         """Bundle `number`: these splits on an iterator of their own, from element `start` on.
 
         The same splits, number and seed give the same elements, on any worker and at any time.
+        The splits' pass is the epoch, by whose number records of files are shuffled.
         Random numbers of the pipeline differ by number and seed. Its batches, shuffles, caches and
         takes work within the bundle. Each block has the bundle's number and the index of its first
         element; the first block's is `start`. A bundle of at most `start` elements has no blocks.
@@ -239,7 +242,7 @@ def _open_graph(
 def _open_python(
     definition: ev.DatasetDefinition, stored: bytes, shard: Shard | None, rules: PythonRules
 ) -> Pipeline:
-    if not rules.allowed:
+    if not (rules.allowed or has_no_code(stored)):
         raise FailedPrecondition(
             f"worker {rules.where} runs no Python datasets, which are code of whoever registered "
             "them: start it with --allow-python, if all who reach the dispatcher may run code "
@@ -255,7 +258,7 @@ def _open_python(
     return PythonPipeline(
         stored, definition.sources, definition.structure,
         processes=rules.width, where=rules.where, may_skip=rules.may_skip,
-        totals=rules.totals, fork_servers=rules.fork_servers or HERE,
+        totals=rules.totals, fork_servers=rules.fork_servers or HERE, iteration=rules.iteration,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ..errors import InvalidArgument
 from ..processes import forebay, tied
 from ..proto import python_pb2
 from ..proto import tf_service_pb2 as tf
+from .files import manifest
 from .tf_data import graphs
 from .tf_data import split_sources as walks
 from .tf_data.constants import TensorFacts
@@ -31,6 +32,7 @@ __all__ = [
     "evaluate_in_subprocess",
     "fingerprint",
     "graph_without_compression",
+    "has_no_code",
     "metadata_of",
     "nondeterministic",
     "require_bundles",
@@ -46,6 +48,16 @@ def fingerprint(definition: ev.DatasetDefinition, stored: bytes) -> str:
     if definition.HasField("python_function"):
         return hashlib.sha256(stored).hexdigest()
     return graphs.fingerprint(stored)
+
+
+def has_no_code(stored: bytes) -> bool:
+    """Whether a Python dataset has nothing to unpickle: it reads files of records. Raises
+    InvalidArgument."""
+    try:
+        dataset = python_pb2.PythonDataset.FromString(stored)
+    except ValueError as error:
+        raise InvalidArgument(f"the Python dataset does not parse: {error}") from error
+    return bool(dataset.files) and not (dataset.function or dataset.splits)
 
 
 MAX_BYTES = 1 << 30
@@ -78,6 +90,8 @@ def difference(
     mine, theirs = map(python_pb2.PythonDataset.FromString, (stored, others))
     parts = {"function": "function", "splits": "splits", "contents": "data"}
     found = [said for part, said in parts.items() if getattr(mine, part) != getattr(theirs, part)]
+    if mine.files and theirs.files and mine.files != theirs.files:
+        found.append(manifest.difference(mine.files, theirs.files))
     return " and ".join(found) or ("" if mine == theirs else "options")
 
 

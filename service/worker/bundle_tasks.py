@@ -187,7 +187,8 @@ class BundleTask:
         """The pipeline's run of the bundle, which `cancel` cancels."""
         order = self.task.order
         first = run.number % order.bundles * order.bundle_splits
-        splits = SplitRange(first, min(order.bundle_splits, self._splits - first), 0)
+        count = min(order.bundle_splits, self._splits - first)
+        splits = SplitRange(first, count, pass_number=run.number // order.bundles)  # the epoch
         made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
         with self._lock:
             self._live.add(made)

@@ -60,8 +60,9 @@ class Pipelines:
         is_shard = task.num_shards > 0
         shard = Shard(task.sharding, task.shard, task.num_shards) if is_shard else None
         python = self.python._replace(
-            may_skip=may_skip, totals=totals, fork_servers=self._fork_servers
-        )
+            may_skip=may_skip, totals=totals, fork_servers=self._fork_servers,
+            iteration=task.iteration_id,
+        )  # fmt: skip
         return pipelines.open_pipeline(definition, graph, shard, python)
 
     def close(self) -> None:

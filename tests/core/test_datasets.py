@@ -173,3 +173,16 @@ def test_a_worker_that_cannot_run_a_python_dataset_gets_no_task_of_it(stock: boo
     assert not any(given.state.workers[w].tasks for w in (before, after))
     again = given.when(c.RegisterWorker(address="ours:2", uid=4))
     assert [given.state.tasks[i].worker_id for i in iteration.tasks] == [again]
+
+
+def test_a_worker_that_runs_no_python_reads_files() -> None:
+    """They have no code of a user's. TensorFlow's workers know no such dataset."""
+    given = Given()
+    register = python_dataset("a")
+    register.definition.python_function.no_code = True
+    dataset_id = given.when(register)
+    given.when(c.RegisterWorker(address="stock:1", uid=1, stock=True))
+    iteration = given.state.iterations[given.iteration(dataset_id=dataset_id).iteration_id]
+    assert not iteration.tasks
+    ours = given.when(c.RegisterWorker(address="ours:1", uid=2, no_python=True))
+    assert [given.state.tasks[i].worker_id for i in iteration.tasks] == [ours]

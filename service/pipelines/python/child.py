@@ -77,6 +77,7 @@ from .split_requests import AskedFeed, Asker
 from .stored import is_built
 
 if TYPE_CHECKING:
+    from ..files.reading import FileRecords
     from .built import BuiltDataset
 
 PROGRESS_BYTES = 3 * 8
@@ -100,6 +101,7 @@ class FunctionProcess:
         self._generators: generators.Generators  # pickled with the function
         self._splits: Sequence[Any] = ()  # empty if the function builds a dataset
         self._built: BuiltDataset | None = None
+        self._files: FileRecords | None = None
         self.blocks: Blocks
 
     def serve(self) -> NoReturn:
@@ -131,8 +133,15 @@ class FunctionProcess:
         try:
             if self._asker is None:
                 self.blocks = Blocks(self.sender, self._structure, self._at, self._failed)
-                self._splits = cloudpickle.loads(self._dataset.splits)
-            self._function, self._generators = generators.loads(self._dataset.function)
+            if self._dataset.files:
+                from ..files.reading import FileRecords
+
+                self._function = self._files = FileRecords(self._dataset)
+                self._splits, self._generators = self._files.splits, generators.Generators([])
+            else:
+                if self._asker is None:
+                    self._splits = cloudpickle.loads(self._dataset.splits)
+                self._function, self._generators = generators.loads(self._dataset.function)
             self._dataset.ClearField("splits")
             self._dataset.ClearField("function")
             getattr(self._function, "setup", _nothing)()
@@ -237,10 +246,12 @@ class FunctionProcess:
         """Run all of it but the first `start` elements; returns its number of elements, and what
         it has counted."""
         self.sender.require_process()
+        if self._files is not None and not self._files.maps:
+            return self._send_records(self._files, split, start), None
         blocks = self.blocks
         with blocks.lock:
             self._at[0], self._at[1] = split, 0
-        element = 0
+        element = 0 if self._files is None else self._files.seek(split, start)
         counted: pb.Metrics | None = None
         last_s = time.monotonic()
         failed: FunctionFailed | None = None
@@ -289,6 +300,17 @@ class FunctionProcess:
             blocks.flush()
             raise self._failed(split, element, traceback_of(error), code_of(error)) from None
         return element, counted
+
+    def _send_records(self, files: FileRecords, split: int, start: int) -> int:
+        """Send blocks of a split's records, as they are; returns its number of records."""
+        start = min(max(0, start), files.count(split))
+        self._at[0], self._at[1] = split, start
+        with failures(self._at):
+            for block in files.blocks(split, start):
+                behind = (split, self._at[1] + block.count)
+                self.sender.send_columns(block.count, columns_of(block), behind)
+                self._at[1] = behind[1]
+        return files.count(split)
 
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"

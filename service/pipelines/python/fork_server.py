@@ -36,10 +36,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from ...processes import EXIT_WITH_PARENT, ChildProcess, forebay
+from ...proto.python_pb2 import PythonDataset
+from .stored import is_built
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -139,23 +141,27 @@ def ended(control: socket.socket) -> str:
 
 
 class ForkServers:
-    """A worker's fork servers: for functions of splits, for Beam's chains, and for functions that
-    build datasets. Each imports only what its children need: Beam and TensorFlow take long."""
+    """A worker's fork servers: for functions of splits, for Beam's chains, for functions that build
+    datasets, and for files. Each imports only what its children need: Beam and TensorFlow take
+    long."""
 
     def __init__(self) -> None:
-        self.plain, self.beams, self.tensorflows = (
+        self.plain, self.beams, self.tensorflows, self.files = (
             ForkServer(), ForkServer("..beam.chain"), ForkServer(".built"),
+            ForkServer("..files.preloaded"),
         )  # fmt: skip
 
-    def of(self, packages: Collection[str], is_built: bool) -> ForkServer:
-        """The fork server for a dataset that needs these packages, or that a function builds."""
-        if is_built:
+    def of(self, dataset: PythonDataset) -> ForkServer:
+        """The fork server whose children run this dataset."""
+        if dataset.files:
+            return self.files
+        if is_built(dataset):
             return self.tensorflows
-        return self.beams if BEAM in packages else self.plain
+        return self.beams if BEAM in dataset.packages else self.plain
 
     def close(self) -> None:
         """End them, and all that they have forked. Idempotent."""
-        for fork_server in (self.plain, self.beams, self.tensorflows):
+        for fork_server in (self.plain, self.beams, self.tensorflows, self.files):
             fork_server.close()
 
 

@@ -17,6 +17,10 @@ from .run_states import FailureRules
 from .runs import BuiltBundle, BuiltRun, PythonRun
 from .stored import is_built, require_versions
 
+IDLE_READERS = 16
+"""How many idle processes are kept that read files. Bundles that wait for their readers hold one
+each, and a new process would open all of its files anew."""
+
 
 class PythonPipeline:
     """A registered function and its splits, as `pipelines.Pipeline`.
@@ -35,12 +39,15 @@ class PythonPipeline:
         may_skip: MaySkip | None = None,
         totals: Totals | None = None,
         fork_servers: ForkServers = HERE,
+        iteration: int = 0,
     ) -> None:
         """Without `may_skip`, a run skips up to the registered number of splits. `totals` collects
-        what the function counts in long runs. Raises FailedPrecondition."""
+        what the function counts in long runs. Each `iteration` shuffles records of files in another
+        way. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
         require_versions(dataset)
         self._is_built = is_built(dataset)
+        self._has_files = bool(dataset.files)
         self._sources = sources
         self._processes = 1 if self._is_built else processes
         self._may_skip = may_skip
@@ -48,8 +55,11 @@ class PythonPipeline:
         self._rules = FailureRules(
             dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built
         )
-        fork_server = fork_servers.of(dataset.packages, self._is_built)
-        self._children = Children(fork_server, stored, structure, self._processes)
+        fork_server = fork_servers.of(dataset)
+        if self._has_files:  # a message behind another one is merged into it
+            stored += PythonDataset(iteration=iteration).SerializeToString()
+        most_idle = IDLE_READERS if self._has_files else self._processes
+        self._children = Children(fork_server, stored, structure, most_idle)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
         """Each split runs in one of the children, which share what the feed gives at once. A
@@ -91,9 +101,12 @@ class PythonPipeline:
 
         if self._is_built:
             return BuiltBundle(self._children, rules, next_range, number, seed, start)
+        drawn_by = f"{seed} {number}"
+        if self._has_files:
+            drawn_by += f" {splits.pass_number}"
         return PythonRun(
             self._children, rules, next_range, lambda _: False, 1,
-            bundle=number, seed=f"{seed} {number}", start=start,
+            bundle=number, seed=drawn_by, start=start,
         )  # fmt: skip
 
     def close(self) -> None:

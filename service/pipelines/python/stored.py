@@ -10,8 +10,9 @@ from ...proto.python_pb2 import PythonDataset
 
 
 def is_built(dataset: PythonDataset) -> bool:
-    """Whether the function builds a tf.data.Dataset; otherwise it is a function of splits."""
-    return not dataset.splits
+    """Whether the function builds a tf.data.Dataset; otherwise it is a function of splits, or
+    files."""
+    return not (dataset.splits or dataset.files)
 
 
 def python_version() -> str:
@@ -30,7 +31,7 @@ def package_version(name: str) -> str | None:
 def require_versions(dataset: PythonDataset) -> None:
     """Raises FailedPrecondition, with both versions, if this process's differ from those that the
     dataset was pickled with."""
-    if dataset.python != python_version():
+    if dataset.function and dataset.python != python_version():
         raise FailedPrecondition(
             f"the dataset was registered by Python {dataset.python}, and this worker has Python "
             f"{python_version()}, which cannot read its function: run both by the same one"

@@ -1,0 +1,263 @@
+"""Registers files of records that can be read at any place, without TensorFlow."""
+
+from __future__ import annotations
+
+import collections
+import glob
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...storage.errors import Corrupt
+from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from ..pipelines.definitions import UNKNOWN_CARDINALITY
+from ..pipelines.files import manifest, mds, record_index
+from ..pipelines.files.formats import Damaged, Facts, written
+from ..pipelines.files.known_formats import FORMATS, guessed, in_directory
+from ..pipelines.files.manifest import FileEntry, Manifest
+from ..pipelines.files.reading import FileRecords
+from ..pipelines.python.inferred import element_spec_of, inferred
+from ..proto import forebay_pb2 as pb
+from ..proto import python_pb2
+from ..structure import describe
+from . import functions
+from .functions import LOOKED_AT, PythonDataset
+from .registration import Service, check_compression, registered, require_expressible, send_function
+
+log = logging.getLogger(__name__)
+
+MOST_SPLITS = 1024
+"""So many splits are a bundle each, if a read does not say `bundle_splits`."""
+
+FEW_SPLITS, SPLIT_BYTES = 64, 8 << 20
+"""A split has about so many bytes, unless there were too few or too many splits. Each costs a
+worker some milliseconds."""
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def register_files(
+    service: Service,
+    files: Paths,
+    *,
+    format: str | None = None,  # noqa: A002
+    columns: Sequence[str] | None = None,
+    fill: dict[str, Any] | None = None,
+    map: Callable[[Any], Any] | None = None,  # noqa: A002
+    packages: Iterable[str] = (),
+    shuffle_records: bool = False,
+    seed: int = 0,
+    split_records: int | None = None,
+    index_dir: str | os.PathLike[str] | None = None,
+    compression: str | None = "AUTO",
+    dataset_id: str | None = None,
+) -> str:
+    """Register files of records, and return the dataset's id.
+
+    Workers read them in place, under the same paths. They need the format's library, and neither
+    TensorFlow nor `--allow-python`, unless a function is mapped.
+
+    Args:
+      service: as in `register_dataset`.
+      files: a pattern, a file, a directory, or a list of them. Files of a pattern and of a
+        directory, with those below it, are sorted; a list keeps its order. A directory with an
+        index.json is MosaicML's MDS. What matches later is not read: register again.
+      format: "arrayrecord", "parquet", "tfrecord", "webdataset" or "mds"; by default the files say.
+        A record of ArrayRecord and TFRecord is bytes, and a dict of others.
+      columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
+        default all.
+      fill: of Parquet, a value by column, in the place of nulls, which are refused otherwise.
+      map: called with each record, on the workers; returns an element, as of `python_dataset`. It
+        is code, so workers need --allow-python. It may have `setup` and `teardown`.
+      packages: as of `python_dataset`, for `map`.
+      shuffle_records: each epoch is another permutation of all records, by the read's seed. Without
+        it, records are in the files' order within a split, and an ordered read permutes splits. Of
+        Parquet, a split reads all row groups that it has a record of.
+      seed: of the shuffle, for reads that have no seed: those that are neither ordered nor at least
+        once.
+      split_records: about how many records a split has. By default there are up to 1024 splits. An
+        ordered read of more needs `bundle_splits=1`.
+      index_dir: where indices of TFRecord and WebDataset files are, if not beside them: a directory
+        that workers see under the same path.
+      compression, dataset_id: as in `register_dataset`.
+
+    The dispatcher is told how many records each split has. So an ordered read begins at any
+    position without counting.
+
+    Raises ValueError for what cannot be read, NotFound if no file matches, FailedPrecondition
+    without the format's library, Corrupt for a damaged file, and Unavailable.
+    """
+    check_compression(compression)
+    if split_records is not None and split_records < 1:
+        raise InvalidArgument(f"split_records={split_records}: give at least 1")
+    paths, found_format = _resolved(files, format)
+    options = _options(found_format, columns, fill, index_dir)
+    entries, found = _inspected(paths, found_format, options)
+    if options.get("columns") is None and "dict" in found.structure:
+        options["columns"] = [name for name, _ in found.structure["dict"]]
+    of_files = Manifest(
+        format=found_format,
+        files=entries,
+        cuts=_cuts(
+            found,
+            sum(entry.size for entry in entries),
+            split_records,
+            whole=bool(found.cuts) and not shuffle_records,
+        ),
+        structure=written(found.structure),
+        shuffled=shuffle_records,
+        seed=seed,
+        options=options,
+    )
+    if shuffle_records and found.cuts:
+        times = min(len(of_files.cuts) - 1, found.records // max(1, len(found.cuts) - 1))
+        log.warning(
+            "an epoch of shuffled records decodes each row group up to %d times: shuffle splits "
+            "only, or write smaller row groups", times,
+        )  # fmt: skip
+    request = _request(of_files, map, packages)
+    structure = of_files.structure if map is None else _mapped_structure(request)
+    require_expressible(structure)
+    request.lengths.extend(np.diff(of_files.cuts).tolist())
+    return send_function(
+        service, request, structure, element_spec_of(structure),
+        compression=compression, dataset_id=dataset_id, cardinality=UNKNOWN_CARDINALITY,
+        send=registered,
+    )  # fmt: skip
+
+
+def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
+    """The files, and their format, which may be `named`. Raises InvalidArgument, NotFound."""
+    if named is not None and named not in FORMATS:
+        raise InvalidArgument(f"format={named!r} must be one of {[*FORMATS]}")
+    given = [files] if isinstance(files, str | os.PathLike) else [*files]
+    paths: list[str] = []
+    for path in [os.fspath(one) for one in given]:
+        matching = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
+        if not matching:
+            raise NotFound(f"no file matches {path!r} here")
+        for one in matching:
+            index = os.path.join(one, mds.INDEX)
+            if os.path.basename(one) == mds.INDEX:
+                paths += mds.shards_of(one)
+            elif named in (None, "mds") and os.path.isfile(index):
+                paths += mds.shards_of(index)
+            elif os.path.isdir(one):
+                paths += in_directory(one, named)
+            elif not one.endswith(record_index.SUFFIX):
+                paths.append(one)
+    if not paths:
+        raise NotFound(f"{given} has no files of {named or [*FORMATS]} here")
+    counted = collections.Counter(paths)
+    if twice := [path for path, number in counted.items() if number > 1]:
+        raise InvalidArgument(f"{twice[: manifest.MANY]} are given more than once: leave one out")
+    found = named or next(filter(None, map(guessed, paths)), None)
+    if found is None:
+        raise InvalidArgument(
+            f"{paths[0]} is of no format that its first bytes or its name tell: it may be "
+            f"compressed; or give format, one of {[*FORMATS]}"
+        )
+    return paths, found
+
+
+def _options(
+    of: str,
+    columns: Sequence[str] | None,
+    fill: dict[str, Any] | None,
+    index_dir: str | os.PathLike[str] | None,
+) -> dict[str, Any]:
+    """Raises InvalidArgument for an option that the format does not have."""
+    if isinstance(columns, str) or columns == [] or len({*(columns or ())}) < len(columns or ()):
+        raise InvalidArgument(f"columns={columns!r} must be a list of different names, one or more")
+    options: dict[str, Any] = {}
+    for name, value, formats in (
+        ("columns", columns and sorted(columns), ("parquet", "webdataset", "mds")),
+        ("fill", fill and dict(sorted(fill.items())), ("parquet",)),
+        ("index_dir", index_dir and os.path.abspath(index_dir), ("tfrecord", "webdataset")),
+    ):
+        if value is not None:
+            options[name] = value
+            if of not in formats:
+                raise InvalidArgument(f"{name}={value!r} is for {[*formats]}, and this is {of!r}")
+    return options
+
+
+def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list[FileEntry], Facts]:
+    """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
+    entries: list[FileEntry] = []
+    cuts: list[int] = []
+    of_first: tuple[str, Any] | None = None
+    for path in map(os.path.abspath, paths):
+        try:
+            facts = FORMATS[of].inspect(path, options)
+            entries.append(manifest.entry_of(path, facts.records))
+        except Damaged as error:
+            raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
+        except OSError as error:
+            kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
+            raise kind(f"{path} cannot be read: {error.strerror or error}") from error
+        before = sum(cuts[-1:])
+        cuts += [before + cut for cut in facts.cuts]
+        if not facts.records:
+            continue
+        if of_first is None:
+            of_first = path, facts.structure
+        elif facts.structure != of_first[1]:
+            raise InvalidArgument(
+                f"{path} has records of {describe(written(facts.structure))}, and {of_first[0]} of "
+                f"{describe(written(of_first[1]))}: register files of one schema together, or "
+                "`columns` that they have in common"
+            )
+    if of_first is None:
+        raise InvalidArgument(
+            f"{paths[: manifest.MANY]} have no records: give files that have some"
+        )
+    total = sum(entry.records for entry in entries)
+    return entries, Facts(total, of_first[1], cuts)
+
+
+def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bool) -> list[int]:
+    """The first record of each split, and their number; `whole`: of splits that begin where the
+    format would have it."""
+    total = found.records
+    wanted = math.ceil(SPLIT_BYTES * total / max(1, size_bytes))
+    size = split_records or max(-(-total // MOST_SPLITS), min(-(-total // FEW_SPLITS), wanted))
+    if not whole:
+        return [*range(0, total, size), total]
+    cuts = [0]
+    for cut in found.cuts:
+        if cut - cuts[-1] >= size or (cut == total and cut > cuts[-1]):
+            cuts.append(cut)
+    return cuts
+
+
+def _request(
+    of_files: Manifest, function: Callable[[Any], Any] | None, packages: Iterable[str]
+) -> pb.RegisterDatasetRequest:
+    """Raises InvalidArgument."""
+    stored, needed = python_pb2.PythonDataset(), [*packages]
+    if function is not None:
+        made = functions.request_of(PythonDataset(function, None, packages=(*needed,)), None)
+        stored.ParseFromString(made.python)
+    elif needed:
+        raise InvalidArgument(f"packages={needed} are for `map`, which is not given")
+    stored.files = of_files.encode()
+    request = pb.RegisterDatasetRequest(python=stored.SerializeToString(deterministic=True))
+    request.sources.add(count=len(of_files.cuts) - 1)
+    return request
+
+
+def _mapped_structure(request: pb.RegisterDatasetRequest) -> str:
+    """Of the elements that the function makes of the first records, which it is called with."""
+    records = FileRecords(python_pb2.PythonDataset.FromString(request.python))
+    records.set_up_function()
+    try:
+        return inferred([*itertools.islice(records(0), LOOKED_AT)])
+    finally:
+        records.teardown()
+        records.close()

@@ -1,0 +1,140 @@
+"""What a format of files is to the rest of Forebay, and what formats have in common."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...blocks import Array, Block, Component, Strings
+from ...errors import InvalidArgument
+
+Ints = npt.NDArray[np.int64]
+Node = dict[str, Any]
+"""Of a structure (structure.py)."""
+Options = dict[str, Any]
+
+FIRST_BYTES, BLOCK_BYTES, LARGE_BYTES = 256 << 10, 2 << 20, 8 << 20
+"""About the size of a range's first block, and of later ones. Blocks are large where a block costs
+much: of shuffled records, of which each file gives a few, and of many columns."""
+
+TEXT: Node = {"tensor": "string", "shape": []}
+
+
+class Damaged(ValueError):
+    """A record, or a file, is not what its format says; the message says what is wrong."""
+
+
+class Facts(NamedTuple):
+    """What a file has."""
+
+    records: int
+    structure: Node  # of a record
+    cuts: Sequence[int] = ()
+    """Before which records a split may begin, if not before any."""
+
+
+class RecordFile(Protocol):
+    """An open file. Records count from 0. For one thread. Damage raises any Exception."""
+
+    def read(self, first: int, stop: int) -> Iterator[Block]:
+        """These records, in blocks of BLOCK_BYTES to LARGE_BYTES."""
+        ...
+
+    def take(self, records: Ints) -> Block:
+        """Records in this order, which may be any; at least one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Format(NamedTuple):
+    """A format."""
+
+    suffixes: tuple[str, ...]  # of the files that are looked for in a directory
+    is_it: Callable[[bytes], bool]  # by a file's first 512 bytes
+    inspect: Callable[[str, Options], Facts]
+    """Of the file at a path. Raises Damaged, OSError."""
+    open: Callable[[str, Options], RecordFile]
+    by_groups: bool = False  # a record costs the reading of many around it
+
+
+class NumberedFile(ABC):
+    """A file that gives any record as fast as the next one."""
+
+    def __init__(self, record_bytes: float) -> None:
+        self._record_bytes = record_bytes  # in the mean
+
+    @abstractmethod
+    def take(self, records: Ints) -> Block: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def read(self, first: int, stop: int) -> Iterator[Block]:
+        for begin, end in steps(first, stop, self._record_bytes):
+            yield self.take(np.arange(begin, end))
+
+
+def steps(
+    first: int, stop: int, record_bytes: float, most_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, int]]:
+    """Parts of a range, of about FIRST_BYTES and up to `most_bytes`: (begin, end)."""
+    size = FIRST_BYTES
+    while first < stop:
+        end = min(stop, first + max(1, int(size / max(1.0, record_bytes))))
+        yield first, end
+        first, size = end, min(2 * size, most_bytes)
+
+
+def pieces(descriptor: int, offsets: Array, records: Ints) -> Iterator[bytes]:
+    """The bytes from offsets[n] up to offsets[n + 1], for each n. Raises Damaged."""
+    runs = [0, *(np.flatnonzero(np.diff(records) != 1) + 1).tolist(), len(records)]
+    for begin, end in itertools.pairwise(runs):
+        first, last = int(records[begin]), int(records[end - 1])
+        ends = offsets[first : last + 2].astype(np.int64)
+        start = int(ends[0])
+        data = read_at(descriptor, start, int(ends[-1]) - start)
+        places = (ends - start).tolist()
+        for a, b in itertools.pairwise(places):
+            yield data[a:b]
+
+
+def read_at(descriptor: int, start: int, size: int) -> bytes:
+    """Raises Damaged if the file ends before."""
+    data = os.pread(descriptor, size, start)
+    while len(data) < size:
+        more = os.pread(descriptor, size - len(data), start + len(data))
+        if not more:
+            raise Damaged(f"the file ends {size - len(data)} bytes before it")
+        data += more
+    return data
+
+
+def dict_of(columns: dict[str, Node]) -> Node:
+    return {"dict": [[name, columns[name]] for name in sorted(columns)]}
+
+
+def texts(values: Sequence[bytes]) -> Component:
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    return Component(Strings(lengths, np.frombuffer(b"".join(values), np.uint8)))
+
+
+def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
+    """The columns to read, of those that are there, sorted. Raises InvalidArgument."""
+    wanted = options.get("columns")
+    if wanted is None:
+        return sorted(there)
+    if missing := [name for name in wanted if name not in there]:
+        raise InvalidArgument(f"{path} has no columns {missing}: give some of {sorted(there)}")
+    return sorted(wanted)
+
+
+def written(structure: Node) -> str:
+    return json.dumps(structure, separators=(",", ":"))

@@ -1,0 +1,102 @@
+"""Which files of records a dataset has, as it is registered. The dispatcher compares two of them.
+
+A file is known by its path, its size, and a fingerprint: the CRC-32C of its first and last bytes,
+which have the header and the footer. A worker checks both when it opens the file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+from google_crc32c import value as crc32c
+
+from ...errors import FailedPrecondition
+
+FINGERPRINT_BYTES = 4 << 10
+"""At each end of a file."""
+
+MANY = 5  # files that a message names
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file as it was registered."""
+
+    path: str
+    size: int
+    fingerprint: str
+    records: int
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes with fingerprint {self.fingerprint}"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a dataset, whose records are numbered through, and how they are read."""
+
+    format: str
+    files: list[FileEntry]
+    cuts: list[int]
+    """Split n has the records from cuts[n] up to cuts[n + 1]; shuffled, those of these ranks."""
+    structure: str  # of a record (structure.py)
+    shuffled: bool = False
+    seed: int = 0  # of the shuffle, where a read has none
+    options: dict[str, Any] = {}  # of the format
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+def decode(stored: bytes) -> Manifest:
+    return msgspec.msgpack.decode(stored, type=Manifest)
+
+
+def fingerprint(descriptor: int, size: int) -> str:
+    """Of an open file. Raises OSError."""
+    ends = os.pread(descriptor, FINGERPRINT_BYTES, 0)
+    ends += os.pread(descriptor, FINGERPRINT_BYTES, max(0, size - FINGERPRINT_BYTES))
+    return f"{crc32c(ends):08x}"
+
+
+def entry_of(path: str, records: int) -> FileEntry:
+    """Of the file as it is now. Raises OSError."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return FileEntry(path, size, fingerprint(file.fileno(), size), records)
+
+
+def require_same(entry: FileEntry) -> None:
+    """Raises FailedPrecondition if the file is not there, or is another one than was registered."""
+    advice = "when it was registered: bring it back, or register the files anew"
+    try:
+        now = entry_of(entry.path, entry.records)
+    except OSError as error:
+        raise FailedPrecondition(
+            f"{entry.path} cannot be read ({error.strerror or error}), and had {entry} {advice}"
+        ) from error
+    if now != entry:
+        raise FailedPrecondition(f"{entry.path} has {now}, and had {entry} {advice}")
+
+
+def difference(stored: bytes, others: bytes) -> str:
+    """Which files two datasets do not have in common, in words."""
+    try:
+        registered, given = decode(stored), decode(others)
+    except msgspec.MsgspecError:
+        return "files"
+    before = {entry.path: entry for entry in registered.files}
+    after = {entry.path: entry for entry in given.files}
+    found = []
+    for path in sorted(before.keys() | after.keys()):
+        old, new = before.get(path), after.get(path)
+        if old is None:
+            found.append(f"{path} was added, with {new}")
+        elif new is None:
+            found.append(f"{path} was removed, with {old}")
+        elif old != new:
+            found.append(f"{path} has {new}, and had {old}")
+    if not found:
+        return "way of reading the same files"
+    more = f" and {len(found) - MANY} more" if len(found) > MANY else ""
+    return f"list of files ({'; '.join(found[:MANY])}{more})"

@@ -1,0 +1,228 @@
+"""Shards of MosaicML's MDS, uncompressed, in the layout of mosaicml-streaming 0.13.
+
+A shard begins with the number of its samples and where each begins (u32), and says its columns in
+JSON behind that. A sample has the sizes (u32) of the columns that have no fixed one, and then all
+columns. It is a dict: numbers and arrays are decoded, everything else is bytes as they are written,
+such as the bytes of a JPEG file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...blocks import Array, Block, Component
+from ...errors import InvalidArgument
+from .formats import (
+    TEXT,
+    Damaged,
+    Facts,
+    Format,
+    Ints,
+    Node,
+    NumberedFile,
+    Options,
+    chosen,
+    dict_of,
+    pieces,
+    read_at,
+    texts,
+)
+
+INDEX = "index.json"
+
+_BYTES = {"bytes", "str", "pil", "jpeg", "png", "json", "str_int", "str_float", "str_decimal"}
+_SCALARS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {
+    f"float{bits}" for bits in (16, 32, 64)
+}
+_DTYPES = {
+    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32",
+    34: "float32", 64: "uint64", 65: "int64", 66: "float64",
+}  # fmt: skip
+"""By the number that is written before an array."""
+
+
+class MdsColumn(NamedTuple):
+    """A column, of which an array may say dtype and shape itself."""
+
+    name: str
+    size: int | None  # of a value in bytes, if all have the same
+    dtype: str | None  # None: an array says it; "string": bytes
+    shape: tuple[int, ...] | None  # None: an array says it
+
+
+def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
+    """Raises InvalidArgument."""
+    kind, _, how = encoding.partition(":")
+    if encoding in _BYTES:
+        return MdsColumn(name, size, "string", ())
+    if encoding == "int":
+        return MdsColumn(name, size, "int64", ())
+    if encoding in _SCALARS:
+        return MdsColumn(name, size, encoding, ())
+    if kind == "ndarray":
+        dtype, _, shape = how.partition(":")
+        sizes = tuple(map(int, shape.split(","))) if shape else None
+        if dtype not in {"", *_DTYPES.values()}:
+            raise Damaged(f"its column {name!r} is an array of {dtype!r}")
+        return MdsColumn(name, size, dtype or None, sizes)
+    raise InvalidArgument(
+        f"{path} has column {name!r} in encoding {encoding!r}, which cannot be read: read others "
+        f"by `columns`, or write it as one of {sorted(_BYTES | _SCALARS)}, int or ndarray"
+    )
+
+
+class MdsShard(NumberedFile):
+    def __init__(self, path: str, options: Options) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(self._descriptor).st_size
+            self.samples = int.from_bytes(read_at(self._descriptor, 0, 4), "little")
+            head = 4 * (self.samples + 2)
+            self._offsets = np.frombuffer(read_at(self._descriptor, 4, head - 4), "<u4")
+            begin = int(self._offsets[0])
+            if int(self._offsets[-1]) != size or not head <= begin <= size:
+                raise Damaged(
+                    f"it has {size} bytes, and says {int(self._offsets[-1])}: it is cut or "
+                    "damaged. Write it again, or leave it out"
+                )
+            about = json.loads(read_at(self._descriptor, head, begin - head))
+            named = [about[f"column_{what}"] for what in ("names", "encodings", "sizes")]
+        except (ValueError, KeyError, TypeError) as error:
+            os.close(self._descriptor)
+            if isinstance(error, Damaged):
+                raise
+            raise Damaged(
+                f"it is no MDS shard ({error!r:.100}): it is cut, damaged or compressed. Write it "
+                "again without compression, or leave it out"
+            ) from error
+        wanted = chosen(path, named[0], options)
+        self.columns = [
+            _column(path, *of) if of[0] in wanted else MdsColumn(of[0], of[2], "string", ())
+            for of in zip(*named, strict=True)
+        ]
+        self._wanted = [[column.name for column in self.columns].index(name) for name in wanted]
+        sized = sum(column.size is None for column in self.columns)
+        self._sizes = struct.Struct(f"<{sized}I")
+        super().__init__((size - begin) / max(1, self.samples))
+
+    def take(self, records: Ints) -> Block:
+        values: list[list[bytes]] = [[] for _ in self.columns]
+        for sample in pieces(self._descriptor, self._offsets, records):
+            sizes = iter(self._sizes.unpack_from(sample))
+            at = self._sizes.size
+            for column, found in zip(self.columns, values, strict=True):
+                stop = at + (next(sizes) if column.size is None else column.size)
+                found.append(sample[at:stop])
+                at = stop
+            if at != len(sample):
+                raise Damaged(f"its columns have {at} bytes, and it has {len(sample)}")
+        return Block(
+            len(records),
+            tuple(_component(self.columns[number], values[number]) for number in self._wanted),
+        )
+
+    def node(self, column: MdsColumn) -> Node:
+        """The structure; what an array says itself is taken from the first sample."""
+        if column.dtype == "string":
+            return TEXT
+        dtype, shape = column.dtype, column.shape
+        if (dtype is None or shape is None) and self.samples:
+            (sample,) = pieces(self._descriptor, self._offsets, np.arange(1))
+            sizes = iter(self._sizes.unpack_from(sample))
+            at = self._sizes.size
+            for other in self.columns:
+                size = next(sizes) if other.size is None else other.size
+                if other is column:
+                    break
+                at += size
+            array = _array(column, sample[at : at + size])
+            dtype = array.dtype.name
+            if shape is None:
+                return {"tensor": dtype, "shape": [None] * array.ndim}
+        return {"tensor": dtype or "float32", "shape": [*(shape or ())]}
+
+    def inspected(self) -> Facts:
+        columns = [self.columns[number] for number in self._wanted]
+        return Facts(self.samples, dict_of({one.name: self.node(one) for one in columns}))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _component(column: MdsColumn, values: Sequence[bytes]) -> Component:
+    if column.dtype == "string":
+        return texts(values)
+    if column.dtype is not None and column.shape is not None:
+        flat = np.frombuffer(b"".join(values), column.dtype)
+        return Component(flat.reshape(len(values), *column.shape))
+    arrays = [_array(column, value) for value in values]
+    first = arrays[0]
+    for array in arrays:
+        if (array.dtype, array.ndim) != (first.dtype, first.ndim):
+            raise Damaged(
+                f"its column {column.name!r} is {array.dtype.name} in {array.ndim} dimensions, and "
+                f"others are {first.dtype.name} in {first.ndim}: write arrays of one dtype and rank"
+            )
+    if all(array.shape == first.shape for array in arrays):
+        return Component(np.stack(arrays))
+    shapes = np.array([array.shape for array in arrays], np.int64)
+    return Component(np.concatenate([array.ravel() for array in arrays]), shapes)
+
+
+def _array(column: MdsColumn, data: bytes) -> Array:
+    at, dtype, shape = 0, column.dtype, column.shape
+    if dtype is None:
+        dtype, at = _DTYPES[data[0]], 1
+    if shape is None:
+        dimensions, width = data[at] >> 2, 1 << (data[at] & 3)
+        begin, at = at + 1, at + 1 + dimensions * width
+        shape = tuple(np.frombuffer(data[begin:at], f"<u{width}").tolist())
+    if (len(data) - at) != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise Damaged(f"its column {column.name!r} has {len(data) - at} bytes for {shape}")
+    return np.frombuffer(data, dtype, offset=at).reshape(shape)
+
+
+def _inspect(path: str, options: Options) -> Facts:
+    shard = MdsShard(path, options)
+    try:
+        return shard.inspected()
+    finally:
+        shard.close()
+
+
+def shards_of(index: str) -> list[str]:
+    """The shards' files that an index.json lists. Raises OSError."""
+    with open(index, "rb") as file:
+        try:
+            shards = json.load(file)["shards"]
+            packed = [shard for shard in shards if shard["zip_data"] or shard["compression"]]
+            kinds = {(shard["format"], shard["version"]) for shard in shards}
+            names = [shard["raw_data"]["basename"] for shard in shards]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidArgument(
+                f"{index} is no index of MDS shards ({error!r:.100}): give `format`, if its "
+                "directory has files of another one"
+            ) from error
+    if packed:
+        raise InvalidArgument(
+            f"{index} has {len(packed)} compressed shards, in {packed[0]['compression']}, of which "
+            "no sample can be read alone: write them with compression=None"
+        )
+    if kinds - {("mds", 2)}:
+        raise InvalidArgument(f"{index} has shards of {sorted(kinds)}: write MDS, version 2")
+    return [os.path.join(os.path.dirname(index), name) for name in names]
+
+
+FORMAT = Format(
+    suffixes=(".mds",),
+    is_it=lambda begin: False,  # it has no mark: an index.json says that it is one
+    inspect=_inspect,
+    open=MdsShard,
+)

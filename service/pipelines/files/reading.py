@@ -1,0 +1,242 @@
+"""In a child: reads ranges of the records of a dataset's files.
+
+Records are numbered through all files. Shuffled, a split has ranks of a permutation of all records,
+which needs no memory (service/order.py). Its seed is the read's, and each epoch has another one. A
+read without a seed, one that is not in bundles, has the registered one, and its iteration's number.
+
+A function that is mapped over the records draws by seed, bundle, split and *page*, so that a bundle
+can begin at any record: at most one page is computed again.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy import random as numpys_random
+
+from ....storage.errors import Corrupt
+from ... import generators
+from ...blocks import Block, Strings, merged, rank
+from ...errors import ForebayError, PipelineError
+from ...order import permuted_many
+from ...proto.python_pb2 import PythonDataset
+from ...structure import assemble, leaves
+from . import manifest
+from .formats import LARGE_BYTES, Damaged, Ints, RecordFile, steps
+from .known_formats import FORMATS
+
+MOST_OPEN = 4096
+"""Files that are open at a time, if the process may have twice as many descriptors. To open one
+anew for each few records took ten times as long as to read them."""
+
+PAGE = 64
+"""Records after which a mapped function's random numbers begin anew."""
+
+
+class FileRecords:
+    """The records of a PythonDataset of files."""
+
+    def __init__(self, dataset: PythonDataset) -> None:
+        """Raises what unpickling the mapped function raises."""
+        self._manifest = manifest.decode(dataset.files)
+        self._format = FORMATS[self._manifest.format]
+        self._function: Callable[[Any], Any] | None = None
+        if dataset.function:
+            self._function, self._generators = generators.loads(dataset.function)
+        self._assemble = assemble(self._manifest.structure)
+        self._fields = [
+            (path, node["tensor"], len(node["shape"]))
+            for path, node in leaves(self._manifest.structure)
+        ]
+        counts = [entry.records for entry in self._manifest.files]
+        self._starts = np.cumsum([0, *counts])  # each file's first record, and all records
+        size = sum(entry.size for entry in self._manifest.files)
+        self._record_bytes = size / max(1, int(self._starts[-1]))
+        self._iteration = dataset.iteration
+        self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
+        self._most_open = MOST_OPEN
+        self._seed: str | None = None  # of the bundle
+        self._sought = 0
+        self.seed_generators(None)
+
+    @property
+    def maps(self) -> bool:
+        """Whether a function is mapped over the records."""
+        return self._function is not None
+
+    @property
+    def splits(self) -> range:
+        return range(len(self._manifest.cuts) - 1)
+
+    def setup(self) -> None:
+        """Of the process, which is this object's alone."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * MOST_OPEN
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            self._most_open = max(1, min(MOST_OPEN, soft // 2))
+        self.set_up_function()
+
+    def set_up_function(self) -> None:
+        getattr(self._function, "setup", _nothing)()
+
+    def teardown(self) -> None:
+        getattr(self._function, "teardown", _nothing)()
+
+    def seed_generators(self, seed: str | None) -> None:
+        """Of a bundle it is "seed number epoch"."""
+        self._seed = seed
+        if seed is None:
+            self._order = self._manifest.seed, self._iteration
+        else:
+            of_read, _, epoch = map(int, seed.split())
+            self._order = of_read, epoch
+
+    def count(self, split: int) -> int:
+        """The number of records of a split."""
+        return self._manifest.cuts[split + 1] - self._manifest.cuts[split]
+
+    def seek(self, split: int, start: int) -> int:
+        """The next call begins at a record of its split from which on `start` can be reached;
+        returns its number there."""
+        start = min(max(0, start), self.count(split))
+        self._sought = start - start % PAGE if self._seed is not None else start
+        return self._sought
+
+    def __call__(self, split: int) -> Iterator[Any]:
+        """The elements that the function makes of a split's records."""
+        assert self._function is not None
+        at, self._sought = self._sought, 0
+        for block in self.blocks(split, at):
+            columns = [component.elements() for component in block.components]
+            for record in self._assemble(columns, block.count):
+                if self._seed is not None and at % PAGE == 0:
+                    page = f"{self._seed} {split} {at}"
+                    random.seed(page)
+                    numpys_random.seed(random.getrandbits(32))
+                    self._generators.seed(page)
+                yield self._function(record)
+                at += 1
+
+    def blocks(self, split: int, start: int = 0) -> Iterator[Block]:
+        """The records of a split, without the first `start`. Raises FailedPrecondition for a file
+        that was changed, and Corrupt."""
+        first, stop = self._manifest.cuts[split] + start, self._manifest.cuts[split + 1]
+        if first >= stop:
+            return
+        read = self._shuffled if self._manifest.shuffled else self._in_order
+        for block in read(first, stop):
+            self._require_registered(block)
+            yield block
+
+    def _in_order(self, first: int, stop: int) -> Iterator[Block]:
+        number = int(np.searchsorted(self._starts, first, "right")) - 1
+        while first < stop:
+            begin, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
+            if first < end:
+                yield from self._read(number, first - begin, end - begin)
+            first, number = max(first, end), number + 1
+
+    def _read(self, number: int, first: int, stop: int) -> Iterator[Block]:
+        file = self._file(number)
+        blocks = file.read(first, stop)
+        while first < stop:
+            try:
+                block = next(blocks)
+            except ForebayError:
+                raise
+            except Exception as error:
+                raise self._damaged(number, np.arange(first, stop), error) from error
+            first += block.count
+            yield block
+
+    def _shuffled(self, first: int, stop: int) -> Iterator[Block]:
+        total, (seed, epoch) = int(self._starts[-1]), self._order
+        parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
+        if self._format.by_groups:
+            parts = iter([(first, stop)])
+        for begin, end in parts:
+            records = permuted_many(np.arange(begin, end), total, seed, epoch)
+            files = np.searchsorted(self._starts, records, "right") - 1
+            by_file = np.argsort(files, kind="stable")
+            numbers, begins = np.unique(files[by_file], return_index=True)
+            yield merged(
+                [
+                    (self._take(int(number), records[places] - self._starts[number]), places)
+                    for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
+                ]
+            )
+
+    def _take(self, number: int, records: Ints) -> Block:
+        file = self._file(number)
+        try:
+            return file.take(records)
+        except ForebayError:
+            raise
+        except Exception as error:
+            raise self._damaged(number, records, error) from error
+
+    def _file(self, number: int) -> RecordFile:
+        """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        entry = self._manifest.files[number]
+        manifest.require_same(entry)
+        try:
+            file = self._open[number] = self._format.open(entry.path, self._manifest.options)
+        except (OSError, Damaged) as error:
+            raise Corrupt(f"{entry.path} cannot be opened: {error}", entry.path) from error
+        if len(self._open) > self._most_open:
+            self._open.popitem(last=False)[1].close()
+        return file
+
+    def _damaged(self, number: int, records: Ints, error: Exception) -> Corrupt:
+        """Names the first record that cannot be read."""
+        entry, file = self._manifest.files[number], self._open.pop(number)
+        for record in records:
+            try:
+                file.take(np.array([record]))
+            except Exception as failure:  # noqa: BLE001 - a library's reader may raise anything
+                error = failure
+                break
+        else:
+            record = records[0]
+        file.close()  # a library may give nothing more of it
+        return Corrupt(
+            f"record {record} of {entry.path} cannot be read: {_said(error)}. Write the file "
+            "again, or register the others without it",
+            entry.path,
+        )
+
+    def _require_registered(self, block: Block) -> None:
+        """Raises PipelineError if records are of other types than were registered."""
+        for (path, dtype, dimensions), component in zip(
+            self._fields, block.components, strict=True
+        ):
+            values = component.values
+            found = "string" if isinstance(values, Strings) else values.dtype.name
+            if (found, rank(component)) != (dtype, dimensions):
+                raise PipelineError(
+                    "INVALID_ARGUMENT",
+                    f"records have {path or 'elements'} of {found} in {rank(component)} "
+                    f"dimensions, and were registered with {dtype} in {dimensions}: write files of "
+                    "one schema",
+                )
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,268 @@
+"""Files of records, read through the service in the order that arithmetic says."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forebay import service
+from forebay.service.client.reader import fetch_dataset
+from forebay.service.errors import FailedPrecondition, PipelineError
+from forebay.service.order import EpochOrder, permuted_many
+from forebay.storage.tfrecord import frame
+
+from ..ordered_reads import Cluster, as_bytes, read
+from ..record_files import FORMATS, GROUP, MDS_COLUMNS, pattern, written
+
+COUNTS = (40, 1, 63, 16)
+SPLIT = 9
+COLUMNS = {
+    "mds": MDS_COLUMNS,
+    "parquet": ["bytes", "number", "list", "pair", "kind", "fixed", "time"],
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("journal"), 2) as running:
+        yield running
+
+
+class Data:
+    """The files of a format, and their records as the format's own library reads them."""
+
+    def __init__(self, format: str, directory: pathlib.Path) -> None:  # noqa: A002
+        found = written(format, directory, COUNTS)
+        columns = COLUMNS.get(format)
+        if columns is not None:
+            found = [{name: record[name] for name in columns} for record in found]
+        self.records = [*map(as_bytes, found)]
+        self.pattern = pattern(format, directory)
+        self.how: dict[str, Any] = {"columns": columns} if columns else {}
+        self.count = len(self.records)
+        self.cuts = [*range(0, self.count, SPLIT), self.count]
+        self.groups = [0]  # where splits of a row group or two begin
+        if format == "parquet":
+            ends = [min(at + GROUP, count) for count in COUNTS for at in range(0, count, GROUP)]
+            before = np.repeat(np.cumsum([0, *COUNTS[:-1]]), [-(-n // GROUP) for n in COUNTS])
+            for end in np.array(ends) + before:
+                if end - self.groups[-1] >= SPLIT or end == self.count:
+                    self.groups.append(int(end))
+
+    def register(self, target: str, **how: Any) -> str:
+        return service.register_files(target, self.pattern, split_records=SPLIT, **self.how | how)
+
+    def in_order(
+        self, epoch: int, seed: int, *, shuffled: bool, cycle_length: int, block_length: int
+    ) -> list[bytes]:
+        """An epoch of an ordered read."""
+        records = self.records
+        cuts = self.groups if len(self.groups) > 1 and not shuffled else self.cuts
+        if shuffled:
+            ranks = permuted_many(np.arange(self.count), self.count, seed, epoch)
+            records = [records[number] for number in ranks]
+        bundles = len(cuts) - 1
+        at = permuted_many(np.arange(bundles), bundles, seed, epoch)
+        order = EpochOrder(bundles, cycle_length, block_length, np.diff(cuts)[at])
+        places, indexes = order.elements(0, order.known_until)
+        return [
+            records[cuts[at[place]] + index]
+            for place, index in zip(places.tolist(), indexes.tolist(), strict=True)
+        ]
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    return Data(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_the_order_is_what_arithmetic_says(cluster: Cluster, data: Data) -> None:
+    """With any number of workers and consumers, from any position, for two epochs."""
+    draws = random.Random(data.pattern.rpartition(".")[2])
+    registered = {
+        shuffled: data.register(cluster.target, shuffle_records=shuffled)
+        for shuffled in (False, True)
+    }
+    for case in range(3):
+        shuffled = case % 2 == 1
+        seed = draws.randrange(100)
+        order: dict[str, Any] = {
+            "cycle_length": draws.choice([1, 3, 16]),
+            "block_length": draws.choice([1, 4]),
+        }
+        cluster.resize(draws.randint(1, 3))
+        position = draws.choice([0, draws.randrange(2 * data.count)])
+        epoch = position // data.count
+        expected = data.in_order(epoch, seed, shuffled=shuffled, **order)
+        found = read(
+            cluster.target,
+            registered[shuffled],
+            draws.randint(1, 3),
+            start_position=position,
+            seed=seed,
+            **order,
+        ).elements
+        assert found == expected[position - epoch * data.count :], (case, order, position)
+
+
+def test_each_epoch_has_each_record_once_in_another_order(cluster: Cluster, data: Data) -> None:
+    dataset_id = data.register(cluster.target, shuffle_records=True)
+    epochs = [
+        read(cluster.target, dataset_id, start_position=number * data.count, seed=5).elements
+        for number in range(2)
+    ]
+    assert all(Counter(epoch) == Counter(data.records) for epoch in epochs)
+    assert len({*map(tuple, epochs)}) == 2
+    again = read(cluster.target, dataset_id, start_position=data.count + 17, seed=5).elements
+    assert again == epochs[1][17:]
+
+
+def test_splits_of_a_bundle_follow_each_other(cluster: Cluster, data: Data) -> None:
+    """Also where a bundle has several, whose lengths nobody has declared."""
+    dataset_id = data.register(cluster.target)
+    how: dict[str, Any] = {"shuffle": False, "cycle_length": 1, "bundle_splits": 3}
+    found = read(cluster.target, dataset_id, start_position=20, **how).elements
+    assert found == data.records[20:]
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
+def test_reads_that_are_not_ordered(cluster: Cluster, data: Data, mode: str) -> None:
+    """Workers of a divided read shuffle alike, and each epoch otherwise."""
+    cluster.resize(2)
+    dataset_id = data.register(cluster.target, shuffle_records=True)
+    for _ in range(2):
+        with service.read(cluster.target, dataset_id, processing_mode=mode) as elements:
+            found = Counter(map(as_bytes, elements))
+        times = 2 if mode == "parallel_epochs" else 1
+        assert found == Counter(times * data.records)
+
+
+def test_at_least_once(cluster: Cluster, data: Data) -> None:
+    dataset_id = data.register(cluster.target, shuffle_records=True)
+    with service.read(
+        cluster.target, dataset_id, delivery="at_least_once", bundle_splits=1, seed=1
+    ) as elements:
+        assert Counter(map(as_bytes, elements)) == Counter(data.records)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """TFRecord files of 6,000 numbers of 1 KB."""
+    directory = tmp_path_factory.mktemp("numbers")
+    for file in range(3):
+        rows = (
+            number.to_bytes(1024, "little") for number in range(2000 * file, 2000 * file + 2000)
+        )
+        (directory / f"{file}.tfrecord").write_bytes(b"".join(map(frame, rows)))
+    return directory
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_workers_that_are_killed_change_nothing(
+    cluster: Cluster, numbers: pathlib.Path, shuffled: bool
+) -> None:
+    cluster.resize(2)
+    dataset_id = service.register_files(
+        cluster.target, numbers, shuffle_records=shuffled, split_records=100
+    )
+    undisturbed = read(cluster.target, dataset_id, 2, seed=2, batch_size=50)
+    assert len({*undisturbed.elements}) == 6000
+    kills = {5: cluster.replace_worker, 30: cluster.replace_worker}
+    found = read(
+        cluster.target,
+        dataset_id,
+        2,
+        seed=2,
+        batch_size=50,
+        at=kills,
+        job_name=f"killed {shuffled}",
+    )
+    assert found.elements == undisturbed.elements
+
+
+def test_at_least_once_after_a_kill(cluster: Cluster, numbers: pathlib.Path) -> None:
+    cluster.resize(2)
+    dataset_id = service.register_files(cluster.target, numbers, split_records=100)
+    with service.read(cluster.target, dataset_id, delivery="at_least_once") as elements:
+        found = [bytes(element) for element in itertools.islice(elements, 500)]
+        cluster.replace_worker()
+        found += map(bytes, elements)
+    assert {int.from_bytes(one, "little") for one in found} == {*range(6000)}
+
+
+def test_a_mapped_function_draws_the_same_from_any_position(
+    cluster: Cluster, numbers: pathlib.Path
+) -> None:
+    def decoded(record: bytes) -> dict[str, Any]:
+        drawn = np.random.default_rng(np.random.randint(1 << 30)).random()
+        return {
+            "number": int.from_bytes(record, "little"),
+            "drawn": drawn,
+            "other": random.random(),
+        }
+
+    dataset_id = service.register_files(
+        cluster.target, numbers, map=decoded, shuffle_records=True, split_records=250
+    )
+    whole = read(cluster.target, dataset_id, 2, seed=2).elements
+    assert len({*whole}) == 6000
+    for position in (1, 777, 5_999):
+        found = read(cluster.target, dataset_id, start_position=position, seed=2).elements
+        assert found == whole[position:]
+
+
+def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: pathlib.Path) -> None:
+    for function, is_plain in ((None, True), (len, False)):
+        dataset_id = service.register_files(cluster.target, numbers, map=function)
+        definition = fetch_dataset(cluster.target, dataset_id).definition
+        assert definition.python_function.no_code == is_plain
+
+
+def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(b"".join(frame(bytes([number])) for number in range(100)))
+
+    def opened() -> Any:
+        dataset_id = service.register_files(cluster.target, path)
+        return service.read(cluster.target, dataset_id, ordered=True, seed=1)
+
+    with opened() as elements:
+        first = [next(elements) for _ in range(30)]
+        state = elements.state_dict()
+    with opened() as elements:
+        elements.load_state_dict(state)
+        assert len({*first, *elements}) == 100
+    path.write_bytes(path.read_bytes() + frame(b"more"))
+    with opened() as elements, pytest.raises(FailedPrecondition, match="another dataset"):
+        elements.load_state_dict(state)
+
+
+def test_a_file_that_was_changed_ends_the_read(cluster: Cluster, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(frame(b"one") * 3)
+    dataset_id = service.register_files(cluster.target, path, dataset_id="changing")
+    path.write_bytes(frame(b"one") * 4)
+    with (
+        service.read(cluster.target, dataset_id, ordered=True) as elements,
+        pytest.raises(PipelineError, match=r"has 76 bytes with .* and had 57 .* anew"),
+    ):
+        next(elements)
+
+
+def test_other_files_under_an_id_are_named(
+    cluster: Cluster, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"one"))
+    service.register_files(cluster.target, tmp_path, dataset_id="growing")
+    (tmp_path / "b.tfrecord").write_bytes(frame(b"two"))
+    service.register_files(cluster.target, tmp_path, dataset_id="growing")
+    (said,) = [record.getMessage() for record in caplog.records if "growing" in record.getMessage()]
+    assert "another list of files" in said
+    assert "b.tfrecord was added, with 19 bytes with fingerprint" in said

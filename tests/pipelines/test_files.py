@@ -1,0 +1,513 @@
+"""Files of records: what is read of them, beside each format's own library, and bad files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import struct
+import tarfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.client import files as module
+from forebay.service.client.files import register_files
+from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
+from forebay.service.order import permuted_many
+from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
+from forebay.service.pipelines.definitions import difference, has_no_code
+from forebay.service.pipelines.files import reading
+from forebay.service.pipelines.files.formats import Facts
+from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.files.reading import PAGE, FileRecords
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
+from forebay.service.structure import assemble
+from forebay.storage.errors import Corrupt
+from forebay.storage.tfrecord import frame
+
+from ..record_files import FORMATS, GROUP, MDS, MDS_COLUMNS, flat, pattern, written
+
+COUNTS = (23, 0, 5, 40)
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., pb.RegisterDatasetRequest]:
+    """`register_files`, which gives the request that a dispatcher would get."""
+    sent: list[pb.RegisterDatasetRequest] = []
+
+    def keep(_: Any, request: pb.RegisterDatasetRequest) -> str:
+        sent.append(request)
+        return "id"
+
+    monkeypatch.setattr(module, "registered", keep)
+
+    def made(files: Any, **how: Any) -> pb.RegisterDatasetRequest:
+        assert register_files("nobody:1", files, **how) == "id"
+        return sent.pop()
+
+    return made
+
+
+Register = Callable[..., pb.RegisterDatasetRequest]
+
+
+def opened(request: pb.RegisterDatasetRequest) -> FileRecords:
+    return FileRecords(PythonDataset.FromString(request.python))
+
+
+def elements(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> list[bytes]:
+    """The records of a split, as a child sends them."""
+    build = assemble(request.structure)
+    found: list[bytes] = []
+    for block in opened(request).blocks(split, start):
+        columns = [component.elements() for component in block.components]
+        found += map(flat, build(columns, block.count))
+    return found
+
+
+def all_of(request: pb.RegisterDatasetRequest) -> list[bytes]:
+    return [one for split in range(len(request.lengths)) for one in elements(request, split)]
+
+
+def columns_of(format: str) -> dict[str, Any]:  # noqa: A002
+    return {"columns": MDS_COLUMNS} if format == "mds" else {}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_records_are_those_of_the_formats_own_library(
+    register: Register,
+    format: str,  # noqa: A002
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In splits of any size, from any place, in small blocks and in large ones."""
+    records = [*map(flat, written(format, tmp_path, COUNTS))]
+    where = pattern(format, tmp_path)
+    for size in (None, 1, 6, 1000):
+        request = register(where, split_records=size, **columns_of(format))
+        assert sum(request.lengths) == len(records)
+        assert request.sources[0].count == len(request.lengths)
+        assert all_of(request) == records
+    cuts = np.cumsum([0, *request.lengths]).tolist()
+    for start in range(0, request.lengths[0], 5):
+        assert elements(request, 0, start) == records[start : cuts[1]]
+    monkeypatch.setattr(reading, "MOST_OPEN", 1)
+    shuffled = register(where, split_records=9, shuffle_records=True, seed=4, **columns_of(format))
+    order = permuted_many(np.arange(len(records)), len(records), 4, 0)
+    assert all_of(shuffled) == [records[number] for number in order]
+    assert elements(shuffled, 1, 4) == [records[number] for number in order[13:18]]
+
+
+def test_splits_of_parquet_are_row_groups(register: Register, tmp_path: pathlib.Path) -> None:
+    written("parquet", tmp_path, [GROUP + 1, GROUP])
+    where = pattern("parquet", tmp_path)
+    assert [*register(where, split_records=1).lengths] == [GROUP, 1, GROUP]
+    assert [*register(where, split_records=GROUP + 1).lengths] == [GROUP + 1, GROUP]
+    assert [*register(where, split_records=5, shuffle_records=True).lengths] == [5, 5, 5]
+
+
+def test_there_are_at_most_1024_splits_by_default(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"") * 3000)
+    assert [*register(tmp_path).lengths] == [47] * 63 + [39]
+    (tmp_path / "b.tfrecord").write_bytes(frame(bytes(4 << 20)) * 9)
+    assert len(register(tmp_path / "b.tfrecord").lengths) == 9
+    many = module._cuts(Facts(10**6, {}), 10**12, None, whole=False)
+    assert len(many) == 1024 + 1
+
+
+def test_images_of_mds_are_bytes(register: Register) -> None:
+    for one in elements(register(MDS, columns=["p"]), 0):
+        assert one.startswith(b"\x89PNG")
+
+
+def test_columns(register: Register, tmp_path: pathlib.Path) -> None:
+    for name in ("parquet", "webdataset"):
+        written(name, tmp_path, [3])
+    some = register(tmp_path / "0.parquet", columns=["text", "half"])
+    assert some.structure == (
+        '{"dict":[["half",{"tensor":"float16","shape":[]}],["text",{"tensor":"string","shape":[]}]]}'
+    )
+    with pytest.raises(InvalidArgument, match=r"0\.parquet has no columns \['x'\]: give some of"):
+        register(tmp_path / "0.parquet", columns=["text", "x"])
+    with pytest.raises(InvalidArgument, match=r"0\.tar has no columns .*'__key__', 'bin'"):
+        register(tmp_path / "0.tar", columns=["cls"])
+    with pytest.raises(InvalidArgument, match=r"shard\.00000\.mds has no columns"):
+        register(MDS, columns=["nothing"])
+    assert all_of(register(tmp_path / "0.tar", columns=["bin"])) != []
+
+
+# A function over the records.
+
+
+def test_a_function_is_mapped_over_records(register: Register, tmp_path: pathlib.Path) -> None:
+    records = written("tfrecord", tmp_path, [30])
+    request = register(tmp_path, map=lambda record: {"size": len(record)}, split_records=10)
+    assert request.structure == '{"dict":[["size",{"tensor":"int64","shape":[]}]]}'
+    assert not has_no_code(request.python)
+    made = opened(request)
+    assert [*made(1)] == [{"size": len(record)} for record in records[10:20]]
+
+
+def test_a_mapped_function_draws_by_the_page(register: Register, tmp_path: pathlib.Path) -> None:
+    """So that a bundle that begins anywhere has the same elements."""
+    written("tfrecord", tmp_path, [3 * PAGE])
+    drawing = np.random.default_rng(1)
+    request = register(
+        tmp_path, map=lambda _: (drawing.random(), np.random.random()), split_records=1000
+    )
+    made = opened(request)
+
+    def drawn(seed: str, start: int) -> list[Any]:
+        made.seed_generators(seed)
+        skipped = made.seek(0, start)
+        assert start - PAGE < skipped <= start
+        return [*made(0)][start - skipped :]
+
+    first = drawn("5 0 0", 0)
+    assert len({*first}) == 3 * PAGE
+    for start in (1, PAGE, PAGE + 7, 3 * PAGE - 1):
+        assert drawn("5 0 0", start) == first[start:]
+    assert drawn("5 1 0", 0) != first != drawn("6 0 0", 0)
+
+
+# What a worker runs.
+
+
+def definition_of(request: pb.RegisterDatasetRequest) -> ev.DatasetDefinition:
+    definition = ev.DatasetDefinition(sources=request.sources, structure=request.structure)
+    definition.python_function.SetInParent()
+    return definition
+
+
+def test_a_worker_that_runs_no_python_reads_files(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    records = written("arrayrecord", tmp_path, [30])
+    request = register(tmp_path, split_records=7)
+    rules = PythonRules(allowed=False, processes=2, where="here:1")
+    pipeline = open_pipeline(definition_of(request), request.python, python=rules)
+    try:
+        found = [
+            text
+            for block in pipeline.bundle(SplitRange(1, 3, 0), number=1, seed=2, start=3).blocks()
+            for text in block.components[0].elements()
+        ]
+        assert found == records[10:28]
+        everything = [
+            text for block in pipeline.run(None).blocks() for text in block.components[0].elements()
+        ]
+        assert sorted(everything) == sorted(records)
+    finally:
+        pipeline.close()
+    mapped = register(tmp_path, map=len)
+    with pytest.raises(FailedPrecondition, match="runs no Python datasets"):
+        open_pipeline(definition_of(mapped), mapped.python, python=rules)
+
+
+def test_each_epoch_and_each_iteration_has_another_order(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    records = written("tfrecord", tmp_path, [50])
+    request = register(tmp_path, shuffle_records=True, split_records=10)
+
+    def bundles(epoch: int, seed: int = 3) -> list[bytes]:
+        made = opened(request)
+        found: list[bytes] = []
+        for split in range(5):
+            made.seed_generators(f"{seed} {5 * epoch + split} {epoch}")
+            for block in made.blocks(split):
+                found += block.components[0].elements()
+        return found
+
+    orders = [bundles(0), bundles(1), bundles(0, seed=4)]
+    for iteration in (1, 2):
+        stored = request.python + PythonDataset(iteration=iteration).SerializeToString()
+        made = FileRecords(PythonDataset.FromString(stored))
+        orders.append(
+            [
+                text
+                for split in range(5)
+                for block in made.blocks(split)
+                for text in block.components[0].elements()
+            ]
+        )
+    for order in orders:
+        assert sorted(order) == sorted(records)
+    assert len({*map(tuple, orders)}) == len(orders)
+    assert bundles(1) == orders[1]
+
+
+# Files that change.
+
+
+def test_changed_and_removed_files_are_named_where_they_are_read(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("tfrecord", tmp_path, [5, 5])
+    request = register(tmp_path)
+    changed = tmp_path / "1.tfrecord"
+    before = changed.read_bytes()
+    changed.write_bytes(before + frame(b"more"))
+    with pytest.raises(
+        FailedPrecondition,
+        match=rf"{changed} has {len(before) + 20} bytes with fingerprint \w{{8}}, and had "
+        rf"{len(before)} bytes with fingerprint \w{{8}} when it was registered: .* anew",
+    ):
+        all_of(request)
+    changed.write_bytes(before[:-5] + bytes([before[-5] ^ 1]) + before[-4:])  # of the same size
+    with pytest.raises(FailedPrecondition, match=f"{len(before)} bytes with .*, and had"):
+        all_of(request)
+    changed.unlink()
+    with pytest.raises(FailedPrecondition, match=rf"{changed} cannot be read .No such file"):
+        all_of(request)
+
+
+def test_what_differs_is_named_where_files_are_registered_again(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("tfrecord", tmp_path, [5, 5, 5])
+    first = register(tmp_path)
+    assert register(tmp_path).python == first.python
+    (tmp_path / "0.tfrecord").unlink()
+    (tmp_path / "1.tfrecord").write_bytes(frame(b"other"))
+    (tmp_path / "3.tfrecord").write_bytes(frame(b"new"))
+    second = register(tmp_path)
+    said = difference(definition_of(first), first.python, definition_of(second), second.python)
+    for what in ("0.tfrecord was removed, with", "1.tfrecord has 21 bytes", "3.tfrecord was added"):
+        assert what in said
+    assert "2.tfrecord" not in said
+    third = register(tmp_path, split_records=3)
+    said = difference(definition_of(second), second.python, definition_of(third), third.python)
+    assert said == "way of reading the same files"
+
+
+# Bad files.
+
+
+def test_a_cut_file_is_named_with_its_record(register: Register, tmp_path: pathlib.Path) -> None:
+    whole = {}
+    for name in ("arrayrecord", "tfrecord", "parquet", "webdataset"):
+        written(name, tmp_path, [9])
+    for path in sorted(tmp_path.iterdir()):
+        if path.suffix == ".forebay-index":
+            continue
+        whole[path] = path.read_bytes()
+    said = {
+        ".array_record": "array_record cannot open it",
+        ".parquet": "pyarrow cannot open it",
+        ".tfrecord": r"record 8, at byte \d+, is cut: .* truncate it to \d+ bytes",
+        ".tar": "is cut|no tar file",
+    }
+    for path, data in whole.items():
+        header = data.rfind(b"ustar")  # of the last member of a tar file, which ends in zeros
+        path.write_bytes(data[: header + 300] if path.suffix == ".tar" else data[:-7])
+        with pytest.raises(Corrupt, match=f"{path} cannot be registered as .*{said[path.suffix]}"):
+            register(path)
+    (tmp_path / "mds").mkdir()
+    for name in os.listdir(MDS):
+        (tmp_path / "mds" / name).write_bytes((MDS / name).read_bytes())
+    shard = tmp_path / "mds" / "shard.00002.mds"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match=f"{shard} .*says {shard.stat().st_size + 1}: it is cut"):
+        register(tmp_path / "mds")
+
+
+def test_a_damaged_record_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+    """Its place is behind what a fingerprint sees."""
+    rows = [bytes([number]) * 1000 for number in range(60)]
+    tfrecords = tmp_path / "a.tfrecord"
+    tfrecords.write_bytes(b"".join(map(frame, rows)))
+    request = register(tfrecords, split_records=50)
+    _damage(tfrecords, 31 * 1016 + 500)
+    for shuffled in (False, True):
+        request = register(tfrecords, split_records=60, shuffle_records=shuffled)
+        with pytest.raises(Corrupt, match=f"record 31 of {tfrecords} cannot be read: its checksum"):
+            all_of(request)
+    from array_record.python import array_record_module
+
+    path = tmp_path / "a.array_record"
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for row in rows:
+        writer.write(row)
+    writer.close()
+    request = register(path, split_records=60)
+    _damage(path, path.read_bytes().index(rows[31]) + 500)
+    with pytest.raises(Corrupt, match=f"record 31 of {path} cannot be read"):
+        all_of(request)
+
+
+def _damage(path: pathlib.Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_index_that_is_missing_is_named(register: Register, tmp_path: pathlib.Path) -> None:
+    written("tfrecord", tmp_path, [5])
+    elsewhere = tmp_path / "indices"
+    request = register(tmp_path / "0.tfrecord", index_dir=elsewhere)
+    assert not (tmp_path / "0.tfrecord.forebay-index").exists()
+    (index,) = elsewhere.rglob("*.forebay-index")
+    assert len(all_of(request)) == 5
+    index.unlink()
+    with pytest.raises(Corrupt, match=f"its index {index} is not there.*register the files again"):
+        all_of(request)
+
+
+def test_an_index_is_used_again_unless_the_file_is_newer(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Also if neither its size nor its ends tell that it was changed."""
+    path, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.forebay-index"
+    ends = [frame(bytes(5000)), frame(bytes(5000))]
+    path.write_bytes(b"".join([ends[0], frame(b"12"), frame(b"3456"), ends[1]]))
+    register(path)
+    written = index.stat().st_mtime_ns
+    register(path)
+    assert index.stat().st_mtime_ns == written
+    path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
+    os.utime(path, ns=(written + 1, written + 1))
+    assert all_of(register(path))[1:3] == [b"1234", b"56"]
+
+
+def test_an_index_json_of_others_is_left_alone_if_the_format_is_given(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("webdataset", tmp_path, [3])
+    (tmp_path / "index.json").write_text('{"shardlist": []}')
+    with pytest.raises(InvalidArgument, match=r"index\.json is no index of MDS.*give `format`"):
+        register(tmp_path)
+    assert sum(register(tmp_path, format="webdataset").lengths) == 3
+
+
+def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": [1, None, 3], "s": ["a", None, "c"], "l": [[1], [None], [2]]})
+    for statistics in (True, False):
+        pq.write_table(table, path, write_statistics=statistics)
+        columns = {"columns": ["x", "s"]}
+        if statistics:
+            with pytest.raises(InvalidArgument, match=r"1 nulls in column 'x': give fill=\{'x': …"):
+                register(path, **columns)
+        else:
+            with pytest.raises(InvalidArgument, match="1 nulls in column 's'"):
+                all_of(register(path, **columns))
+        request = register(path, fill={"x": -1, "s": "none"}, **columns)
+        found = all_of(request)
+        assert found[1] == flat({"x": np.int64(-1), "s": b"none"})
+    for fill, said in (({"y": 1}, r"fill has column 'y'.*are read"), ({"x": "a"}, "is no int64")):
+        with pytest.raises(InvalidArgument, match=said):
+            register(path, columns=["x"], fill=fill)
+    pq.write_table(pa.table({"f": [1.0, None], "b": [None, b"x"]}), path)
+    found = all_of(register(path, fill={"f": float("nan"), "b": b"\0"}))
+    assert found[0] == flat({"b": b"\0", "f": 1.0})
+    assert found[1] == flat({"b": b"x", "f": np.float64("nan")})
+    pq.write_table(table, path, write_statistics=False)
+    with pytest.raises(InvalidArgument, match="nulls in column 'l'"):
+        all_of(register(path, columns=["l"]))
+
+
+def test_types_that_are_no_tensor_are_named(register: Register, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": [1], "deep": [[[1]]], "struct": [{"a": 1}]})
+    pq.write_table(table, path)
+    with pytest.raises(InvalidArgument, match=r"column 'deep' of type list<.*which is no number"):
+        register(path)
+    with pytest.raises(InvalidArgument, match="column 'struct' of type struct<"):
+        register(path, columns=["struct"])
+    assert len(all_of(register(path, columns=["x"]))) == 1
+
+
+def test_schemas_that_differ_are_named(register: Register, tmp_path: pathlib.Path) -> None:
+    pq.write_table(pa.table({"x": [1], "y": [1.0]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": ["1"], "y": [1.0]}), tmp_path / "b.parquet")
+    with pytest.raises(
+        InvalidArgument,
+        match=r"b\.parquet has records of \{x: string\[\], .*a\.parquet of \{x: int64\[\]",
+    ):
+        register(tmp_path)
+    assert len(all_of(register(tmp_path, columns=["y"]))) == 2
+
+
+def test_samples_of_a_tar_have_the_same_extensions(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.tar"
+
+    def write(*names: str) -> None:
+        with tarfile.open(path, "w") as tar:
+            for name in names:
+                tar.addfile(tarfile.TarInfo(name))
+
+    write("d/a.x", "d/a.y", "d/b.x")
+    with pytest.raises(InvalidArgument, match=r"sample 'd/b' has \['x'\], and sample 'd/a' has"):
+        register(path)
+    write("a.x", "a.X")
+    with pytest.raises(InvalidArgument, match="sample 'a' has two members of one extension"):
+        register(path)
+    write("a.x", "b.x", "c.x")
+    _damage(path, 512 + 150)  # the checksum of a header, at which tarfile would end
+    with pytest.raises(Corrupt, match="behind byte 512 it is no tar file"):
+        register(path)
+    write("__meta__/a.x", "nodot", "dir.d/a.tar.gz", "dir.d/b.tar.gz")
+    assert [*register(path).lengths] == [1, 1]
+
+
+def test_compressed_shards_are_refused(register: Register, tmp_path: pathlib.Path) -> None:
+    index = json.loads((MDS / "index.json").read_text())
+    index["shards"][1] |= {"compression": "zstd:3", "zip_data": {"basename": "x", "bytes": 1}}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidArgument, match=r"1 compressed shards, in zstd:3, of"):
+        register(tmp_path)
+    (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
+    with pytest.raises(Corrupt, match="has no whole header: the file is cut, damaged, compressed"):
+        register(tmp_path / "a.tfrecord")
+
+
+def test_an_mds_column_that_runs_code_is_refused(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    shard = (MDS / "shard.00000.mds").read_bytes()
+    for encoding in (b'"pkl"    ', b'"list[j]"'):
+        path = tmp_path / "a.mds"
+        path.write_bytes(shard.replace(b'"str_int"', encoding))
+        with pytest.raises(InvalidArgument, match=r"column 'si' in encoding .*read others by"):
+            register(path)
+    (tmp_path / "b.mds").write_bytes(struct.pack("<III", 1, 12, 12))
+    with pytest.raises(Corrupt, match=r"b\.mds .*is no MDS shard"):
+        register(tmp_path / "b.mds")
+
+
+def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"x"))
+    (tmp_path / "b.bin").write_bytes(b"what is it")
+    (tmp_path / "empty.tfrecord").touch()
+    cases: list[tuple[Any, dict[str, Any], type[ForebayError], str]] = [
+        ("nothing/*.x", {}, NotFound, r"no file matches 'nothing/\*\.x' here"),
+        ("a.tfrecord", {"format": "avro"}, InvalidArgument, "format='avro' must be one of"),
+        ("b.bin", {}, InvalidArgument, r"b\.bin is of no format"),
+        ("empty.tfrecord", {}, InvalidArgument, "have no records"),
+        ("a.tfrecord", {"columns": ["x"]}, InvalidArgument, r"columns=\['x'\] is for \['parquet'"),
+        ("a.tfrecord", {"columns": "x"}, InvalidArgument, "columns='x' must be a list"),
+        ("a.tfrecord", {"fill": {"x": 1}}, InvalidArgument, "fill=.* is for"),
+        ("a.tfrecord", {"split_records": 0}, InvalidArgument, "split_records=0: give at least 1"),
+        ("a.tfrecord", {"packages": ["numpy"]}, InvalidArgument, "are for `map`"),
+        (["a.tfrecord", "*.tfrecord"], {}, InvalidArgument, r"a\.tfrecord'\] are given more than"),
+        ("a.tfrecord", {"format": "parquet"}, Corrupt, "cannot be registered as parquet"),
+    ]
+    for files, how, error, said in cases:
+        paths = [str(tmp_path / one) for one in ([files] if isinstance(files, str) else files)]
+        if error is NotFound:
+            paths = files
+        with pytest.raises(error, match=said):
+            register(paths, **how)
+    assert decode(PythonDataset.FromString(register(tmp_path).python).files).format == "tfrecord"

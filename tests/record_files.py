@@ -1,0 +1,178 @@
+"""Files of records, written and read by each format's own library, to compare with.
+
+The MDS directory in tests/pipelines/mds was written by mosaicml-streaming 0.13.0, which wants
+another NumPy: MDSWriter(columns={"a": "ndarray", "ad": "ndarray:int16", "af":
+"ndarray:float32:2,3", "b": "bytes", "f": "float32", "i": "int", "j": "json", "p": "png", "s":
+"str", "si": "str_int", "u": "uint8"}, size_limit=4096, hashes=["sha1"]) was given what
+`mds_records` computes, and in "p" an image of 2 × 2 pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .ordered_reads import as_bytes
+
+FORMATS = ("arrayrecord", "tfrecord", "parquet", "webdataset", "mds")
+SUFFIX = {"arrayrecord": "array_record", "webdataset": "tar"}
+MDS = pathlib.Path(__file__).parent / "pipelines" / "mds"
+MDS_RECORDS = 40
+GROUP = 7  # rows of a Parquet file's row group
+
+
+def flat(element: Any) -> bytes:
+    """All of an element."""
+    if isinstance(element, dict):
+        return b"|".join(flat(element[name]) for name in sorted(element))
+    if isinstance(element, np.ndarray) and element.dtype == object:
+        return repr(element.tolist()).encode()
+    return as_bytes(element)
+
+
+def pattern(format: str, directory: pathlib.Path) -> str:  # noqa: A002
+    if format == "mds":
+        return str(directory / "mds")
+    return str(directory / f"*.{SUFFIX.get(format, format)}")
+
+
+def written(format: str, directory: pathlib.Path, counts: Sequence[int]) -> list[Any]:  # noqa: A002
+    """Writes files of so many records (of MDS, the directory), and returns the records, as the
+    format's own library reads them."""
+    if format == "mds":
+        shutil.copytree(MDS, directory / "mds")
+        return mds_records()
+    found = []
+    random = np.random.default_rng(len(counts))
+    for number, count in enumerate(counts):
+        path = str(directory / f"{number}.{SUFFIX.get(format, format)}")
+        rows = [random.bytes(int(random.integers(0, 90))) for _ in range(count)]
+        found += _WAYS[format](path, rows)
+    return found
+
+
+def _array_records(path: str, rows: list[bytes]) -> list[Any]:
+    from array_record.python import array_record_module
+
+    writer = array_record_module.ArrayRecordWriter(path, "group_size:4")
+    for row in rows:
+        writer.write(row)
+    writer.close()
+    reader = array_record_module.ArrayRecordReader(path)
+    found: list[Any] = reader.read_all() if rows else []
+    reader.close()
+    return found
+
+
+def _tfrecords(path: str, rows: list[bytes]) -> list[Any]:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(path) as writer:
+        for row in rows:
+            writer.write(row)
+    return [*tf.data.TFRecordDataset(path).as_numpy_iterator()]
+
+
+def _parquet(path: str, rows: list[bytes]) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = len(rows)
+    numbers, texts = [len(row) for row in rows], pa.list_(pa.string())
+    table = pa.table(
+        {
+            "bytes": pa.array(rows, pa.binary()),
+            "text": pa.array([row.hex() for row in rows], pa.string()),
+            "number": pa.array(numbers, pa.int32()),
+            "float": pa.array([number / 7 for number in numbers], pa.float64()),
+            "half": pa.array(np.array(numbers, np.float16)),
+            "flag": pa.array([n % 2 == 0 for n in numbers], pa.bool_()),
+            "time": pa.array(numbers, pa.timestamp("us")),
+            "day": pa.array(numbers, pa.date32()),
+            "list": pa.array([[*row] for row in rows], pa.list_(pa.uint8())),
+            "texts": pa.array([[row.hex()] * (len(row) % 3) for row in rows], texts),
+            "pair": pa.array([[n, n + 1] for n in numbers], pa.list_(pa.int64(), 2)),
+            "kind": pa.array([str(n % 3) for n in numbers], pa.string()).dictionary_encode(),
+            "fixed": pa.array([bytes([n, 0]) for n in numbers], pa.binary(2)),
+        }
+    )
+    pq.write_table(table, path, row_group_size=GROUP)
+    read = pq.read_table(path)
+    read = read.set_column(
+        read.schema.get_field_index("time"), "time", read["time"].cast(pa.int64())
+    )
+    read = read.set_column(
+        read.schema.get_field_index("day"), "day", read["day"].cast(pa.int32()).cast(pa.int64())
+    )
+    dtypes = {
+        "number": np.int32, "float": np.float64, "half": np.float16, "flag": np.bool_,
+        "time": np.int64, "day": np.int64, "list": np.uint8, "pair": np.int64, "texts": object,
+    }  # fmt: skip
+    return (
+        [
+            {
+                name: np.array(_encoded(value), dtypes[name]) if name in dtypes else _encoded(value)
+                for name, value in row.items()
+            }
+            for row in read.to_pylist()
+        ]
+        if count
+        else []
+    )
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_encoded, value)]
+    return value.encode() if isinstance(value, str) else value
+
+
+def _webdataset(path: str, rows: list[bytes]) -> list[Any]:
+    import webdataset
+
+    with open(path, "wb") as file, webdataset.TarWriter(file) as writer:
+        for number, row in enumerate(rows):
+            name = f"{path.rpartition('/')[2]}/{'long' * (number % 40)}{number:03}"
+            writer.write({"__key__": name, "bin": row, "Seg.txt": row.hex().encode()})
+    tars = webdataset.tariterators
+    with open(path, "rb") as stream:  # a WebDataset leaves it open
+        members = tars.tar_file_expander([{"url": path, "stream": stream}])
+        return [
+            {"__key__": one["__key__"].encode(), "bin": one["bin"], "seg.txt": one["seg.txt"]}
+            for one in tars.group_by_keys(members)
+        ]
+
+
+def mds_records() -> list[Any]:
+    random = np.random.default_rng(0)
+    return [
+        {
+            "a": np.arange(i + 1, dtype=np.int32).reshape(1, -1),
+            "ad": np.arange(1 + i % 3, dtype=np.int16),
+            "af": np.full((2, 3), i, np.float32),
+            "b": random.bytes(i),
+            "f": np.float32(i / 3),
+            "i": np.int64(-i),
+            "j": json.dumps({"n": i}).encode(),
+            "s": f"text {i} ä".encode(),
+            "si": str(10**20 + i).encode(),
+            "u": np.uint8(i),
+        }
+        for i in range(MDS_RECORDS)
+    ]
+
+
+MDS_COLUMNS = ["a", "ad", "af", "b", "f", "i", "j", "s", "si", "u"]
+"""All but the images, whose bytes are PNG's."""
+
+_WAYS = {
+    "arrayrecord": _array_records,
+    "tfrecord": _tfrecords,
+    "parquet": _parquet,
+    "webdataset": _webdataset,
+}
