@@ -69,6 +69,7 @@ def worker(options: WorkerOptions) -> None:
     _log_to_stderr()
     running = Worker(options, pipelines=Pipelines(warm=True))
     running.start()
+    gc.collect()
     gc.freeze()  # TensorFlow's objects: to look through them took a third of processor time
     # A Python signal handler runs only in this thread, once that is back in the interpreter. So
     # it cannot set an event whose lock this thread holds. If another thread gets the signal, or

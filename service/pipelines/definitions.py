@@ -7,6 +7,8 @@ import json
 import subprocess
 from collections.abc import Iterable, Sequence
 
+from google.protobuf.message import DecodeError
+
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from ..processes import forebay, tied
@@ -51,12 +53,11 @@ def fingerprint(definition: ev.DatasetDefinition, stored: bytes) -> str:
 
 
 def has_no_code(stored: bytes) -> bool:
-    """Whether a Python dataset has nothing to unpickle: it reads files of records. Raises
-    InvalidArgument."""
+    """Whether a Python dataset has nothing to unpickle: it reads files of records."""
     try:
         dataset = python_pb2.PythonDataset.FromString(stored)
-    except ValueError as error:
-        raise InvalidArgument(f"the Python dataset does not parse: {error}") from error
+    except DecodeError:  # workers say so
+        return False
     return bool(dataset.files) and not (dataset.function or dataset.splits)
 
 

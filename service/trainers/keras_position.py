@@ -63,7 +63,10 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self.set_model(model)
         self.epoch = self.step = 0
         self._base = self._ended = 0  # steps before the epoch, and in it
-        self._in_epoch = self._in_fit = self._counts = False
+        self._in_epoch = self._counts = False
+        self._begins = False  # fit does, and Keras's callbacks restore what they have
+        self._in_fit = False  # also if fit has raised
+        self._was_loaded = False  # in fit
         self._restored: _Restored | None = None
         self._description = ""  # of the read, as a checkpoint has it
         self._read: OrderedRead | None = None  # the iteration that is open, or was last
@@ -129,7 +132,8 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 f"steps_per_execution={self.model.steps_per_execution} with a Position, which "
                 "counts each step: leave it at 1 in compile()"
             )
-        self._in_fit = self._counts = True
+        self._in_fit = self._counts = self._begins = True
+        self._was_loaded = False
         if self._restored is not None:
             self._find_epoch(self._restored)
             self.model._initial_epoch = self.epoch
@@ -153,14 +157,25 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self.epoch, self._base, self._ended = epoch, self.step, 0
-        self._in_epoch = True
+        self._in_epoch, self._begins = True, False
+        self.model._initial_epoch = None  # fit has read it
         if self._restored is not None:
             variables = self.model.metrics_variables
+            if len(variables) != len(self._restored.metrics):
+                raise FailedPrecondition(
+                    f"the checkpoint has {len(self._restored.metrics)} variables of metrics, and "
+                    f"the model {len(variables)}: compile it with the same metrics"
+                )
             for variable, value in zip(variables, self._restored.metrics, strict=True):
                 variable.assign(value)
             self._restored = None
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self._was_loaded:
+            raise FailedPrecondition(
+                "weights with a Position were loaded while fit was running, which goes on with "
+                "other data: load them before fit, or use model.set_weights"
+            )
         self.step = self._base + batch + 1
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -176,7 +191,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._counters = [(each, each.numpy()) for each in counting if "int" in each.dtype]
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._in_fit = False
+        self._in_fit = self._begins = False
         self.model._initial_epoch = None
 
     # -- of checkpoints -------------------------------------------------------------------------
@@ -209,11 +224,12 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         training begins."""
         if "state" not in store:
             return
-        if self._in_fit:
+        if self._begins:
             raise FailedPrecondition(
                 "BackupAndRestore has read its files behind the Position: give "
                 "callbacks=[backup, position]"
             )
+        self._was_loaded = self._in_fit
         state = json.loads(np.asarray(store["state"]).tobytes())
         self.epoch, self.step, self._ended = state["epoch"], state["step"], state["ended"]
         self._base = self.step - self._ended

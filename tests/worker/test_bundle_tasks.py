@@ -169,7 +169,7 @@ def test_bundles_are_run_as_they_are_asked_for(task: Task, pipelines: Fake) -> N
     assert not task.checksums.take(), "none of them was run from its beginning"
     assert pipelines.asked == [
         (SplitRange(30, 10, 0), 3, 7, 4),
-        (SplitRange(30, 10, 0), 3 + 2 * BUNDLES, 7, 4),
+        (SplitRange(30, 10, 2), 3 + 2 * BUNDLES, 7, 4),
         (SplitRange(last * 10, 7, 0), last, 7, 4),
     ]
 

@@ -58,7 +58,9 @@ class PythonPipeline:
         fork_server = fork_servers.of(dataset)
         if self._has_files:  # a message behind another one is merged into it
             stored += PythonDataset(iteration=iteration).SerializeToString()
-        most_idle = IDLE_READERS if self._has_files else self._processes
+        most_idle = self._processes
+        if self._has_files and not dataset.function:
+            most_idle = max(most_idle, IDLE_READERS)
         self._children = Children(fork_server, stored, structure, most_idle)
 
     def run(self, feed: SplitFeed | None) -> PythonRun:
