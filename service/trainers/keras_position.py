@@ -229,7 +229,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 "BackupAndRestore has read its files behind the Position: give "
                 "callbacks=[backup, position]"
             )
-        self._was_loaded = self._in_fit
+        self._was_loaded, self._in_epoch = self._in_fit, False
         state = json.loads(np.asarray(store["state"]).tobytes())
         self.epoch, self.step, self._ended = state["epoch"], state["step"], state["ended"]
         self._base = self.step - self._ended

@@ -199,6 +199,19 @@ def wrong(folder: pathlib.Path) -> None:
         "Epochs(dataset, position=position)",
         lambda: model.fit(zeros, zeros[:, 0], callbacks=[position]),
     )
+    path = str(folder / "b.weights.h5")
+    at_fourth = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batch < 3 or model.load_weights(path)
+    )
+    interrupting = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: model.save_weights(path) if batch < 3 else 1 / 0
+    )
+    model, position = model_of()
+    read = epochs(position)
+    refused("division", lambda: model.fit(read, callbacks=[position, interrupting], verbose=0))
+    model.load_weights(path)
+    assert position.step == 3
+    refused("while fit", lambda: model.fit(read, callbacks=[position, at_fourth], verbose=0))
     if BACKEND != "tensorflow":
         refused("start_step=3", lambda: epochs(position, start_step=3))
 
