@@ -323,7 +323,9 @@ class OrderedRead:
         if self.bundle_splits:
             mine.append(self.bundle_splits)
         step = (self.batch_size or 1) * self.num_consumers
-        begin = f"start_position={position}" if start_step is None else f"start_step={start_step}"
+        begin = f"start_position={position}"
+        if start_step is not None:  # it counts batches of another size, or of another dataset
+            begin = "start_position, in elements,"
         for what, saved, here in (
             ("dataset", state.get("dataset"), self.dataset),
             ("order (seed, shuffle, cycle_length, block_length, bundle_splits)",

@@ -136,7 +136,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._was_loaded = False
         if self._restored is not None:
             self._find_epoch(self._restored)
-            self.model._initial_epoch = self.epoch
+            self.model._initial_epoch = _InitialEpoch(self.epoch)
 
     def _find_epoch(self, restored: _Restored) -> None:
         """Behind an epoch's last step comes the next epoch. When it was saved, it may not have been
@@ -244,6 +244,13 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         others = {id(each) for each in self.model.non_trainable_weights}
         others |= {id(each) for each in self.model.metrics_variables}
         return [each for each in self.model.non_trainable_variables if id(each) not in others]
+
+
+class _InitialEpoch(int):
+    """Keras takes the argument of `fit` in the place of one that is false."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class _Restored:

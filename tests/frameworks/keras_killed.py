@@ -211,6 +211,9 @@ def wrong(folder: pathlib.Path) -> None:
     refused("division", lambda: model.fit(read, callbacks=[position, interrupting], verbose=0))
     model.load_weights(path)
     assert position.step == 3
+    model.fit(read, callbacks=[position], verbose=0, initial_epoch=1, epochs=2)
+    assert (position.epoch, position.step) == (2, 2 * EPOCH_STEPS)
+    model.load_weights(path)
     refused("while fit", lambda: model.fit(read, callbacks=[position, at_fourth], verbose=0))
     if BACKEND != "tensorflow":
         refused("start_step=3", lambda: epochs(position, start_step=3))
