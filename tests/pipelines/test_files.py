@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import resource
+import socket
 import struct
 import tarfile
 from collections.abc import Callable
@@ -511,3 +514,105 @@ def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
         with pytest.raises(error, match=said):
             register(paths, **how)
     assert decode(PythonDataset.FromString(register(tmp_path).python).files).format == "tfrecord"
+
+
+# Files that lie, or break, where they are read.
+
+
+def _mds(path: pathlib.Path, encodings: dict[str, str], rows: list[list[bytes]]) -> None:
+    """A shard whose columns have no fixed sizes."""
+    about = {
+        "column_names": [*encodings],
+        "column_encodings": [*encodings.values()],
+        "column_sizes": [None] * len(encodings),
+    }
+    head = json.dumps(about).encode()
+    samples = [struct.pack(f"<{len(row)}I", *map(len, row)) + b"".join(row) for row in rows]
+    begin = 4 * (len(rows) + 2) + len(head)
+    offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4").tobytes()
+    path.write_bytes(struct.pack("<I", len(rows)) + offsets + head + b"".join(samples))
+
+
+def _ndarray(values: Any) -> bytes:
+    array = np.array(values)
+    code = {"int32": 33, "float32": 34, "float64": 66}[array.dtype.name]
+    return (
+        bytes([code, array.ndim << 2 | 2])
+        + struct.pack(f"<{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_arrays_of_another_dtype_or_rank_are_never_cast(
+    register: Register,
+    tmp_path: pathlib.Path,
+    shuffled: bool,
+) -> None:
+    ints = [[_ndarray(np.array([1, 2], np.int32))]] * 2
+    for others in (np.array([1.5, 1.75], np.float32), np.array([[1, 2]], np.int32)):
+        _mds(tmp_path / "0.mds", {"a": "ndarray"}, ints)
+        _mds(tmp_path / "1.mds", {"a": "ndarray"}, [ints[0], [_ndarray(others)]])
+        request = register(
+            [tmp_path / "0.mds", tmp_path / "1.mds"], format="mds", shuffle_records=shuffled
+        )
+        with pytest.raises(ForebayError, match=r"1\.mds .*(float32|2 dimensions)"):
+            all_of(request)
+
+
+def test_files_are_read_with_few_descriptors(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that has other files open, too: those that are open are closed for others."""
+    records = written("tfrecord", tmp_path, [2] * 30)
+    request = register(tmp_path, shuffle_records=True, split_records=100)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    monkeypatch.setattr(reading, "OTHER_DESCRIPTORS", 0)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + 16, before[1]))
+        made = opened(request)
+        _take_descriptors(taken, but=16)
+        found = [one for block in made.blocks(0) for one in block.components[0].elements()]
+        assert len(made._open) < 8
+        socket.socket().close()
+        made.close()
+        _take_descriptors(taken, but=0)
+        with pytest.raises(FailedPrecondition, match="Too many open files"):
+            [*made.blocks(0)]
+    finally:
+        [*map(os.close, taken)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert sorted(found) == sorted(records)
+
+
+def _take_descriptors(taken: list[int], but: int) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    for _ in range(but):
+        os.close(taken.pop())
+
+
+def test_a_process_keeps_descriptors_for_sockets(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("tfrecord", tmp_path, [1])
+    request = register(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        assert opened(request)._most_open == (1024 - 64) // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_split_that_is_had_computes_nothing_again(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("tfrecord", tmp_path, [PAGE + 9])
+    made = opened(register(tmp_path, split_records=1000, map=len))
+    made.seed_generators("1 0 0")
+    assert made.seek(0, PAGE + 20) == PAGE + 9
+    assert [*made(0)] == []

@@ -48,8 +48,8 @@ def _opened(path: str) -> Any:
     try:
         return arrow.parquet.ParquetFile(path, page_checksum_verification=True)
     except (arrow.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the system
         raise Damaged(
             f"pyarrow cannot open it ({error}): it is cut, damaged or not closed by its writer. "
             "Write it again, or leave it out"

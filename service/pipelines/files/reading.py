@@ -10,6 +10,8 @@ can begin at any record: at most one page is computed again.
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import resource
 from collections import OrderedDict
@@ -22,7 +24,7 @@ from numpy import random as numpys_random
 from ....storage.errors import Corrupt
 from ... import generators
 from ...blocks import Block, Strings, merged, rank
-from ...errors import ForebayError, PipelineError
+from ...errors import FailedPrecondition, ForebayError, PipelineError
 from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
 from ...structure import assemble, leaves
@@ -31,8 +33,11 @@ from .formats import LARGE_BYTES, Damaged, Ints, RecordFile, steps
 from .known_formats import FORMATS
 
 MOST_OPEN = 4096
-"""Files that are open at a time, if the process may have twice as many descriptors. To open one
-anew for each few records took ten times as long as to read them."""
+"""Files that are open at a time, if the process may have so many descriptors. To open one anew for
+each few records took ten times as long as to read them."""
+
+OTHER_DESCRIPTORS = 64
+"""For what else the process has open. A file costs two descriptors, if it has an index."""
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
@@ -59,7 +64,7 @@ class FileRecords:
         self._record_bytes = size / max(1, int(self._starts[-1]))
         self._iteration = dataset.iteration
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
-        self._most_open = MOST_OPEN
+        self._limit_open()
         self._seed: str | None = None  # of the bundle
         self._sought = 0
         self.seed_generators(None)
@@ -76,12 +81,18 @@ class FileRecords:
     def setup(self) -> None:
         """Of the process, which is this object's alone."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * MOST_OPEN
+        wanted = 2 * MOST_OPEN + OTHER_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and soft < wanted:
             soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            self._most_open = max(1, min(MOST_OPEN, soft // 2))
+            self._limit_open()
         self.set_up_function()
+
+    def _limit_open(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = (soft - OTHER_DESCRIPTORS) // 2
+        self._most_open = MOST_OPEN if soft == resource.RLIM_INFINITY else min(MOST_OPEN, room)
+        self._most_open = max(1, self._most_open)
 
     def set_up_function(self) -> None:
         getattr(self._function, "setup", _nothing)()
@@ -106,7 +117,8 @@ class FileRecords:
         """The next call begins at a record of its split from which on `start` can be reached;
         returns its number there."""
         start = min(max(0, start), self.count(split))
-        self._sought = start - start % PAGE if self._seed is not None else start
+        paged = self._seed is not None and start < self.count(split)
+        self._sought = start - start % PAGE if paged else start
         return self._sought
 
     def __call__(self, split: int) -> Iterator[Any]:
@@ -131,9 +143,7 @@ class FileRecords:
         if first >= stop:
             return
         read = self._shuffled if self._manifest.shuffled else self._in_order
-        for block in read(first, stop):
-            self._require_registered(block)
-            yield block
+        yield from read(first, stop)
 
     def _in_order(self, first: int, stop: int) -> Iterator[Block]:
         number = int(np.searchsorted(self._starts, first, "right")) - 1
@@ -153,6 +163,7 @@ class FileRecords:
                 raise
             except Exception as error:
                 raise self._damaged(number, np.arange(first, stop), error) from error
+            self._require_registered(number, block)
             first += block.count
             yield block
 
@@ -176,26 +187,46 @@ class FileRecords:
     def _take(self, number: int, records: Ints) -> Block:
         file = self._file(number)
         try:
-            return file.take(records)
+            block = file.take(records)
         except ForebayError:
             raise
         except Exception as error:
             raise self._damaged(number, records, error) from error
+        self._require_registered(number, block)  # merged, it would be cast
+        return block
 
     def _file(self, number: int) -> RecordFile:
         """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        entry = self._manifest.files[number]
+        self._close_all_but(self._most_open - 1)
+        while True:
+            try:
+                file = self._open[number] = self._opened(self._manifest.files[number])
+                return file
+            except (ForebayError, OSError) as error:
+                if not self._open or not _lacks_descriptors(error):
+                    raise
+                self._most_open = max(1, len(self._open) // 2)
+                self._close_all_but(self._most_open - 1)
+
+    def _opened(self, entry: manifest.FileEntry) -> RecordFile:
+        """Raises FailedPrecondition, Corrupt."""
         manifest.require_same(entry)
         try:
-            file = self._open[number] = self._format.open(entry.path, self._manifest.options)
+            return self._format.open(entry.path, self._manifest.options)
         except (OSError, Damaged) as error:
-            raise Corrupt(f"{entry.path} cannot be opened: {error}", entry.path) from error
-        if len(self._open) > self._most_open:
+            said = f"{entry.path} cannot be opened: {error}"
+            if _lacks_descriptors(error):
+                raise FailedPrecondition(f"{said}. Raise `ulimit -n` of the process") from error
+            if _of_the_system(error):
+                raise FailedPrecondition(said) from error
+            raise Corrupt(said, entry.path) from error
+
+    def _close_all_but(self, last: int) -> None:
+        while len(self._open) > last:
             self._open.popitem(last=False)[1].close()
-        return file
 
     def _damaged(self, number: int, records: Ints, error: Exception) -> Corrupt:
         """Names the first record that cannot be read."""
@@ -215,8 +246,8 @@ class FileRecords:
             entry.path,
         )
 
-    def _require_registered(self, block: Block) -> None:
-        """Raises PipelineError if records are of other types than were registered."""
+    def _require_registered(self, number: int, block: Block) -> None:
+        """Raises PipelineError if records of a file are of other types than were registered."""
         for (path, dtype, dimensions), component in zip(
             self._fields, block.components, strict=True
         ):
@@ -225,14 +256,29 @@ class FileRecords:
             if (found, rank(component)) != (dtype, dimensions):
                 raise PipelineError(
                     "INVALID_ARGUMENT",
-                    f"records have {path or 'elements'} of {found} in {rank(component)} "
-                    f"dimensions, and were registered with {dtype} in {dimensions}: write files of "
-                    "one schema",
+                    f"{self._manifest.files[number].path} has records with "
+                    f"{path or 'elements'} of {found} in {rank(component)} dimensions, and they "
+                    f"were registered with {dtype} in {dimensions}: write files of one schema",
                 )
 
     def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+        self._close_all_but(0)
+
+
+def _of_the_system(error: BaseException) -> bool:
+    """Whether the machine, and not what is in the file, is at fault: no record is to blame."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and bool(error.errno))
+
+
+def _lacks_descriptors(error: BaseException | None) -> bool:
+    """Also if a library has said it in words, or an error came of another."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return True
+        if os.strerror(errno.EMFILE) in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _said(error: Exception) -> str:
