@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block
 from forebay.service.client import files as module
 from forebay.service.client.files import register_files
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
@@ -28,6 +29,7 @@ from forebay.service.pipelines.definitions import difference, has_no_code
 from forebay.service.pipelines.files import reading
 from forebay.service.pipelines.files.formats import Facts
 from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.files.parquet import ParquetRows
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -616,3 +618,77 @@ def test_a_split_that_is_had_computes_nothing_again(
     made.seed_generators("1 0 0")
     assert made.seek(0, PAGE + 20) == PAGE + 9
     assert [*made(0)] == []
+
+
+def blocks_of(request: pb.RegisterDatasetRequest) -> list[Block]:
+    return [*opened(request).blocks(0)]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_damaged_page_is_named_with_the_records_of_its_row_group(
+    register: Register, tmp_path: pathlib.Path, shuffled: bool
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"x": np.arange(40_000)}),
+        path,
+        row_group_size=10_000,
+        use_dictionary=False,
+        compression="NONE",
+        write_page_checksum=True,
+    )
+    request = register(path, shuffle_records=shuffled, split_records=40_000)
+    _damage(path, path.read_bytes().index(np.arange(25_000, 25_009).tobytes()))
+    with pytest.raises(Corrupt, match=f"a record from 20000 to 29999 of {path} cannot be read"):
+        all_of(request)
+
+
+def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: pathlib.Path) -> None:
+    written("tfrecord", tmp_path, [9])
+    made = opened(register(tmp_path))
+    assert [*made.blocks(0)]
+    with open("/proc/self/mem", "rb") as unreadable:
+        os.dup2(unreadable.fileno(), made._open[0]._descriptor)  # type: ignore[attr-defined]
+        with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
+            [*made.blocks(0)]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_blocks_of_parquet_are_bounded(
+    register: Register, tmp_path: pathlib.Path, shuffled: bool
+) -> None:
+    """Also of strings that are equal, which a file has once, and of names with a dot."""
+    path = tmp_path / "a.parquet"
+    texts = [str(number % 3) * 4000 for number in range(20_000)]
+    column = pa.array(texts)
+    for text in (column, column.dictionary_encode(), pa.array([[one] for one in texts])):
+        pq.write_table(pa.table({"a.b": text, "n": np.arange(20_000)}), path)
+        request = register(path, shuffle_records=shuffled, split_records=20_000)
+        blocks = blocks_of(request)
+        assert max(block.payload_bytes for block in blocks) <= 20 << 20
+        numbers = np.concatenate([block.components[1].values for block in blocks])
+        if shuffled:
+            assert numbers.tolist() == permuted_many(np.arange(20_000), 20_000, 0, 0).tolist()
+        else:
+            assert numbers.tolist() == [*range(20_000)]
+        at = 0
+        for block in blocks:
+            (first,) = [next(block.components[0].elements())]
+            assert np.ravel(first)[0] == texts[numbers[at]].encode()
+            at += block.count
+
+
+def test_the_size_of_a_row_has_strings_of_a_name_with_a_dot(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a.b": [os.urandom(4000) for _ in range(9)], "a": [1] * 9}), path)
+    assert ParquetRows(str(path), {"columns": ["a", "a.b"]})._row_bytes >= 4000
+
+
+def test_a_value_for_nulls_that_does_not_fit_is_named(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": pa.array([1, None], pa.int8())}), path)
+    for value in (300, 2**70, "a"):
+        with pytest.raises(InvalidArgument, match=r"fill=\{'x': .* is no int8"):
+            register(path, fill={"x": value})

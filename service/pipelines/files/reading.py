@@ -11,6 +11,7 @@ can begin at any record: at most one page is computed again.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import resource
@@ -23,7 +24,7 @@ from numpy import random as numpys_random
 
 from ....storage.errors import Corrupt
 from ... import generators
-from ...blocks import Block, Strings, merged, rank
+from ...blocks import Block, Strings, merged, part, rank
 from ...errors import FailedPrecondition, ForebayError, PipelineError
 from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
@@ -41,6 +42,9 @@ OTHER_DESCRIPTORS = 64
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
+
+MOST_TRIES = 1 << 12
+"""Parts of a file in which a damaged record is sought."""
 
 
 class FileRecords:
@@ -177,12 +181,11 @@ class FileRecords:
             files = np.searchsorted(self._starts, records, "right") - 1
             by_file = np.argsort(files, kind="stable")
             numbers, begins = np.unique(files[by_file], return_index=True)
-            yield merged(
-                [
-                    (self._take(int(number), records[places] - self._starts[number]), places)
-                    for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
-                ]
-            )
+            found = [
+                (self._take(int(number), records[places] - self._starts[number]), places)
+                for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
+            ]
+            yield from _in_blocks(found, end - begin)
 
     def _take(self, number: int, records: Ints) -> Block:
         file = self._file(number)
@@ -228,23 +231,40 @@ class FileRecords:
         while len(self._open) > last:
             self._open.popitem(last=False)[1].close()
 
-    def _damaged(self, number: int, records: Ints, error: Exception) -> Corrupt:
-        """Names the first record that cannot be read."""
+    def _damaged(self, number: int, records: Ints, error: Exception) -> ForebayError:
+        """Names the first record that cannot be read, or the records that are read with it."""
         entry, file = self._manifest.files[number], self._open.pop(number)
-        for record in records:
-            try:
-                file.take(np.array([record]))
-            except Exception as failure:  # noqa: BLE001 - a library's reader may raise anything
-                error = failure
-                break
-        else:
-            record = records[0]
-        file.close()  # a library may give nothing more of it
+        try:
+            bad = None if _of_the_system(error) else self._first_bad(file, records)
+        finally:
+            file.close()  # a library may give nothing more of it
+        found, error = bad or (records, error)
+        first, last = int(found.min()), int(found.max())
+        if _of_the_system(error):
+            return FailedPrecondition(f"{entry.path} cannot be read: {_said(error)}")
+        if bad is None:
+            return FailedPrecondition(
+                f"records {first} to {last} of {entry.path} cannot be read at once: "
+                f"{_said(error)}. Register the files with smaller split_records, or write the file "
+                "again"
+            )
+        said = f"record {first}" if first == last else f"a record from {first} to {last}"
         return Corrupt(
-            f"record {record} of {entry.path} cannot be read: {_said(error)}. Write the file "
+            f"{said} of {entry.path} cannot be read: {_said(error)}. Write the file "
             "again, or register the others without it",
             entry.path,
         )
+
+    def _first_bad(self, file: RecordFile, records: Ints) -> tuple[Ints, Exception] | None:
+        for group in itertools.islice(file.parts(records), MOST_TRIES):
+            one_is_all = self._format.by_groups
+            if (error := _failure(file, group[:1] if one_is_all else group)) is None:
+                continue
+            for record in () if one_is_all else group:
+                if (alone := _failure(file, np.array([record]))) is not None:
+                    return np.array([record]), alone
+            return group, error
+        return None
 
     def _require_registered(self, number: int, block: Block) -> None:
         """Raises PipelineError if records of a file are of other types than were registered."""
@@ -263,6 +283,30 @@ class FileRecords:
 
     def close(self) -> None:
         self._close_all_but(0)
+
+
+def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
+    """Merged, in blocks of about LARGE_BYTES. The places of each part ascend."""
+    size = sum(block.payload_bytes for block, _ in parts)
+    blocks = min(count, -(-size // LARGE_BYTES))
+    if blocks < 2:
+        yield merged(parts)
+        return
+    for begin, end in itertools.pairwise(np.linspace(0, count, blocks + 1, dtype=int).tolist()):
+        cut = []
+        for block, places in parts:
+            low, high = np.searchsorted(places, [begin, end]).tolist()
+            if low < high:
+                cut.append((part(block, low, high - low), places[low:high] - begin))
+        yield merged(cut)
+
+
+def _failure(file: RecordFile, records: Ints) -> Exception | None:
+    try:
+        file.take(records)
+    except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+        return error
+    return None
 
 
 def _of_the_system(error: BaseException) -> bool:
