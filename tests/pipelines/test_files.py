@@ -692,3 +692,46 @@ def test_a_value_for_nulls_that_does_not_fit_is_named(
     for value in (300, 2**70, "a"):
         with pytest.raises(InvalidArgument, match=r"fill=\{'x': .* is no int8"):
             register(path, fill={"x": value})
+
+
+def test_an_mds_header_is_not_trusted(register: Register, tmp_path: pathlib.Path) -> None:
+    """Each is named, and nothing stays open."""
+    path = tmp_path / "a.mds"
+    before = len(os.listdir("/proc/self/fd"))
+
+    def refused(error: type[ForebayError], said: str, data: bytes | None = None) -> None:
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(error, match=f"{path}.*{said}"):
+            register(path)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    refused(Corrupt, "8 bytes, and says 4294967295 samples", struct.pack("<II", 2**32 - 1, 8))
+    refused(Corrupt, "ends 4 bytes before", b"")
+    _mds(path, {"a": "pkl"}, [[b"x"]])
+    refused(InvalidArgument, "column 'a' in encoding 'pkl'")
+    _mds(path, {"a": "ndarray:int16:x"}, [[b"x"]])
+    refused(Corrupt, "no MDS shard .*'x'")
+    _mds(path, {"a": "ndarray:what"}, [[b"x"]])
+    refused(Corrupt, "an array of 'what'")
+    for sample in (b"", b"\x07\x08", b"\x21\xff\xff", _ndarray([1.0])[:-1]):
+        _mds(path, {"a": "ndarray"}, [[sample]])
+        refused(Corrupt, "(no MDS shard|column 'a' has)")
+    _mds(path, {"a": "ndarray", "b": "str"}, [[b"x", b"y"]])
+    whole = path.read_bytes()
+    for old, new in (
+        (b"[null, null]", b"[null]      "),
+        (b"[null, null]", b"[-999, -999]"),
+        (b"[null, null]", b'["8888", 1] '),
+        (b'["a", "b"]', b"[     {}] "),
+        (b'["a", "b"]', b"[[8], [8]]"),
+        (b'"column_sizes"', b'"column_what_"'),
+        (b'{"column', b'["column'),
+    ):
+        assert old in whole
+        refused(Corrupt, "(no MDS shard|it has a column)", whole.replace(old, new))
+    back = struct.pack("<I", struct.unpack_from("<I", whole, 8)[0] - 1)
+    refused(Corrupt, "says", whole[:8] + back + whole[12:])
+    _mds(path, {"a": "str"}, [[b"x"], [b"y"]])
+    whole = path.read_bytes()
+    refused(Corrupt, "do not follow", whole[:8] + struct.pack("<I", 2**31) + whole[12:])
