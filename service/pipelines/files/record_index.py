@@ -73,7 +73,7 @@ def made(path: str, options: Options, walk: Walk) -> Array:
         os.makedirs(os.path.dirname(index), exist_ok=True)
         with open(new, "xb") as file:
             file.write(_HEAD.pack(_MAGIC, *head, len(offsets) - 1, _checksum(values)))
-            file.write(values)
+            offsets.tofile(file)
             file.flush()
             # Older than a change of the file since it was walked:
             os.utime(file.fileno(), ns=(changed_ns, changed_ns))
