@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import glob
 import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +73,8 @@ def register_files(
         A record of ArrayRecord and TFRecord is bytes, and a dict of others.
       columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
         default all.
-      fill: of Parquet, a value by column, in the place of nulls, which are refused otherwise.
+      fill: of Parquet, a value by column, in the place of nulls, which are refused otherwise: an
+        int, float, bool, str or bytes. Columns of lists have none.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
         is code, so workers need --allow-python. It may have `setup` and `teardown`.
       packages: as of `python_dataset`, for `map`.
@@ -115,7 +118,7 @@ def register_files(
         options=options,
     )
     if shuffle_records and found.cuts:
-        times = min(len(of_files.cuts) - 1, found.records // max(1, len(found.cuts) - 1))
+        times = min(len(of_files.cuts) - 1, int(np.diff(found.cuts).max()))
         log.warning(
             "an epoch of shuffled records decodes each row group up to %d times: shuffle splits "
             "only, or write smaller row groups", times,
@@ -139,6 +142,11 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
     paths: list[str] = []
     for path in [os.fspath(one) for one in given]:
         matching = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
+        if not matching and re.match(r"[A-Za-z][\w+.-]*://", path):
+            raise InvalidArgument(
+                f"{path!r} is a URL, and workers read files of a file system: give a path where "
+                "they see it, mounted or copied"
+            )
         if not matching:
             raise NotFound(f"no file matches {path!r} here")
         for one in matching:
@@ -148,15 +156,19 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
             elif named in (None, "mds") and os.path.isfile(index):
                 paths += mds.shards_of(index)
             elif os.path.isdir(one):
-                paths += in_directory(one, named)
+                with _named(one):
+                    paths += in_directory(one, named)
             elif not one.endswith(record_index.SUFFIX):
                 paths.append(one)
     if not paths:
         raise NotFound(f"{given} has no files of {named or [*FORMATS]} here")
-    counted = collections.Counter(paths)
-    if twice := [path for path, number in counted.items() if number > 1]:
+    same = collections.Counter(map(os.path.realpath, paths))
+    if twice := [path for path in paths if same[os.path.realpath(path)] > 1]:
         raise InvalidArgument(f"{twice[: manifest.MANY]} are given more than once: leave one out")
-    found = named or next(filter(None, map(guessed, paths)), None)
+    found = named
+    for path in paths:
+        with _named(path):
+            found = found or guessed(path)
     if found is None:
         raise InvalidArgument(
             f"{paths[0]} is of no format that its first bytes or its name tell: it may be "
@@ -184,7 +196,52 @@ def _options(
             options[name] = value
             if of not in formats:
                 raise InvalidArgument(f"{name}={value!r} is for {[*formats]}, and this is {of!r}")
+    for name, value in options.get("fill", {}).items():
+        plain = options["fill"][name] = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(plain, int | float | str | bytes):  # a bool is an int
+            raise InvalidArgument(
+                f"fill={{{name!r}: {value!r:.50}}} is a {type(value).__name__}: give an int, "
+                "float, bool, str or bytes. Of times and dates it is an int in the column's unit; "
+                "columns of lists have none"
+            )
     return options
+
+
+_FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
+"""What stands for a null, by the kind of dtype."""
+
+
+def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
+    """Raises InvalidArgument for a column of lists, and for a value that would be converted to
+    another one."""
+    for name, node in structure.get("dict", ()):
+        if name not in fill:
+            continue
+        value = fill[name]
+        if node["shape"]:
+            raise InvalidArgument(
+                f"fill={{{name!r}: {value!r:.50}}}: that column of {path} has lists, which have "
+                "no fill: write them without nulls, or read other `columns`"
+            )
+        kind = "O" if node["tensor"] == "string" else np.dtype(node["tensor"]).kind
+        if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
+            raise InvalidArgument(
+                f"fill={{{name!r}: {value!r:.50}}} is no {node['tensor']}, which that column of "
+                f"{path} is: give one"
+            )
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Raises NotFound or FailedPrecondition for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
+        raise kind(
+            f"{error.filename or path} cannot be read: {error.strerror or error}. Make it "
+            "readable, or leave it out"
+        ) from error
 
 
 def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list[FileEntry], Facts]:
@@ -192,17 +249,27 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
     entries: list[FileEntry] = []
     cuts: list[int] = []
     of_first: tuple[str, Any] | None = None
+    fill = options.get("fill", {})
     for path in map(os.path.abspath, paths):
-        try:
-            facts = FORMATS[of].inspect(path, options)
+        with _named(path):
+            before = _state(path)
+            try:
+                facts = FORMATS[of].inspect(path, options)
+                _require_fill(path, facts.structure, fill)
+            except Damaged as error:
+                raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
+            except OverflowError as error:
+                raise InvalidArgument(
+                    f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
+                ) from error
             entries.append(manifest.entry_of(path, facts.records))
-        except Damaged as error:
-            raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
-        except OSError as error:
-            kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
-            raise kind(f"{path} cannot be read: {error.strerror or error}") from error
-        before = sum(cuts[-1:])
-        cuts += [before + cut for cut in facts.cuts]
+            if _state(path) != before:
+                raise FailedPrecondition(
+                    f"{path} was changed while it was being registered: register again, when it is "
+                    "no longer written"
+                )
+        of_earlier = sum(cuts[-1:])
+        cuts += [of_earlier + cut for cut in facts.cuts]
         if not facts.records:
             continue
         if of_first is None:
@@ -219,6 +286,11 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
         )
     total = sum(entry.records for entry in entries)
     return entries, Facts(total, of_first[1], cuts)
+
+
+def _state(path: str) -> tuple[FileEntry, int]:
+    """What shows a change. Raises OSError."""
+    return manifest.entry_of(path, 0), os.stat(path).st_mtime_ns
 
 
 def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bool) -> list[int]:

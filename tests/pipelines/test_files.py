@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import resource
+import socket
 import struct
 import tarfile
 from collections.abc import Callable
@@ -16,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block
 from forebay.service.client import files as module
 from forebay.service.client.files import register_files
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
@@ -25,6 +29,7 @@ from forebay.service.pipelines.definitions import difference, has_no_code
 from forebay.service.pipelines.files import reading
 from forebay.service.pipelines.files.formats import Facts
 from forebay.service.pipelines.files.manifest import decode
+from forebay.service.pipelines.files.parquet import ParquetRows
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
@@ -511,3 +516,222 @@ def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
         with pytest.raises(error, match=said):
             register(paths, **how)
     assert decode(PythonDataset.FromString(register(tmp_path).python).files).format == "tfrecord"
+
+
+# Files that lie, or break, where they are read.
+
+
+def _mds(path: pathlib.Path, encodings: dict[str, str], rows: list[list[bytes]]) -> None:
+    """A shard whose columns have no fixed sizes."""
+    about = {
+        "column_names": [*encodings],
+        "column_encodings": [*encodings.values()],
+        "column_sizes": [None] * len(encodings),
+    }
+    head = json.dumps(about).encode()
+    samples = [struct.pack(f"<{len(row)}I", *map(len, row)) + b"".join(row) for row in rows]
+    begin = 4 * (len(rows) + 2) + len(head)
+    offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4").tobytes()
+    path.write_bytes(struct.pack("<I", len(rows)) + offsets + head + b"".join(samples))
+
+
+def _ndarray(values: Any) -> bytes:
+    array = np.array(values)
+    code = {"int32": 33, "float32": 34, "float64": 66}[array.dtype.name]
+    return (
+        bytes([code, array.ndim << 2 | 2])
+        + struct.pack(f"<{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_arrays_of_another_dtype_or_rank_are_never_cast(
+    register: Register,
+    tmp_path: pathlib.Path,
+    shuffled: bool,
+) -> None:
+    ints = [[_ndarray(np.array([1, 2], np.int32))]] * 2
+    for others in (np.array([1.5, 1.75], np.float32), np.array([[1, 2]], np.int32)):
+        _mds(tmp_path / "0.mds", {"a": "ndarray"}, ints)
+        _mds(tmp_path / "1.mds", {"a": "ndarray"}, [ints[0], [_ndarray(others)]])
+        request = register(
+            [tmp_path / "0.mds", tmp_path / "1.mds"], format="mds", shuffle_records=shuffled
+        )
+        with pytest.raises(ForebayError, match=r"1\.mds .*(float32|2 dimensions)"):
+            all_of(request)
+
+
+def test_files_are_read_with_few_descriptors(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that has other files open, too: those that are open are closed for others."""
+    records = written("tfrecord", tmp_path, [2] * 30)
+    request = register(tmp_path, shuffle_records=True, split_records=100)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    monkeypatch.setattr(reading, "OTHER_DESCRIPTORS", 0)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + 16, before[1]))
+        made = opened(request)
+        _take_descriptors(taken, but=16)
+        found = [one for block in made.blocks(0) for one in block.components[0].elements()]
+        assert len(made._open) < 8
+        socket.socket().close()
+        made.close()
+        _take_descriptors(taken, but=0)
+        with pytest.raises(FailedPrecondition, match="Too many open files"):
+            [*made.blocks(0)]
+    finally:
+        [*map(os.close, taken)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert sorted(found) == sorted(records)
+
+
+def _take_descriptors(taken: list[int], but: int) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    for _ in range(but):
+        os.close(taken.pop())
+
+
+def test_a_process_keeps_descriptors_for_sockets(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("tfrecord", tmp_path, [1])
+    request = register(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        assert opened(request)._most_open == (1024 - 64) // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_split_that_is_had_computes_nothing_again(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    written("tfrecord", tmp_path, [PAGE + 9])
+    made = opened(register(tmp_path, split_records=1000, map=len))
+    made.seed_generators("1 0 0")
+    assert made.seek(0, PAGE + 20) == PAGE + 9
+    assert [*made(0)] == []
+
+
+def blocks_of(request: pb.RegisterDatasetRequest) -> list[Block]:
+    return [*opened(request).blocks(0)]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_damaged_page_is_named_with_the_records_of_its_row_group(
+    register: Register, tmp_path: pathlib.Path, shuffled: bool
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"x": np.arange(40_000)}),
+        path,
+        row_group_size=10_000,
+        use_dictionary=False,
+        compression="NONE",
+        write_page_checksum=True,
+    )
+    request = register(path, shuffle_records=shuffled, split_records=40_000)
+    _damage(path, path.read_bytes().index(np.arange(25_000, 25_009).tobytes()))
+    with pytest.raises(Corrupt, match=f"a record from 20000 to 29999 of {path} cannot be read"):
+        all_of(request)
+
+
+def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: pathlib.Path) -> None:
+    written("tfrecord", tmp_path, [9])
+    made = opened(register(tmp_path))
+    assert [*made.blocks(0)]
+    with open("/proc/self/mem", "rb") as unreadable:
+        os.dup2(unreadable.fileno(), made._open[0]._descriptor)  # type: ignore[attr-defined]
+        with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
+            [*made.blocks(0)]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_blocks_of_parquet_are_bounded(
+    register: Register, tmp_path: pathlib.Path, shuffled: bool
+) -> None:
+    """Also of strings that are equal, which a file has once, and of names with a dot."""
+    path = tmp_path / "a.parquet"
+    texts = [str(number % 3) * 4000 for number in range(20_000)]
+    column = pa.array(texts)
+    for text in (column, column.dictionary_encode(), pa.array([[one] for one in texts])):
+        pq.write_table(pa.table({"a.b": text, "n": np.arange(20_000)}), path)
+        request = register(path, shuffle_records=shuffled, split_records=20_000)
+        blocks = blocks_of(request)
+        assert max(block.payload_bytes for block in blocks) <= 20 << 20
+        numbers = np.concatenate([block.components[1].values for block in blocks])
+        if shuffled:
+            assert numbers.tolist() == permuted_many(np.arange(20_000), 20_000, 0, 0).tolist()
+        else:
+            assert numbers.tolist() == [*range(20_000)]
+        at = 0
+        for block in blocks:
+            (first,) = [next(block.components[0].elements())]
+            assert np.ravel(first)[0] == texts[numbers[at]].encode()
+            at += block.count
+
+
+def test_the_size_of_a_row_has_strings_of_a_name_with_a_dot(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a.b": [os.urandom(4000) for _ in range(9)], "a": [1] * 9}), path)
+    assert ParquetRows(str(path), {"columns": ["a", "a.b"]})._row_bytes >= 4000
+
+
+def test_a_value_for_nulls_that_does_not_fit_is_named(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": pa.array([1, None], pa.int8())}), path)
+    for value in (300, 2**70, "a"):
+        with pytest.raises(InvalidArgument, match=r"fill=\{'x': .* is no int8"):
+            register(path, fill={"x": value})
+
+
+def test_an_mds_header_is_not_trusted(register: Register, tmp_path: pathlib.Path) -> None:
+    """Each is named, and nothing stays open."""
+    path = tmp_path / "a.mds"
+    before = len(os.listdir("/proc/self/fd"))
+
+    def refused(error: type[ForebayError], said: str, data: bytes | None = None) -> None:
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(error, match=f"{path}.*{said}"):
+            register(path)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    refused(Corrupt, "8 bytes, and says 4294967295 samples", struct.pack("<II", 2**32 - 1, 8))
+    refused(Corrupt, "ends 4 bytes before", b"")
+    _mds(path, {"a": "pkl"}, [[b"x"]])
+    refused(InvalidArgument, "column 'a' in encoding 'pkl'")
+    _mds(path, {"a": "ndarray:int16:x"}, [[b"x"]])
+    refused(Corrupt, "no MDS shard .*'x'")
+    _mds(path, {"a": "ndarray:what"}, [[b"x"]])
+    refused(Corrupt, "an array of 'what'")
+    for sample in (b"", b"\x07\x08", b"\x21\xff\xff", _ndarray([1.0])[:-1]):
+        _mds(path, {"a": "ndarray"}, [[sample]])
+        refused(Corrupt, "(no MDS shard|column 'a' has)")
+    _mds(path, {"a": "ndarray", "b": "str"}, [[b"x", b"y"]])
+    whole = path.read_bytes()
+    for old, new in (
+        (b"[null, null]", b"[null]      "),
+        (b"[null, null]", b"[-999, -999]"),
+        (b"[null, null]", b'["8888", 1] '),
+        (b'["a", "b"]', b"[     {}] "),
+        (b'["a", "b"]', b"[[8], [8]]"),
+        (b'"column_sizes"', b'"column_what_"'),
+        (b'{"column', b'["column'),
+    ):
+        assert old in whole
+        refused(Corrupt, "(no MDS shard|it has a column)", whole.replace(old, new))
+    back = struct.pack("<I", struct.unpack_from("<I", whole, 8)[0] - 1)
+    refused(Corrupt, "says", whole[:8] + back + whole[12:])
+    _mds(path, {"a": "str"}, [[b"x"], [b"y"]])
+    whole = path.read_bytes()
+    refused(Corrupt, "do not follow", whole[:8] + struct.pack("<I", 2**31) + whole[12:])

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +23,8 @@ Options = dict[str, Any]
 FIRST_BYTES, BLOCK_BYTES, LARGE_BYTES = 256 << 10, 2 << 20, 8 << 20
 """About the size of a range's first block, and of later ones. Blocks are large where a block costs
 much: of shuffled records, of which each file gives a few, and of many columns."""
+
+PART_RECORDS = 64
 
 TEXT: Node = {"tensor": "string", "shape": []}
 
@@ -49,6 +51,10 @@ class RecordFile(Protocol):
 
     def take(self, records: Ints) -> Block:
         """Records in this order, which may be any; at least one."""
+        ...
+
+    def parts(self, records: Ints) -> Iterable[Ints]:
+        """These records, in groups that are read at once."""
         ...
 
     def close(self) -> None: ...
@@ -80,6 +86,9 @@ class NumberedFile(ABC):
     def read(self, first: int, stop: int) -> Iterator[Block]:
         for begin, end in steps(first, stop, self._record_bytes):
             yield self.take(np.arange(begin, end))
+
+    def parts(self, records: Ints) -> Iterator[Ints]:
+        return (records[at : at + PART_RECORDS] for at in range(0, len(records), PART_RECORDS))
 
 
 def steps(

@@ -8,17 +8,19 @@ such as the bytes of a JPEG file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import operator
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ...blocks import Array, Block, Component
-from ...errors import InvalidArgument
+from ...errors import ForebayError, InvalidArgument
 from .formats import (
     TEXT,
     Damaged,
@@ -46,6 +48,11 @@ _DTYPES = {
     34: "float32", 64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
 """By the number that is written before an array."""
+
+
+_ABOUT_COLUMNS = ("names", "encodings", "sizes")
+
+_BAD = "cut, damaged or compressed. Write it again without compression, or leave it out"
 
 
 class MdsColumn(NamedTuple):
@@ -78,39 +85,63 @@ def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
     )
 
 
+@contextlib.contextmanager
+def _wrong_means_damaged() -> Iterator[None]:
+    """Whatever wrong bytes make of what is computed of them is Damaged."""
+    try:
+        yield
+    except (Damaged, ForebayError):
+        raise
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        raise Damaged(f"it is no MDS shard ({error!r:.100}): it is {_BAD}") from error
+
+
 class MdsShard(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
+        """Raises Damaged, InvalidArgument and OSError."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size = os.fstat(self._descriptor).st_size
-            self.samples = int.from_bytes(read_at(self._descriptor, 0, 4), "little")
-            head = 4 * (self.samples + 2)
-            self._offsets = np.frombuffer(read_at(self._descriptor, 4, head - 4), "<u4")
-            begin = int(self._offsets[0])
-            if int(self._offsets[-1]) != size or not head <= begin <= size:
-                raise Damaged(
-                    f"it has {size} bytes, and says {int(self._offsets[-1])}: it is cut or "
-                    "damaged. Write it again, or leave it out"
-                )
-            about = json.loads(read_at(self._descriptor, head, begin - head))
-            named = [about[f"column_{what}"] for what in ("names", "encodings", "sizes")]
-        except (ValueError, KeyError, TypeError) as error:
+            with _wrong_means_damaged():
+                begin, size = self._read_header(path, options)
+        except BaseException:
             os.close(self._descriptor)
-            if isinstance(error, Damaged):
-                raise
-            raise Damaged(
-                f"it is no MDS shard ({error!r:.100}): it is cut, damaged or compressed. Write it "
-                "again without compression, or leave it out"
-            ) from error
-        wanted = chosen(path, named[0], options)
+            raise
+        super().__init__((size - begin) / max(1, self.samples))
+
+    def _read_header(self, path: str, options: Options) -> tuple[int, int]:
+        """Returns where the samples begin, and end. Raises what it meets."""
+        size = os.fstat(self._descriptor).st_size
+        self.samples = int.from_bytes(read_at(self._descriptor, 0, 4), "little")
+        head = 4 * (self.samples + 2)
+        if head > size:
+            raise Damaged(f"it has {size} bytes, and says {self.samples} samples: it is {_BAD}")
+        self._offsets = np.frombuffer(read_at(self._descriptor, 4, head - 4), "<u4")
+        begin, end = int(self._offsets[0]), int(self._offsets[-1])
+        if end != size or not head <= begin <= size:
+            raise Damaged(f"it has {size} bytes, and says {end}: it is {_BAD}")
+        if (self._offsets[:-1] > self._offsets[1:]).any():
+            raise Damaged(f"its samples do not follow one another: it is {_BAD}")
+        about = json.loads(read_at(self._descriptor, head, begin - head))
+        columns = [*zip(*(about[f"column_{what}"] for what in _ABOUT_COLUMNS), strict=True)]
+        names = [name for name, _, _ in columns]
+        wanted = chosen(path, names, options)
+        for name, _, length in columns:
+            if not isinstance(name, str) or not (length is None or operator.index(length) >= 0):
+                raise Damaged(f"it has a column {name!r} of {length!r} bytes: it is {_BAD}")
         self.columns = [
             _column(path, *of) if of[0] in wanted else MdsColumn(of[0], of[2], "string", ())
-            for of in zip(*named, strict=True)
+            for of in columns
         ]
-        self._wanted = [[column.name for column in self.columns].index(name) for name in wanted]
-        sized = sum(column.size is None for column in self.columns)
-        self._sizes = struct.Struct(f"<{sized}I")
-        super().__init__((size - begin) / max(1, self.samples))
+        self._wanted = [names.index(name) for name in wanted]
+        self._sizes = struct.Struct(f"<{sum(column.size is None for column in self.columns)}I")
+        return begin, size
 
     def take(self, records: Ints) -> Block:
         values: list[list[bytes]] = [[] for _ in self.columns]
@@ -149,8 +180,10 @@ class MdsShard(NumberedFile):
         return {"tensor": dtype or "float32", "shape": [*(shape or ())]}
 
     def inspected(self) -> Facts:
+        """Raises Damaged."""
         columns = [self.columns[number] for number in self._wanted]
-        return Facts(self.samples, dict_of({one.name: self.node(one) for one in columns}))
+        with _wrong_means_damaged():
+            return Facts(self.samples, dict_of({one.name: self.node(one) for one in columns}))
 
     def close(self) -> None:
         os.close(self._descriptor)

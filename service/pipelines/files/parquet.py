@@ -29,6 +29,9 @@ from .formats import (
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """Arrow's names."""
 
+_NOT_OF_A_TYPE = (ValueError, TypeError, OverflowError, NotImplementedError, AttributeError)
+"""What pyarrow raises for a value that a type cannot have; its own errors are among them."""
+
 
 def _pyarrow(path: str) -> Any:
     try:
@@ -48,8 +51,8 @@ def _opened(path: str) -> Any:
     try:
         return arrow.parquet.ParquetFile(path, page_checksum_verification=True)
     except (arrow.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the system
         raise Damaged(
             f"pyarrow cannot open it ({error}): it is cut, damaged or not closed by its writer. "
             "Write it again, or leave it out"
@@ -84,7 +87,7 @@ def _require_fill(path: str, kinds: dict[str, Any], fill: dict[str, Any]) -> Non
             )
         try:
             arrow.scalar(value, kinds[name])
-        except (arrow.ArrowException, TypeError) as error:
+        except _NOT_OF_A_TYPE as error:
             raise InvalidArgument(
                 f"fill={{{name!r}: {value!r:.50}}} is no {kinds[name]}, which that column of "
                 f"{path} is: give one"
@@ -179,7 +182,7 @@ class ParquetRows:
             size += sum(
                 column.total_uncompressed_size / about.num_rows
                 for column in columns
-                if column.path_in_schema.partition(".")[0] in varying
+                if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in varying)
             )
         return size
 
@@ -197,21 +200,31 @@ class ParquetRows:
             low, high = max(0, first - at), min(batch.num_rows, stop - at)
             at += batch.num_rows
             if low < high:
-                yield self._block(batch.slice(low, high - low))
+                yield from map(self._block, _cut(batch.slice(low, high - low)))
 
     def take(self, records: Ints) -> Block:
         arrow = _pyarrow(self._path)
+        tables = []
+        for number, places in self._by_group(records):
+            table = self._file.read_row_group(number, columns=self._columns, use_threads=False)
+            table = table.cast(_wide(table.schema))  # or the rows may be too many bytes for one
+            tables.append(table.take(arrow.array(records[places] - self._starts[number])))
+        order = np.concatenate([places for _, places in self._by_group(records)])
+        places = np.empty(len(records), np.int64)
+        places[order] = np.arange(len(records))
+        table = arrow.concat_tables(tables).take(arrow.array(places)).combine_chunks()
+        (batch,) = table.to_batches()
+        return self._block(batch)
+
+    def parts(self, records: Ints) -> list[Ints]:
+        return [records[places] for _, places in self._by_group(records)]
+
+    def _by_group(self, records: Ints) -> list[tuple[int, Ints]]:
+        """Row groups, and where the records of each are."""
         groups = np.searchsorted(self._starts, records, "right") - 1
         by_group = np.argsort(groups, kind="stable")
         numbers, begins = np.unique(groups[by_group], return_index=True)
-        tables = []
-        for number, places in zip(numbers.tolist(), np.split(by_group, begins[1:]), strict=True):
-            table = self._file.read_row_group(number, columns=self._columns, use_threads=False)
-            tables.append(table.take(arrow.array(records[places] - self._starts[number])))
-        places = np.empty(len(records), np.int64)
-        places[by_group] = np.arange(len(records))
-        table = arrow.concat_tables(tables).take(arrow.array(places)).combine_chunks()
-        return self._block(table.to_batches()[0])
+        return [*zip(numbers.tolist(), np.split(by_group, begins[1:]), strict=True)]
 
     def _block(self, batch: Any) -> Block:
         named = [(name, batch.column(name)) for name in self._columns]
@@ -220,7 +233,13 @@ class ParquetRows:
     def _component(self, name: str, column: Any) -> Component:
         arrow = _pyarrow(self._path)
         if name in self._fill:
-            column = column.fill_null(arrow.scalar(self._fill[name], column.type))
+            try:
+                column = column.fill_null(arrow.scalar(self._fill[name], column.type))
+            except _NOT_OF_A_TYPE as error:
+                raise InvalidArgument(
+                    f"fill={{{name!r}: {self._fill[name]!r:.50}}} fits no {column.type}, which "
+                    f"that column of {self._path} is ({error}): give another one"
+                ) from error
         _require_no_nulls(self._path, name, column.null_count)
         if arrow.types.is_dictionary(column.type):
             column = column.dictionary_decode()
@@ -242,6 +261,44 @@ class ParquetRows:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _cut(batch: Any) -> Iterator[Any]:
+    """Parts of a batch of up to about LARGE_BYTES: it may be larger than its file says."""
+    if batch.num_rows < 2 or sum(map(_bytes, batch.columns)) < 2 * LARGE_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _cut(batch.slice(0, half))
+    yield from _cut(batch.slice(half))
+
+
+def _bytes(column: Any) -> int:
+    """In a block."""
+    import pyarrow as arrow
+
+    if not arrow.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    values = column.dictionary
+    if not _is_text(values.type):
+        return len(column) * int(values.nbytes) // max(1, len(values))
+    lengths = arrow.compute.binary_length(values).take(column.indices)
+    return arrow.compute.sum(lengths).as_py() or 0
+
+
+def _wide(schema: Any) -> Any:
+    """The schema, with strings whose bytes may be more than 2 GiB."""
+    import pyarrow as arrow
+
+    for at, field in enumerate(schema):
+        kind = field.type
+        types = arrow.types
+        if _is_text(kind):
+            schema = schema.set(at, arrow.field(field.name, arrow.large_binary()))
+        elif (types.is_list(kind) or types.is_large_list(kind)) and _is_text(kind.value_type):
+            wide = arrow.large_list(arrow.large_binary())
+            schema = schema.set(at, arrow.field(field.name, wide))
+    return schema
 
 
 def _values(column: Any) -> Array | Strings:

@@ -10,6 +10,9 @@ can begin at any record: at most one page is computed again.
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import random
 import resource
 from collections import OrderedDict
@@ -21,8 +24,8 @@ from numpy import random as numpys_random
 
 from ....storage.errors import Corrupt
 from ... import generators
-from ...blocks import Block, Strings, merged, rank
-from ...errors import ForebayError, PipelineError
+from ...blocks import Block, Strings, merged, part, rank
+from ...errors import FailedPrecondition, ForebayError, PipelineError
 from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
 from ...structure import assemble, leaves
@@ -31,11 +34,17 @@ from .formats import LARGE_BYTES, Damaged, Ints, RecordFile, steps
 from .known_formats import FORMATS
 
 MOST_OPEN = 4096
-"""Files that are open at a time, if the process may have twice as many descriptors. To open one
-anew for each few records took ten times as long as to read them."""
+"""Files that are open at a time, if the process may have so many descriptors. To open one anew for
+each few records took ten times as long as to read them."""
+
+OTHER_DESCRIPTORS = 64
+"""For what else the process has open. A file costs two descriptors, if it has an index."""
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
+
+MOST_TRIES = 1 << 12
+"""Parts of a file in which a damaged record is sought."""
 
 
 class FileRecords:
@@ -59,7 +68,7 @@ class FileRecords:
         self._record_bytes = size / max(1, int(self._starts[-1]))
         self._iteration = dataset.iteration
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
-        self._most_open = MOST_OPEN
+        self._limit_open()
         self._seed: str | None = None  # of the bundle
         self._sought = 0
         self.seed_generators(None)
@@ -76,12 +85,18 @@ class FileRecords:
     def setup(self) -> None:
         """Of the process, which is this object's alone."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * MOST_OPEN
+        wanted = 2 * MOST_OPEN + OTHER_DESCRIPTORS
         if soft != resource.RLIM_INFINITY and soft < wanted:
             soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            self._most_open = max(1, min(MOST_OPEN, soft // 2))
+            self._limit_open()
         self.set_up_function()
+
+    def _limit_open(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = (soft - OTHER_DESCRIPTORS) // 2
+        self._most_open = MOST_OPEN if soft == resource.RLIM_INFINITY else min(MOST_OPEN, room)
+        self._most_open = max(1, self._most_open)
 
     def set_up_function(self) -> None:
         getattr(self._function, "setup", _nothing)()
@@ -106,7 +121,8 @@ class FileRecords:
         """The next call begins at a record of its split from which on `start` can be reached;
         returns its number there."""
         start = min(max(0, start), self.count(split))
-        self._sought = start - start % PAGE if self._seed is not None else start
+        paged = self._seed is not None and start < self.count(split)
+        self._sought = start - start % PAGE if paged else start
         return self._sought
 
     def __call__(self, split: int) -> Iterator[Any]:
@@ -131,9 +147,7 @@ class FileRecords:
         if first >= stop:
             return
         read = self._shuffled if self._manifest.shuffled else self._in_order
-        for block in read(first, stop):
-            self._require_registered(block)
-            yield block
+        yield from read(first, stop)
 
     def _in_order(self, first: int, stop: int) -> Iterator[Block]:
         number = int(np.searchsorted(self._starts, first, "right")) - 1
@@ -153,6 +167,7 @@ class FileRecords:
                 raise
             except Exception as error:
                 raise self._damaged(number, np.arange(first, stop), error) from error
+            self._require_registered(number, block)
             first += block.count
             yield block
 
@@ -166,57 +181,93 @@ class FileRecords:
             files = np.searchsorted(self._starts, records, "right") - 1
             by_file = np.argsort(files, kind="stable")
             numbers, begins = np.unique(files[by_file], return_index=True)
-            yield merged(
-                [
-                    (self._take(int(number), records[places] - self._starts[number]), places)
-                    for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
-                ]
-            )
+            found = [
+                (self._take(int(number), records[places] - self._starts[number]), places)
+                for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
+            ]
+            yield from _in_blocks(found, end - begin)
 
     def _take(self, number: int, records: Ints) -> Block:
         file = self._file(number)
         try:
-            return file.take(records)
+            block = file.take(records)
         except ForebayError:
             raise
         except Exception as error:
             raise self._damaged(number, records, error) from error
+        self._require_registered(number, block)  # merged, it would be cast
+        return block
 
     def _file(self, number: int) -> RecordFile:
         """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        entry = self._manifest.files[number]
+        self._close_all_but(self._most_open - 1)
+        while True:
+            try:
+                file = self._open[number] = self._opened(self._manifest.files[number])
+                return file
+            except (ForebayError, OSError) as error:
+                if not self._open or not _lacks_descriptors(error):
+                    raise
+                self._most_open = max(1, len(self._open) // 2)
+                self._close_all_but(self._most_open - 1)
+
+    def _opened(self, entry: manifest.FileEntry) -> RecordFile:
+        """Raises FailedPrecondition, Corrupt."""
         manifest.require_same(entry)
         try:
-            file = self._open[number] = self._format.open(entry.path, self._manifest.options)
+            return self._format.open(entry.path, self._manifest.options)
         except (OSError, Damaged) as error:
-            raise Corrupt(f"{entry.path} cannot be opened: {error}", entry.path) from error
-        if len(self._open) > self._most_open:
-            self._open.popitem(last=False)[1].close()
-        return file
+            said = f"{entry.path} cannot be opened: {error}"
+            if _lacks_descriptors(error):
+                raise FailedPrecondition(f"{said}. Raise `ulimit -n` of the process") from error
+            if _of_the_system(error):
+                raise FailedPrecondition(said) from error
+            raise Corrupt(said, entry.path) from error
 
-    def _damaged(self, number: int, records: Ints, error: Exception) -> Corrupt:
-        """Names the first record that cannot be read."""
+    def _close_all_but(self, last: int) -> None:
+        while len(self._open) > last:
+            self._open.popitem(last=False)[1].close()
+
+    def _damaged(self, number: int, records: Ints, error: Exception) -> ForebayError:
+        """Names the first record that cannot be read, or the records that are read with it."""
         entry, file = self._manifest.files[number], self._open.pop(number)
-        for record in records:
-            try:
-                file.take(np.array([record]))
-            except Exception as failure:  # noqa: BLE001 - a library's reader may raise anything
-                error = failure
-                break
-        else:
-            record = records[0]
-        file.close()  # a library may give nothing more of it
+        try:
+            bad = None if _of_the_system(error) else self._first_bad(file, records)
+        finally:
+            file.close()  # a library may give nothing more of it
+        found, error = bad or (records, error)
+        first, last = int(found.min()), int(found.max())
+        if _of_the_system(error):
+            return FailedPrecondition(f"{entry.path} cannot be read: {_said(error)}")
+        if bad is None:
+            return FailedPrecondition(
+                f"records {first} to {last} of {entry.path} cannot be read at once: "
+                f"{_said(error)}. Register the files with smaller split_records, or write the file "
+                "again"
+            )
+        said = f"record {first}" if first == last else f"a record from {first} to {last}"
         return Corrupt(
-            f"record {record} of {entry.path} cannot be read: {_said(error)}. Write the file "
+            f"{said} of {entry.path} cannot be read: {_said(error)}. Write the file "
             "again, or register the others without it",
             entry.path,
         )
 
-    def _require_registered(self, block: Block) -> None:
-        """Raises PipelineError if records are of other types than were registered."""
+    def _first_bad(self, file: RecordFile, records: Ints) -> tuple[Ints, Exception] | None:
+        for group in itertools.islice(file.parts(records), MOST_TRIES):
+            one_is_all = self._format.by_groups
+            if (error := _failure(file, group[:1] if one_is_all else group)) is None:
+                continue
+            for record in () if one_is_all else group:
+                if (alone := _failure(file, np.array([record]))) is not None:
+                    return np.array([record]), alone
+            return group, error
+        return None
+
+    def _require_registered(self, number: int, block: Block) -> None:
+        """Raises PipelineError if records of a file are of other types than were registered."""
         for (path, dtype, dimensions), component in zip(
             self._fields, block.components, strict=True
         ):
@@ -225,14 +276,53 @@ class FileRecords:
             if (found, rank(component)) != (dtype, dimensions):
                 raise PipelineError(
                     "INVALID_ARGUMENT",
-                    f"records have {path or 'elements'} of {found} in {rank(component)} "
-                    f"dimensions, and were registered with {dtype} in {dimensions}: write files of "
-                    "one schema",
+                    f"{self._manifest.files[number].path} has records with "
+                    f"{path or 'elements'} of {found} in {rank(component)} dimensions, and they "
+                    f"were registered with {dtype} in {dimensions}: write files of one schema",
                 )
 
     def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+        self._close_all_but(0)
+
+
+def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
+    """Merged, in blocks of about LARGE_BYTES. The places of each part ascend."""
+    size = sum(block.payload_bytes for block, _ in parts)
+    blocks = min(count, -(-size // LARGE_BYTES))
+    if blocks < 2:
+        yield merged(parts)
+        return
+    for begin, end in itertools.pairwise(np.linspace(0, count, blocks + 1, dtype=int).tolist()):
+        cut = []
+        for block, places in parts:
+            low, high = np.searchsorted(places, [begin, end]).tolist()
+            if low < high:
+                cut.append((part(block, low, high - low), places[low:high] - begin))
+        yield merged(cut)
+
+
+def _failure(file: RecordFile, records: Ints) -> Exception | None:
+    try:
+        file.take(records)
+    except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+        return error
+    return None
+
+
+def _of_the_system(error: BaseException) -> bool:
+    """Whether the machine, and not what is in the file, is at fault: no record is to blame."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and bool(error.errno))
+
+
+def _lacks_descriptors(error: BaseException | None) -> bool:
+    """Also if a library has said it in words, or an error came of another."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return True
+        if os.strerror(errno.EMFILE) in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _said(error: Exception) -> str:

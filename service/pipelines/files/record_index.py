@@ -1,20 +1,25 @@
 """Where the records of a file begin, for formats that do not say: a file beside it.
 
-It is written when the file is registered, and again if the file was changed. Workers read it under
-the same path. Only the parts that are used of it are in memory. Little-endian:
+It is written when the file is registered, and again if the file was changed or the index is
+damaged. Workers read it under the same path. Its checksum is compared when it is opened; then only
+the parts that are used of it are in memory. Little-endian:
 
     magic (8 bytes), fingerprint of the file (8), its size (u64), number of records n (u64),
+    CRC-32C of the offsets (u32), 4 zeros,
     n + 1 offsets (u64): of each record, and behind the last one
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import struct
 from array import array
 from collections.abc import Callable
 
 import numpy as np
+from google_crc32c import Checksum
 
 from ...blocks import Array
 from ...errors import InvalidArgument
@@ -22,8 +27,9 @@ from .formats import Damaged, Options
 from .manifest import fingerprint
 
 SUFFIX = ".forebay-index"
-_HEAD = struct.Struct("<8s8sQQ")
-_MAGIC = b"FBINDEX1"
+_HEAD = struct.Struct("<8s8sQQI4x")
+_MAGIC = b"FBINDEX2"
+_CHUNK = 1 << 17  # offsets whose checksum is computed at a time
 
 Walk = Callable[[int, int], "array[int]"]
 """The offsets of an open file of this size. Raises Damaged."""
@@ -44,8 +50,8 @@ def opened(path: str, options: Options) -> Array:
         found = _offsets(index, _head(file.fileno()))
     if found is None:
         raise Damaged(
-            f"its index {index} is not there, or of another file: register the files again, which "
-            "writes it, where workers see it under the same path"
+            f"its index {index} is not there, damaged, or of another file: register the files "
+            "again, which writes it, where workers see it under the same path"
         )
     return found
 
@@ -56,22 +62,32 @@ def made(path: str, options: Options, walk: Walk) -> Array:
     index = path_of(path, options)
     with open(path, "rb") as file:
         head = _head(file.fileno())
+        changed_ns = os.fstat(file.fileno()).st_mtime_ns
         found = _offsets(index, head)
-        if found is not None and os.stat(index).st_mtime_ns >= os.stat(path).st_mtime_ns:
+        if found is not None and os.stat(index).st_mtime_ns >= changed_ns:
             return found
         offsets = walk(file.fileno(), head[1])
+    values = np.frombuffer(offsets, np.uint64)
+    new = f"{index.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{SUFFIX}"
     try:
         os.makedirs(os.path.dirname(index), exist_ok=True)
-        with open(f"{index}.{os.getpid()}", "wb") as new:
-            new.write(_HEAD.pack(_MAGIC, *head, len(offsets) - 1))
-            offsets.tofile(new)
-        os.replace(new.name, index)
+        with open(new, "xb") as file:
+            file.write(_HEAD.pack(_MAGIC, *head, len(offsets) - 1, _checksum(values)))
+            offsets.tofile(file)
+            file.flush()
+            # Older than a change of the file since it was walked:
+            os.utime(file.fileno(), ns=(changed_ns, changed_ns))
+            os.fsync(file.fileno())
+        os.replace(new, index)
     except OSError as error:
         raise InvalidArgument(
             f"the index {index} cannot be written ({error.strerror}): give index_dir, a directory "
             "that workers see under the same path"
         ) from error
-    return np.frombuffer(offsets, np.uint64)
+    finally:
+        with contextlib.suppress(OSError):  # it has the index's name, unless there was an error
+            os.unlink(new)
+    return values
 
 
 def _head(descriptor: int) -> tuple[bytes, int]:
@@ -80,7 +96,7 @@ def _head(descriptor: int) -> tuple[bytes, int]:
 
 
 def _offsets(index: str, head: tuple[bytes, int]) -> Array | None:
-    """None if it is not there, or another file's."""
+    """None if it is not there, damaged, or another file's."""
     try:
         with open(index, "rb") as file:
             begin, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
@@ -88,7 +104,15 @@ def _offsets(index: str, head: tuple[bytes, int]) -> Array | None:
         return None
     if len(begin) < _HEAD.size:
         return None
-    magic, *of, records = _HEAD.unpack(begin)
+    magic, *of, records, checksum = _HEAD.unpack(begin)
     if magic != _MAGIC or (*of,) != head or size != _HEAD.size + 8 * (records + 1):
         return None
-    return np.memmap(index, "<u8", "r", _HEAD.size, (records + 1,))
+    offsets = np.memmap(index, "<u8", "r", _HEAD.size, (records + 1,))
+    return offsets if _checksum(offsets) == checksum else None
+
+
+def _checksum(offsets: Array) -> int:
+    found = Checksum()
+    for begin in range(0, len(offsets), _CHUNK):
+        found.update(offsets[begin : begin + _CHUNK].tobytes())
+    return int.from_bytes(found.digest(), "big")

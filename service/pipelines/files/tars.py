@@ -7,6 +7,7 @@ is in an index (record_index.py).
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -39,7 +40,7 @@ _META = re.compile(r"__[^/]*__($|/)")  # webdataset leaves such members out, too
 
 
 def _inspect(path: str, options: Options) -> Facts:
-    offsets = record_index.made(path, options, _walk)
+    offsets = record_index.made(path, options, functools.partial(_walk, path))
     if len(offsets) < 2:
         return Facts(0, dict_of({}))
     with open(path, "rb") as file:
@@ -49,7 +50,7 @@ def _inspect(path: str, options: Options) -> Facts:
     )
 
 
-def _walk(descriptor: int, size: int) -> array[int]:
+def _walk(path: str, descriptor: int, size: int) -> array[int]:
     """Where samples begin. Raises Damaged for a cut file, for samples that have other extensions
     than the first one, and for two members of one name."""
     offsets = array("Q")
@@ -63,13 +64,16 @@ def _walk(descriptor: int, size: int) -> array[int]:
         if last is None:
             return
         if len({*sample}) < len(sample):
-            raise InvalidArgument(f"sample {last!r} has two members of one extension: {sample}")
+            raise InvalidArgument(
+                f"{path}: sample {last!r} has two members of one extension, of {sample}: leave "
+                "one out, or rename it"
+            )
         if first is None:
             first = last, sorted(sample)
         elif sorted(sample) != first[1]:
             raise InvalidArgument(
-                f"sample {last!r} has {sorted(sample)}, and sample {first[0]!r} has {first[1]}: "
-                "write samples with the same extensions"
+                f"{path}: sample {last!r} has {sorted(sample)}, and sample {first[0]!r} has "
+                f"{first[1]}: write samples with the same extensions"
             )
 
     try:
@@ -77,14 +81,13 @@ def _walk(descriptor: int, size: int) -> array[int]:
             os.fdopen(os.dup(descriptor), "rb") as file,
             tarfile.open(fileobj=file, mode="r:") as tar,
         ):
-            for member in tar:
+            for member in _members(tar):
                 begin, end = end, member.offset_data + -(-member.size // 512) * 512
                 if end > size:
                     raise Damaged(
                         f"its member {member.name!r} is cut: it ends at byte {end}, and the file "
                         f"at {size}. Write it again, or leave it out"
                     )
-                tar.members = []  # type: ignore[attr-defined] # tarfile would keep all
                 if (named := _named(member)) is None:
                     continue
                 key, extension = named
@@ -105,6 +108,15 @@ def _walk(descriptor: int, size: int) -> array[int]:
     return offsets
 
 
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Raises TarError."""
+    for member in tar:
+        if member.size < 0:  # tarfile would go back, and never end (CVE-2025-8194)
+            raise tarfile.ReadError(f"member {member.name!r} has {member.size} bytes")
+        tar.members = []  # type: ignore[attr-defined] # tarfile would keep all
+        yield member
+
+
 def _named(member: tarfile.TarInfo) -> tuple[str, str] | None:
     """A member's key and extension; None if it belongs to no sample."""
     if not member.isreg() or _META.match(member.name):
@@ -118,7 +130,7 @@ def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
         key, sample = "", dict[str, bytes]()
         try:
             with tarfile.open(fileobj=io.BytesIO(part), mode="r:") as tar:
-                for member in tar:
+                for member in _members(tar):
                     if (named := _named(member)) is not None:
                         key, extension = named
                         begin = member.offset_data

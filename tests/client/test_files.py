@@ -1,0 +1,265 @@
+"""Registering files of records: what registration finds, leaves out, and refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import pathlib
+import tarfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from forebay.service.client import files as module
+from forebay.service.client.files import register_files
+from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
+from forebay.service.pipelines.files import record_index, tars, tfrecords
+from forebay.service.pipelines.files.formats import Damaged, Facts
+from forebay.service.pipelines.files.known_formats import FORMATS
+from forebay.service.pipelines.files.reading import FileRecords
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
+from forebay.storage.errors import Corrupt
+from forebay.storage.tfrecord import frame
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FileRecords]:
+    """`register_files`, and then what a worker has of it."""
+    sent: list[pb.RegisterDatasetRequest] = []
+
+    def keep(_: Any, request: pb.RegisterDatasetRequest) -> str:
+        sent.append(request)
+        return "id"
+
+    monkeypatch.setattr(module, "registered", keep)
+
+    def made(files: Any, **how: Any) -> FileRecords:
+        assert register_files("nobody:1", files, **how) == "id"
+        return FileRecords(PythonDataset.FromString(sent.pop().python))
+
+    return made
+
+
+Register = Callable[..., FileRecords]
+
+
+def count_of(records: FileRecords) -> int:
+    """Of the records that are read."""
+    return sum(block.count for split in records.splits for block in records.blocks(split))
+
+
+# An index.
+
+
+def test_a_damaged_index_is_named_and_made_again(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(frame(b"some") * 50)
+    index = tmp_path / "a.tfrecord.forebay-index"
+    records = register(path)
+    whole = index.read_bytes()
+    for damaged in (whole[:-80] + bytes(80), whole[:-1] + b"\1", whole[:40] + bytes(51 * 8)):
+        index.write_bytes(damaged)
+        with pytest.raises(Corrupt, match=f"its index {index} .*damaged.*register the files again"):
+            count_of(records)
+        assert count_of(register(path)) == 50
+        assert index.read_bytes() == whole
+
+
+def test_nothing_is_left_beside_an_index(register: Register, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train-0"
+    path.write_bytes(frame(b"some"))
+    index = tmp_path / "train-0.forebay-index"
+
+    def walk(descriptor: int, size: int) -> Any:
+        index.mkdir()  # so that no file can be renamed to it
+        return tfrecords._walk(descriptor, size)
+
+    with pytest.raises(InvalidArgument, match=f"the index {index} cannot be written"):
+        record_index.made(str(path), {}, walk)
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, index.name}
+    index.rmdir()
+    (tmp_path / "train-0.0123456789abcdef.forebay-index").touch()  # as of a killed process
+    for _ in range(2):
+        assert count_of(register(tmp_path / "train-*")) == 1
+
+
+def test_a_file_that_changes_while_its_index_is_made(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Its ends stay as they are, so only its time tells."""
+    path = tmp_path / "a.tfrecord"
+    ends = [frame(bytes(5000)), frame(bytes(5000))]
+    path.write_bytes(b"".join([ends[0], frame(b"12"), frame(b"3456"), ends[1]]))
+    os.utime(path, ns=(10**18, 10**18))
+
+    def walk(descriptor: int, size: int) -> Any:
+        found = tfrecords._walk(descriptor, size)
+        path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
+        return found
+
+    record_index.made(str(path), {}, walk)
+    assert count_of(register(path)) == 4
+
+
+def test_samples_that_cannot_be_read_name_their_tar(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.tar"
+    for names, said in (
+        (["a.x", "a.x"], "two members of one extension"),
+        (["a.x", "b.y"], "write samples with the same extensions"),
+    ):
+        with tarfile.open(path, "w") as tar:
+            for name in names:
+                tar.addfile(tarfile.TarInfo(name))
+        with pytest.raises(InvalidArgument, match=f"{path}: sample .*{said}"):
+            register(path)
+
+
+@pytest.mark.parametrize("size", [-1, -512, -1024, -(1 << 40)])
+def test_a_member_of_a_negative_size_is_refused(
+    register: Register, tmp_path: pathlib.Path, size: int
+) -> None:
+    """tarfile would go round for ever. Also of a part of a file that was damaged later."""
+    path = tmp_path / "a.tar"
+    for names in (["a.x"], ["a.x", "b.x"]):
+        with tarfile.open(path, "w") as tar:
+            for name in names:
+                tar.addfile(tarfile.TarInfo(name))
+        last = tarfile.TarInfo(names[-1])
+        last.size = size
+        with open(path, "r+b") as file:
+            file.seek(512 * (len(names) - 1))
+            file.write(last.tobuf(tarfile.GNU_FORMAT))
+        with pytest.raises(Corrupt, match=f"{path} .*has {size} bytes"):
+            register(path)
+        part = path.read_bytes()[512 * (len(names) - 1) :]
+        with pytest.raises(Damaged, match=f"has {size} bytes"):
+            [*tars._samples(iter([part]))]
+
+
+# What is registered.
+
+
+def test_a_file_that_is_written_while_it_is_registered(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(frame(b"some"))
+    tfrecord = FORMATS["tfrecord"]
+
+    def slowly(of: str, options: Any) -> Facts:
+        facts = tfrecord.inspect(of, options)
+        with path.open("ab") as file:
+            file.write(frame(b"more"))
+        return facts
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setitem(FORMATS, "tfrecord", tfrecord._replace(inspect=slowly))
+        with pytest.raises(FailedPrecondition, match=f"{path} was changed while .*register again"):
+            register(path)
+    assert count_of(register(path)) == 2
+
+
+def test_a_directory_with_links(register: Register, tmp_path: pathlib.Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "deep"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "a.tfrecord").write_bytes(frame(b"some") * 3)
+    (elsewhere / "up").symlink_to(elsewhere.parent)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "b.tfrecord").write_bytes(frame(b"some"))
+    (data / "_c.tfrecord").write_bytes(frame(b"some"))
+    (data / "link").symlink_to(elsewhere)
+    (data / "link2").symlink_to(elsewhere)
+    (data / "self").symlink_to(data)
+    assert count_of(register(data)) == 4
+    (data / "d.tfrecord").symlink_to(data / "b.tfrecord")
+    with pytest.raises(InvalidArgument, match=r"b\.tfrecord.*d\.tfrecord'\] are given more than"):
+        register(data)
+    (data / "d.tfrecord").unlink()
+    (data / "d.tfrecord").symlink_to(data / "nothing")
+    with pytest.raises(NotFound, match=r"d\.tfrecord cannot be read: No such file"):
+        register(data)
+
+
+def test_a_directory_that_cannot_be_read(register: Register, tmp_path: pathlib.Path) -> None:
+    """Its path is too long, which root cannot read, either."""
+    (tmp_path / "b.tfrecord").write_bytes(frame(b"some"))
+    folders = [os.open(tmp_path, os.O_RDONLY)]
+    try:
+        for _ in range(20):
+            os.mkdir("d" * 250, dir_fd=folders[-1])
+            folders.append(os.open("d" * 250, os.O_RDONLY, dir_fd=folders[-1]))
+        with pytest.raises(FailedPrecondition, match="d cannot be read: File name too long"):
+            register(tmp_path)
+    finally:
+        for folder in reversed(folders):
+            with contextlib.suppress(OSError):
+                os.rmdir("d" * 250, dir_fd=folder)
+            os.close(folder)
+
+
+def test_one_file_by_two_names_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"some"))
+    for other in (f"{tmp_path}/./a.tfrecord", os.path.relpath(tmp_path / "a.tfrecord")):
+        with pytest.raises(InvalidArgument, match="are given more than once: leave one out"):
+            register([tmp_path / "a.tfrecord", other])
+
+
+def test_urls_are_refused(register: Register) -> None:
+    for url in ("s3://bucket/a.tar", "file:///data/*.parquet", "https://host/{000..9}.tar"):
+        with pytest.raises(InvalidArgument, match="is a URL, and workers read files of"):
+            register(url)
+
+
+# Nulls of Parquet.
+
+
+def test_values_that_fill_nulls(register: Register, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.parquet"
+    types = {
+        "i": pa.int32(), "u": pa.uint64(), "f": pa.float32(), "b": pa.bool_(), "s": pa.string(),
+        "y": pa.binary(), "t": pa.timestamp("us"), "d": pa.date32(), "k": pa.string(),
+        "l": pa.list_(pa.uint8()), "p": pa.list_(pa.uint8(), 2), "n": pa.list_(pa.string()),
+    }  # fmt: skip
+    table = pa.table({name: pa.array([None, None], kind) for name, kind in types.items()})
+    table = table.set_column(8, "k", table["k"].dictionary_encode())
+    pq.write_table(table, path)
+    fill = {
+        "i": np.int32(-1), "u": np.uint8(7), "f": np.float32(0.5), "b": np.bool_(True),
+        "s": np.str_("none"), "y": np.bytes_(b"\0x"), "t": 10**15, "d": 3, "k": "kind",
+    }  # fmt: skip
+    records = register(path, columns=[*fill], fill=fill)
+    (block,) = records.blocks(0)
+    found = dict(zip(sorted(fill), ([*one.elements()][1] for one in block.components), strict=True))
+    assert found == fill | {"s": b"none", "k": b"kind"}
+    assert count_of(register(path, columns=["f"], fill={"f": 0})) == 2
+    wrong: dict[str, tuple[Any, ...]] = {
+        "i": (1.5, np.float64(2), True, "1", 2**31, 2**70, None),
+        "u": (-1,), "f": ("x", True), "b": (1,), "s": (1, b"\xff"), "y": (1,), "k": (1,),
+        "t": (1.5, datetime.datetime.fromtimestamp(0, datetime.UTC), np.datetime64(0, "us")),
+        "d": (datetime.date(2020, 1, 1),),
+        "l": (1, b"ab", [1], np.zeros(1)), "p": (1, b"ab", [1, 2]), "n": ("ab", ["ab"]),
+    }  # fmt: skip
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InvalidArgument, match=f"fill=.*{name!r}: "):
+                register(path, columns=[name], fill={name: value})
+
+
+def test_the_warning_says_how_often_a_row_group_is_decoded(
+    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b", "c"):
+        pq.write_table(pa.table({"x": range(20)}), tmp_path / f"{name}.parquet", row_group_size=10)
+    register(tmp_path, shuffle_records=True, split_records=2)
+    assert "decodes each row group up to 10 times" in caplog.text
