@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from ..pipelines.definitions import UNKNOWN_CARDINALITY
 from ..pipelines.files import manifest, mds, record_index
 from ..pipelines.files.formats import Damaged, Facts, written
-from ..pipelines.files.known_formats import FORMATS, guessed, in_directory
+from ..pipelines.files.known_formats import FORMATS, guessed, in_directory, suffixes_of
 from ..pipelines.files.manifest import FileEntry, Manifest
 from ..pipelines.files.reading import FileRecords
 from ..pipelines.python.inferred import element_spec_of, inferred
@@ -96,8 +96,10 @@ def register_files(
     without the format's library, Corrupt for a damaged file, and Unavailable.
     """
     check_compression(compression)
-    if split_records is not None and split_records < 1:
-        raise InvalidArgument(f"split_records={split_records}: give at least 1")
+    if split_records is not None and not (isinstance(split_records, int) and split_records > 0):
+        raise InvalidArgument(f"split_records={split_records!r}: give an integer, at least 1")
+    if not (isinstance(seed, int) and -(1 << 63) <= seed < 1 << 63):
+        raise InvalidArgument(f"seed={seed!r}: give an integer of 64 bits")
     paths, found_format = _resolved(files, format)
     options = _options(found_format, columns, fill, index_dir)
     entries, found = _inspected(paths, found_format, options)
@@ -161,7 +163,12 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
             elif not one.endswith(record_index.SUFFIX):
                 paths.append(one)
     if not paths:
-        raise NotFound(f"{given} has no files of {named or [*FORMATS]} here")
+        raise NotFound(
+            f"{given} has no files here whose names end in {[*suffixes_of(named)]}: give a pattern"
+        )
+    for path in paths:
+        if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe, which may wait
+            raise InvalidArgument(f"{path!r} is no file and no directory: leave it out")
     same = collections.Counter(map(os.path.realpath, paths))
     if twice := [path for path in paths if same[os.path.realpath(path)] > 1]:
         raise InvalidArgument(f"{twice[: manifest.MANY]} are given more than once: leave one out")
@@ -249,6 +256,7 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
     entries: list[FileEntry] = []
     cuts: list[int] = []
     of_first: tuple[str, Any] | None = None
+    times: Mapping[str, str] = {}
     fill = options.get("fill", {})
     for path in map(os.path.abspath, paths):
         with _named(path):
@@ -273,12 +281,17 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
         if not facts.records:
             continue
         if of_first is None:
-            of_first = path, facts.structure
+            of_first, times = (path, facts.structure), facts.times
         elif facts.structure != of_first[1]:
             raise InvalidArgument(
                 f"{path} has records of {describe(written(facts.structure))}, and {of_first[0]} of "
                 f"{describe(written(of_first[1]))}: register files of one schema together, or "
                 "`columns` that they have in common"
+            )
+        elif facts.times != times:
+            raise InvalidArgument(
+                f"{path} has columns of time {facts.times}, and {of_first[0]} {times}: write one "
+                "type, or read others by `columns`"
             )
     if of_first is None:
         raise InvalidArgument(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import os
 import pathlib
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable
 from typing import Any
@@ -263,3 +266,76 @@ def test_the_warning_says_how_often_a_row_group_is_decoded(
         pq.write_table(pa.table({"x": range(20)}), tmp_path / f"{name}.parquet", row_group_size=10)
     register(tmp_path, shuffle_records=True, split_records=2)
     assert "decodes each row group up to 10 times" in caplog.text
+
+
+# What two readers would understand differently.
+
+
+def test_a_sparse_member_is_refused(tmp_path: pathlib.Path, register: Register) -> None:
+    with open(tmp_path / "a.bin", "wb") as file:
+        file.truncate(1 << 20)
+        file.write(b"x")
+    subprocess.run(["tar", "-S", "-cf", "a.tar", "a.bin"], cwd=tmp_path, check=True)
+    with pytest.raises(InvalidArgument, match=r"a.tar: member 'a.bin' is sparse.*without --sparse"):
+        register(tmp_path / "a.tar")
+
+
+def test_a_second_archive_behind_the_first_is_refused(
+    tmp_path: pathlib.Path, register: Register
+) -> None:
+    whole = b""
+    for name in "ab":
+        with tarfile.open(tmp_path / "one.tar", "w") as tar:
+            tar.addfile(tarfile.TarInfo(f"{name}.txt"))
+        whole += (tmp_path / "one.tar").read_bytes()
+    (tmp_path / "two.tar").write_bytes(whole)
+    with pytest.raises(Corrupt, match="goes on behind the end of the archive"):
+        register(tmp_path / "two.tar")
+
+
+def test_an_index_of_another_tar_is_noticed_in_a_sample() -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("a.txt"))
+        tar.addfile(tarfile.TarInfo("b.txt"))
+    with pytest.raises(Damaged, match="samples 'a' and 'b': the index is of another file"):
+        list(tars._samples(iter([data.getvalue()])))
+
+
+def test_files_of_different_times_are_named(tmp_path: pathlib.Path, register: Register) -> None:
+    for unit in ("us", "ms"):
+        table = pa.table({"t": pa.array([1, 2], pa.timestamp(unit))})
+        pq.write_table(table, tmp_path / f"{unit}.parquet")
+    with pytest.raises(InvalidArgument, match=r"us.parquet .*\[us\].*\[ms\].*one type"):
+        register(tmp_path)
+
+
+def test_a_fill_that_would_be_rounded_is_refused(
+    tmp_path: pathlib.Path, register: Register
+) -> None:
+    pq.write_table(pa.table({"i": pa.array([1, None], pa.int64())}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidArgument, match=r"fill.*1\.5.*int64"):
+        register(tmp_path / "a.parquet", fill={"i": 1.5})
+
+
+def test_what_is_no_file_is_refused(tmp_path: pathlib.Path, register: Register) -> None:
+    os.mkfifo(tmp_path / "a.tfrecord")
+    with pytest.raises(InvalidArgument, match=r"a.tfrecord' is no file"):
+        register(tmp_path / "a.tfrecord")
+    with pytest.raises(InvalidArgument, match=r"a.tfrecord' is no file"):
+        register(tmp_path)
+    (tmp_path / "a.tfrecord").unlink()
+    with pytest.raises(NotFound, match=r"no files here whose names end in .*\.tfrecord"):
+        register(tmp_path)
+
+
+def test_a_directory_has_shards_and_what_indices_list(
+    tmp_path: pathlib.Path, register: Register
+) -> None:
+    for number in range(2):
+        name = tmp_path / f"x.tfrecord-0000{number}-of-00002"
+        name.write_bytes(frame(b"record"))
+    assert count_of(register(tmp_path)) == 2
+    shutil.copytree(pathlib.Path(__file__).parents[1] / "pipelines/mds", tmp_path / "mds/train")
+    shutil.copy(tmp_path / "mds/train/shard.00000.mds", tmp_path / "mds/train/stray.mds")
+    assert len(register(tmp_path / "mds")._manifest.files) == 4

@@ -192,7 +192,10 @@ def test_impossible_parts_with_a_checksum(parts: Any) -> None:
         ({"order": [1, 1, 16, 1, 0, 0]}, "another order"),
         ({"order": ["0", 1, 16, 1, 0, 0]}, "another order"),
         ({"order": [0, 0, 16, 1, 0, 0]}, "another order"),
-        ({"step": 2, "start_step": 3}, "another global batch.*give start_position, in elements, instead"),
+        (
+            {"step": 2, "start_step": 3},
+            "another global batch.*give start_position, in elements, instead",
+        ),
         ({"step": "1"}, "another global batch"),
     ],
 )

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +40,7 @@ class Facts(NamedTuple):
     structure: Node  # of a record
     cuts: Sequence[int] = ()
     """Before which records a split may begin, if not before any."""
+    times: Mapping[str, str] = {}  # columns of time, and what they are
 
 
 class RecordFile(Protocol):

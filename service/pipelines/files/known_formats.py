@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from . import array_records, mds, parquet, tars, tfrecords
@@ -24,15 +25,24 @@ def guessed(path: str) -> str | None:
     for name, format_ in FORMATS.items():
         if format_.is_it(begin):
             return name
-    return next((name for name, one in FORMATS.items() if path.endswith(one.suffixes)), None)
+    return next((name for name, one in FORMATS.items() if _ends_in(path, one.suffixes)), None)
 
 
 def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
     """The files of a format, or of any, below a directory, sorted; hidden ones are left out, and
     each directory is read once, under one of the names that links give it. Raises OSError."""
+    return sorted(_below(path, suffixes_of(format), set()))
+
+
+def suffixes_of(format: str | None) -> tuple[str, ...]:  # noqa: A002
+    """Of the files of a format, or of any."""
     formats = [FORMATS[format]] if format else FORMATS.values()
-    suffixes = tuple(suffix for one in formats for suffix in one.suffixes)
-    return sorted(_below(path, suffixes, set()))
+    return tuple(suffix for one in formats for suffix in one.suffixes)
+
+
+def _ends_in(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Also of a shard: data.tfrecord-00003-of-00010."""
+    return re.sub(r"-\d+-of-\d+$", "", name.lower()).endswith(suffixes)
 
 
 def _below(folder: str, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[str]:
@@ -40,10 +50,14 @@ def _below(folder: str, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -
     if (about.st_dev, about.st_ino) in seen:
         return
     seen.add((about.st_dev, about.st_ino))
+    index = os.path.join(folder, mds.INDEX)
+    if ".mds" in suffixes and os.path.isfile(index):
+        yield from mds.shards_of(index)
+        suffixes = tuple(suffix for suffix in suffixes if suffix != ".mds")
     with os.scandir(folder) as entries:
         shown = [entry for entry in entries if not entry.name.startswith((".", "_"))]
     for entry in sorted(shown, key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _below(entry.path, suffixes, seen)
-        elif entry.name.endswith(suffixes):
+        elif _ends_in(entry.name, suffixes):
             yield entry.path

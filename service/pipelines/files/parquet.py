@@ -74,7 +74,9 @@ def _inspect(path: str, options: Options) -> Facts:
                 if name in nodes and name not in fill and counted is not None:
                     _require_no_nulls(path, name, counted.null_count or 0)
         cuts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
-        return Facts(about.num_rows, dict_of(nodes), cuts)
+        kinds = {name: schema.field(name).type for name in columns}
+        times = {name: str(kind) for name, kind in kinds.items() if _is_time(kind)}
+        return Facts(about.num_rows, dict_of(nodes), cuts, times)
 
 
 def _require_fill(path: str, kinds: dict[str, Any], fill: dict[str, Any]) -> None:
@@ -134,6 +136,12 @@ def _dtype(kind: Any) -> str | None:
     if types.is_temporal(kind) and not types.is_interval(kind):
         return "int64"
     return None
+
+
+def _is_time(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_temporal(kind) or (_is_list(kind) and _is_time(kind.value_type)))
 
 
 def _is_text(kind: Any) -> bool:

@@ -35,6 +35,7 @@ from .formats import (
 )
 
 KEY = "__key__"
+_WINDOW_BYTES = 1 << 20
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")  # webdataset leaves such members out, too
 
@@ -82,6 +83,11 @@ def _walk(path: str, descriptor: int, size: int) -> array[int]:
             tarfile.open(fileobj=file, mode="r:") as tar,
         ):
             for member in _members(tar):
+                if member.issparse():
+                    raise InvalidArgument(
+                        f"{path}: member {member.name!r} is sparse, so its bytes are not in one "
+                        "piece: write the file again without --sparse"
+                    )
                 begin, end = end, member.offset_data + -(-member.size // 512) * 512
                 if end > size:
                     raise Damaged(
@@ -99,6 +105,12 @@ def _walk(path: str, descriptor: int, size: int) -> array[int]:
             require_equal()
         if os.pread(descriptor, 512, end).strip(b"\0"):  # tarfile takes it for the end
             raise tarfile.ReadError("no header of a member")
+        for at in range(end, size, _WINDOW_BYTES):
+            if os.pread(descriptor, _WINDOW_BYTES, at).strip(b"\0"):
+                raise Damaged(
+                    f"it goes on behind the end of the archive, byte {end}, perhaps with another "
+                    "archive: write each into a file of its own"
+                )
     except tarfile.TarError as error:
         raise Damaged(
             f"behind byte {end} it is no tar file ({error}): it is cut, damaged or compressed. "
@@ -132,6 +144,11 @@ def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
             with tarfile.open(fileobj=io.BytesIO(part), mode="r:") as tar:
                 for member in _members(tar):
                     if (named := _named(member)) is not None:
+                        if sample and named[0] != key:
+                            raise Damaged(
+                                f"it has samples {key!r} and {named[0]!r}: the index is of another "
+                                "file. Remove the index, and register the files again"
+                            )
                         key, extension = named
                         begin = member.offset_data
                         sample[extension] = part[begin : begin + member.size]

@@ -41,7 +41,7 @@ def _walk(descriptor: int, size: int) -> array[int]:
                 raise Damaged(
                     f"record {len(offsets) - 1}, at byte {at}, has no whole header: the file is "
                     "cut, damaged, compressed, or no TFRecord file. Write it again uncompressed, "
-                    f"or truncate it to {at} bytes"
+                    "or leave it out"
                 )
             length = lengths[header] = found
         at += _FRAME_BYTES + length
