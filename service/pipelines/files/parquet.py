@@ -29,6 +29,12 @@ from .formats import (
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """Arrow's names."""
 
+PROBED_ROWS = 256
+"""Rows that tell how large strings are that lie in a dictionary."""
+
+_DICTIONARY_BYTES = 2 << 20
+"""More than writers let a column's dictionary have."""
+
 _NOT_OF_A_TYPE = (ValueError, TypeError, OverflowError, NotImplementedError, AttributeError)
 """What pyarrow raises for a value that a type cannot have; its own errors are among them."""
 
@@ -174,6 +180,7 @@ class ParquetRows:
         sizes = [about.row_group(number).num_rows for number in range(about.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
         self._row_bytes = self._bytes_of_a_row()
+        self._probed = False  # a group's first rows
 
     def _bytes_of_a_row(self) -> float:
         """About so many in memory."""
@@ -190,13 +197,36 @@ class ParquetRows:
             size += sum(
                 column.total_uncompressed_size / about.num_rows
                 for column in columns
-                if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in varying)
+                if any(_is_of(column.path_in_schema, name) for name in varying)
             )
         return size
+
+    def _repeated_bytes(self, number: int) -> float:
+        """Of a row: strings of a row group that are there once for many rows, by its first rows."""
+        group = self._file.metadata.row_group(number)
+        most = _DICTIONARY_BYTES + 4 * group.num_rows
+        paths = [
+            column.path_in_schema
+            for column in map(group.column, range(group.num_columns))
+            if column.physical_type == "BYTE_ARRAY"
+            and column.has_dictionary_page
+            and column.total_uncompressed_size <= most
+        ]
+        named = [name for name in self._columns if any(_is_of(path, name) for path in paths)]
+        if not named:
+            return 0.0
+        batches = self._file.iter_batches(
+            PROBED_ROWS, row_groups=[number], columns=named, use_threads=False
+        )
+        batch = next(batches)
+        return float(sum(map(_bytes, batch.columns)) / max(1, batch.num_rows))
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         begin, end = np.searchsorted(self._starts, [first, stop - 1], "right").tolist()
         at, end_row = int(self._starts[begin - 1]), int(self._starts[end])
+        if not self._probed:
+            self._row_bytes = max(self._row_bytes, self._repeated_bytes(begin - 1))
+            self._probed = True
         blocks = -(-int((end_row - at) * self._row_bytes) // LARGE_BYTES)
         batches = self._file.iter_batches(
             -(-(end_row - at) // max(1, blocks)),  # of one size, so that memory is used again
@@ -269,6 +299,11 @@ class ParquetRows:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_of(path: str, name: str) -> bool:
+    """Whether a column of the file is of a column of the schema, whose name may have dots."""
+    return f"{path}.".startswith(f"{name}.")
 
 
 def _cut(batch: Any) -> Iterator[Any]:
