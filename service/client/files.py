@@ -153,15 +153,15 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
             raise NotFound(f"no file matches {path!r} here")
         for one in matching:
             index = os.path.join(one, mds.INDEX)
-            if os.path.basename(one) == mds.INDEX:
-                paths += mds.shards_of(one)
-            elif named in (None, "mds") and os.path.isfile(index):
-                paths += mds.shards_of(index)
-            elif os.path.isdir(one):
-                with _named(one):
+            with _named(one):
+                if os.path.basename(one) == mds.INDEX:
+                    paths += mds.shards_of(one)
+                elif named in (None, "mds") and os.path.isfile(index):
+                    paths += mds.shards_of(index)
+                elif os.path.isdir(one):
                     paths += in_directory(one, named)
-            elif not one.endswith(record_index.SUFFIX):
-                paths.append(one)
+                elif not one.endswith(record_index.SUFFIX):
+                    paths.append(one)
     if not paths:
         raise NotFound(
             f"{given} has no files here whose names end in {[*suffixes_of(named)]}: give a pattern"
