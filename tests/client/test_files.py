@@ -127,15 +127,6 @@ def test_samples_that_cannot_be_read_name_their_tar(
             register(path)
 
 
-def test_sparse_members_are_refused(register: Register, tmp_path: pathlib.Path) -> None:
-    """Their size is not that of their data."""
-    member = tarfile.TarInfo("a.x")
-    member.type = tarfile.GNUTYPE_SPARSE
-    (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    with pytest.raises(InvalidArgument, match=r"a\.tar: member 'a\.x' is sparse, .*--sparse"):
-        register(tmp_path)
-
-
 @pytest.mark.parametrize("size", [-1, -512, -1024, -(1 << 40)])
 def test_a_member_of_a_negative_size_is_refused(
     register: Register, tmp_path: pathlib.Path, size: int

@@ -94,11 +94,6 @@ def _walk(path: str, descriptor: int, size: int) -> array[int]:
                         f"its member {member.name!r} is cut: it ends at byte {end}, and the file "
                         f"at {size}. Write it again, or leave it out"
                     )
-                if member.issparse():
-                    raise InvalidArgument(
-                        f"{path}: member {member.name!r} is sparse, without its holes: write the "
-                        "tar file without --sparse"
-                    )
                 if (named := _named(member)) is None:
                     continue
                 key, extension = named
