@@ -265,17 +265,14 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
                 facts = FORMATS[of].inspect(path, options)
                 _require_fill(path, facts.structure, fill)
             except Damaged as error:
+                _require_unchanged(path, before)
                 raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
             except OverflowError as error:
                 raise InvalidArgument(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
                 ) from error
             entries.append(manifest.entry_of(path, facts.records))
-            if _state(path) != before:
-                raise FailedPrecondition(
-                    f"{path} was changed while it was being registered: register again, when it is "
-                    "no longer written"
-                )
+            _require_unchanged(path, before)
         of_earlier = sum(cuts[-1:])
         cuts += [of_earlier + cut for cut in facts.cuts]
         if not facts.records:
@@ -304,6 +301,15 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
 def _state(path: str) -> tuple[FileEntry, int]:
     """What shows a change. Raises OSError."""
     return manifest.entry_of(path, 0), os.stat(path).st_mtime_ns
+
+
+def _require_unchanged(path: str, before: tuple[FileEntry, int]) -> None:
+    """Raises FailedPrecondition, OSError."""
+    if _state(path) != before:
+        raise FailedPrecondition(
+            f"{path} was changed while it was being registered: register again, when it is no "
+            "longer written"
+        )
 
 
 def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bool) -> list[int]:
