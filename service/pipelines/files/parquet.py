@@ -243,11 +243,12 @@ class ParquetRows:
     def take(self, records: Ints) -> Block:
         arrow = _pyarrow(self._path)
         tables = []
-        for number, places in self._by_group(records):
+        groups = self._by_group(records)
+        for number, places in groups:
             table = self._file.read_row_group(number, columns=self._columns, use_threads=False)
             table = table.cast(_wide(table.schema))  # or the rows may be too many bytes for one
             tables.append(table.take(arrow.array(records[places] - self._starts[number])))
-        order = np.concatenate([places for _, places in self._by_group(records)])
+        order = np.concatenate([places for _, places in groups])
         places = np.empty(len(records), np.int64)
         places[order] = np.arange(len(records))
         table = arrow.concat_tables(tables).take(arrow.array(places)).combine_chunks()

@@ -208,7 +208,7 @@ class FileRecords:
             try:
                 file = self._open[number] = self._opened(self._manifest.files[number])
                 return file
-            except (ForebayError, OSError) as error:
+            except ForebayError as error:
                 if not self._open or not _lacks_descriptors(error):
                     raise
                 self._most_open = max(1, len(self._open) // 2)
@@ -216,13 +216,18 @@ class FileRecords:
 
     def _opened(self, entry: manifest.FileEntry) -> RecordFile:
         """Raises FailedPrecondition, Corrupt."""
-        manifest.require_same(entry)
         try:
+            manifest.require_same(entry)
             return self._format.open(entry.path, self._manifest.options)
-        except (OSError, Damaged) as error:
-            said = f"{entry.path} cannot be opened: {error}"
+        except (OSError, Damaged, FailedPrecondition) as error:
             if _lacks_descriptors(error):
-                raise FailedPrecondition(f"{said}. Raise `ulimit -n` of the process") from error
+                raise FailedPrecondition(
+                    f"{entry.path} cannot be opened, {os.strerror(errno.EMFILE)}: raise "
+                    "`ulimit -n` of the process"
+                ) from error
+            if isinstance(error, FailedPrecondition):
+                raise
+            said = f"{entry.path} cannot be opened: {error}"
             if _of_the_system(error):
                 raise FailedPrecondition(said) from error
             raise Corrupt(said, entry.path) from error
@@ -309,17 +314,23 @@ def _failure(file: RecordFile, records: Ints) -> Exception | None:
     return None
 
 
+_OF_THE_SYSTEM = [
+    os.strerror(code) for code in (errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EMFILE)
+]
+"""As a library that has its own errors says it."""
+
+
 def _of_the_system(error: BaseException) -> bool:
     """Whether the machine, and not what is in the file, is at fault: no record is to blame."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and bool(error.errno))
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
+        return True
+    return any(said in str(error) for said in _OF_THE_SYSTEM)
 
 
 def _lacks_descriptors(error: BaseException | None) -> bool:
     """Also if a library has said it in words, or an error came of another."""
     while error is not None:
-        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-            return True
-        if os.strerror(errno.EMFILE) in str(error):
+        if getattr(error, "errno", None) == errno.ENFILE or os.strerror(errno.EMFILE) in str(error):
             return True
         error = error.__cause__
     return False
