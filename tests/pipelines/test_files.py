@@ -682,6 +682,10 @@ def test_the_size_of_a_row_has_strings_of_a_name_with_a_dot(tmp_path: pathlib.Pa
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a.b": [os.urandom(4000) for _ in range(9)], "a": [1] * 9}), path)
     assert ParquetRows(str(path), {"columns": ["a", "a.b"]})._row_bytes >= 4000
+    pq.write_table(pa.table({"a.b": ["x" * 4000] * 9000}), path)  # which it has once
+    rows = ParquetRows(str(path), {"columns": ["a.b"]})
+    assert next(rows.read(0, 9000)).count < 9000
+    assert rows._row_bytes >= 4000
 
 
 def test_a_value_for_nulls_that_does_not_fit_is_named(
