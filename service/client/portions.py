@@ -25,6 +25,7 @@ ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
 
 _FIRST = np.zeros(1, np.int64)
+"""Where the element of a portion of one stands in it."""
 
 RECENT_BYTES = 8 << 20
 """About how many bytes that came last say how large elements are now."""
@@ -76,8 +77,9 @@ class Portions:
             size = 1
         for start in range(0, len(places), size):
             of_portion = places[start : start + size]
-            needs = [(int(of_portion[0]), _FIRST)]
-            if size > 1:
+            if size == 1:
+                needs = [(int(of_portion[0]), _FIRST)]
+            else:
                 needs = [(int(of_portion[at[0]]), at) for at in by_place(of_portion)]
             self._portions.append(_Portion(positions[start : start + size], needs))
 

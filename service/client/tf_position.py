@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
@@ -94,6 +94,7 @@ class _Read(tf.train.experimental.PythonState):  # type: ignore[misc]
         self.described = tf.compat.as_str(string_value)
 
 
+@runtime_checkable
 class KeepsPosition(Protocol):
     """Where the iterations of an ordered dataset begin."""
 
@@ -110,7 +111,7 @@ def taken_from(
     """The keyword arguments without an object as start_position, and this. Raises
     InvalidArgument."""
     position = order.get("start_position")
-    if not (hasattr(position, "begin") and hasattr(position, "describe")):
+    if not isinstance(position, KeepsPosition):
         return order, None
     if isinstance(position, OrderedPosition) and not add_position:
         raise InvalidArgument(

@@ -75,6 +75,9 @@ def made(length: int, *readers: Slice, output: BundlesOutput | None = None) -> B
     return output
 
 
+LONG_S = 2 * TIMEOUT_S
+"""Who is not woken looks again after this: too late."""
+
 TO_CANCEL: list[BundlesOutput] = []
 
 
@@ -179,13 +182,23 @@ def test_a_run_that_waits_for_its_readers_lets_another_begin(pool: ThreadPoolExe
     Reader(output, Slice(1, 0, (0, 10), until=10))
     Reader(output, Slice(2, 1, (0, 10), until=10))
     run = begun(output, 1)
-    next_one = pool.submit(output.next_run, 1, TIMEOUT_S)
+    next_one = pool.submit(output.next_run, 1, LONG_S)
     waiting = Waiting(pool, run, 1000)
     other = next_one.result(TIMEOUT_S)
     assert other is not None and other.number == 2
     output.cancel()
     with pytest.raises(OutputCancelled):
         waiting.done.result(TIMEOUT_S)
+
+
+def test_a_slice_wakes_the_thread_that_begins_runs(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput()
+    asking = pool.submit(output.next_run, 1, LONG_S)
+    while not output._may_begin._waiters:  # type: ignore[attr-defined]
+        threading.Event().wait(0.001)
+    Reader(output, Slice(1, runs=(0, 10), until=10))
+    run = asking.result(TIMEOUT_S)
+    assert run is not None and run.number == 1
 
 
 def test_a_run_that_nobody_awaits_is_not_begun() -> None:
@@ -596,7 +609,7 @@ def test_the_end_of_a_task_ends_all(pool: ThreadPoolExecutor, failed: bool) -> N
     reader = Reader(output, Slice(1, runs=(0, 10), until=10))
     run = begun(output)
     waiting = Waiting(pool, run, 100)
-    asking = pool.submit(output.next_run, 1, TIMEOUT_S)
+    asking = pool.submit(output.next_run, 1, LONG_S)
     free: list[bool] = []
 
     def has_lock() -> bool:
