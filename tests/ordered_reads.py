@@ -160,10 +160,12 @@ class Cluster:
 def stop_and_continue_worker(cluster: Cluster, number: int) -> At:
     """SIGSTOP before this number, and SIGCONT three seconds later."""
     paused = cluster.stopped_worker()
-    return {
-        number: paused.__enter__,
-        number + 1: threading.Timer(3, paused.__exit__, (None, None, None)).start,
-    }
+
+    def stop() -> None:
+        paused.__enter__()
+        threading.Timer(3, paused.__exit__, (None, None, None)).start()
+
+    return {number: stop}
 
 
 def uneven_numbers(splits: int) -> Any:
