@@ -107,7 +107,16 @@ PURE = {
 HARMLESS = PURE | {
     *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "errno", "importlib"),
     *("inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "urllib", "weakref"),
-    *("google_crc32c", "grpc_health", "lz4", "ml_dtypes", "numpy", "tenacity", "zstandard"),
+    *(
+        "google_crc32c",
+        "grpc_health",
+        "lz4",
+        "ml_dtypes",
+        "numpy",
+        "tenacity",
+        "zlib_ng",
+        "zstandard",
+    ),
 }
 POOLS = {"CancelledError", "Executor", "Future", "ThreadPoolExecutor", "TimeoutError"}
 ESCAPES = {  # (module, what it imports): why it does no harm that this is the real one in a run

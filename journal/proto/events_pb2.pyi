@@ -600,16 +600,16 @@ class LengthsLearned(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., bundle_splits: _Optional[int] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BundlesChecked(_message.Message):
-    __slots__ = ("job_id", "bundles", "checksums", "differing")
+    __slots__ = ("job_id", "bundles", "differing", "checksums")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     bundles: _containers.RepeatedScalarFieldContainer[int]
-    checksums: _containers.RepeatedScalarFieldContainer[int]
     differing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job_id: _Optional[int] = ..., bundles: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[int] = ..., bundles: _Optional[_Iterable[int]] = ..., differing: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BundlesClaimed(_message.Message):
     __slots__ = ("consumer_id", "places")

@@ -211,7 +211,7 @@ class OrderedMode(Mode):
                 self._ask_for_rounds((self._round + 1 + last) // 2, most)
                 return
             end = int(part[-1]) + 1
-        firsts = {place: self._planned(place) for place in set(places[planned:end].tolist())}
+        firsts = {place: self._planned(place) for place in _distinct(places[planned:end])}
         for place in firsts:
             if not self._slices.has_home(place):
                 self._begun.setdefault(place, firsts[place])
@@ -410,6 +410,12 @@ def _parts(indexes: Ints, at: Ints) -> list[Ints]:
         return [at] if len(at) else []
     firsts = np.flatnonzero(np.diff(indexes) != 1) + 1
     return np.split(at, firsts[MAX_SLICE_RUNS - 1 :: MAX_SLICE_RUNS])
+
+
+def _distinct(places: Ints) -> set[int]:
+    """These places, each once."""
+    changed = places[1:] != places[:-1]
+    return {*places[:1].tolist(), *places[1:][changed].tolist()}
 
 
 def _until_place(places: Ints, most: int) -> int:

@@ -1,4 +1,8 @@
-"""Portions: puts elements of several bundles together, in the order of the consumer's elements."""
+"""Portions: puts elements of several bundles together, in the order of the consumer's elements.
+
+Elements of one bundle that follow each other in that order are a *run*: they are given as they
+come.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,7 @@ UNKNOWN_PORTIONS = 8
 ALONE_BYTES = 32 << 10
 """Elements of this size and more are given one by one, as they came: a portion would copy them."""
 
-_FIRST = np.zeros(1, np.int64)
-"""Where the element of a portion of one stands in it."""
+_NONE = np.zeros(0, np.int64)
 
 RECENT_BYTES = 8 << 20
 """About how many bytes that came last say how large elements are now."""
@@ -38,6 +41,10 @@ class _Portion:
     positions: Ints
     needs: list[tuple[int, Ints]]  # places, and where their elements stand in the portion
     met: int = 0  # how many of the needs are met
+
+    @property
+    def is_run(self) -> bool:
+        return len(self.needs) == 1
 
 
 class Portions:
@@ -75,13 +82,18 @@ class Portions:
         size = min(self.fit(PORTION_BYTES) or unknown, MAX_PORTION)
         if self.fit(ALONE_BYTES) == 1:
             size = 1
-        for start in range(0, len(places), size):
-            of_portion = places[start : start + size]
-            if size == 1:
-                needs = [(int(of_portion[0]), _FIRST)]
+        ends = [*(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(places)]  # of runs
+        start = run = 0
+        while start < len(places):
+            if ends[run] - start >= size:
+                stop, needs = ends[run], [(int(places[start]), _NONE)]
             else:
-                needs = [(int(of_portion[at[0]]), at) for at in by_place(of_portion)]
-            self._portions.append(_Portion(positions[start : start + size], needs))
+                stop = min(start + size, len(places))
+                needs = [(int(places[start + at[0]]), at) for at in by_place(places[start:stop])]
+            self._portions.append(_Portion(positions[start:stop], needs))
+            start = stop
+            while run < len(ends) and ends[run] <= start:
+                run += 1
 
     def expect(self, request: Request) -> None:
         """The request brings elements of its place that follow those of the last one."""
@@ -151,7 +163,10 @@ class Portions:
     def take(self, limit: int) -> tuple[Block, Ints] | None:
         """The next elements before the position `limit` that are here, with their positions."""
         while not self._ready and self._portions and self._is_here(self._portions[0]):
-            self._ready.extend(self._assembled(self._portions.popleft()))
+            head = self._portions[0]
+            self._ready.extend(self._begin_of(head) if head.is_run else self._assembled(head))
+            if not len(head.positions):
+                self._portions.popleft()
         if not self._ready:
             return None
         block, positions = self._ready[0]
@@ -178,38 +193,44 @@ class Portions:
         return int(self._portions[0].positions[0]) if self._portions else MAX_INDEX
 
     def _is_here(self, portion: _Portion) -> bool:
-        """Whether all of the portion has come."""
+        """Whether all of the portion has come, or of a run its next element."""
         for place, at in portion.needs[portion.met :]:
-            missing = len(at)
+            missing = 1 if portion.is_run else len(at)
             for request in self._queues[place]:
                 missing -= sum(block.count for block in request.blocks) - request.given
                 if missing <= 0 or request.runs:
                     break
             if missing > 0:
                 return False
-            portion.met += 1
+            portion.met += not portion.is_run
         return True
+
+    def _begin_of(self, run: _Portion) -> Iterator[tuple[Block, Ints]]:
+        """The next elements of a run that have come: at most those of one block."""
+        ((place, _),) = run.needs
+        request = next(each for each in self._queues[place] if each.blocks)
+        count = request.blocks[0].count - request.given
+        given, run.positions = run.positions[:count], run.positions[count:]
+        for block, first, at in self._pop(place, given):
+            yield part(block, first, len(at)), given
 
     def _assembled(self, portion: _Portion) -> Iterator[tuple[Block, Ints]]:
         """The portion as blocks with the elements' positions: one block, unless elements are large,
         or their ranks differ."""
+        positions, portion.positions = portion.positions, _NONE
         parts = [each for place, at in portion.needs for each in self._pop(place, at)]
-        if len(portion.positions) == 1:
-            block, first, _ = parts[0]
-            yield part(block, first, 1), portion.positions
-            return
         ranks = {tuple(map(rank, block.components)) for block, _, _ in parts}
-        if len(ranks) == 1 and (self.fit(ALONE_BYTES) != 1 or len(parts) == 1):
+        if len(ranks) == 1 and self.fit(ALONE_BYTES) != 1:
             pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
-            yield merged(pieces), portion.positions
+            yield merged(pieces), positions
             return
         singles = {
             place: part(block, number, 1)
             for block, first, at in parts
             for number, place in enumerate(at.tolist(), first)
         }
-        for place in range(len(portion.positions)):
-            yield singles[place], portion.positions[place : place + 1]
+        for place in range(len(positions)):
+            yield singles[place], positions[place : place + 1]
 
     def _pop(self, place: int, at: Ints) -> Iterator[tuple[Block, int, Ints]]:
         """The next elements of a place: a block, the first of them in it, and where in `at` they
