@@ -64,9 +64,11 @@ def permuted_many(places: Ints, count: int, seed: int, epoch: int) -> Ints:
     for place in (places.min(), places.max()) if places.size else ():
         _check_place(int(place), count)
     keys, half = _round_keys(seed, epoch), _half_bits(count)
-    bundles: npt.NDArray[np.uint64] = _feistel(places.astype(np.uint64), half, keys)
-    while (outside := bundles >= count).any():
-        bundles[outside] = _feistel(bundles[outside], half, keys)
+    bundles: npt.NDArray[np.uint64] = _feistel_many(places.astype(np.uint64), half, keys)
+    outside = np.flatnonzero(bundles >= count)
+    while len(outside):
+        again = bundles[outside] = _feistel_many(bundles[outside], half, keys)
+        outside = outside[again >= count]
     return bundles.astype(np.int64)
 
 
@@ -80,8 +82,8 @@ def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, 64, 8))
 
 
-def _feistel(number: Any, half: int, keys: tuple[int, ...]) -> Any:
-    """Permute numbers of twice `half` bits: an int, or an array of uint64.
+def _feistel(number: int, half: int, keys: tuple[int, ...]) -> int:
+    """Permute numbers of twice `half` bits.
 
     Each round's function is the finalizer of SplitMix64.
     """
@@ -91,6 +93,22 @@ def _feistel(number: Any, half: int, keys: tuple[int, ...]) -> Any:
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
         left, right = right, left ^ ((mixed ^ (mixed >> 31)) >> (64 - half))
+    return (left << half) | right
+
+
+def _feistel_many(numbers: Any, half: int, keys: tuple[int, ...]) -> Any:
+    """`_feistel` of each number of an array of uint64. A new array for each step would take twice
+    as long."""
+    left, right = numbers >> half, numbers & ((1 << half) - 1)
+    mixed, shifted = np.empty_like(numbers), np.empty_like(numbers)
+    for key in keys:
+        np.add(right, key, mixed)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed ^= np.right_shift(mixed, shift, shifted)
+            mixed *= factor
+        mixed ^= np.right_shift(mixed, 31, shifted)
+        left ^= np.right_shift(mixed, 64 - half, mixed)
+        left, right = right, left
     return (left << half) | right
 
 

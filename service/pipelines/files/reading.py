@@ -176,8 +176,9 @@ class FileRecords:
         parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
         if self._format.by_groups:
             parts = iter([(first, stop)])
+        permuted = permuted_many(np.arange(first, stop), total, seed, epoch)
         for begin, end in parts:
-            records = permuted_many(np.arange(begin, end), total, seed, epoch)
+            records = permuted[begin - first : end - first]
             files = np.searchsorted(self._starts, records, "right") - 1
             by_file = np.argsort(files, kind="stable")
             numbers, begins = np.unique(files[by_file], return_index=True)

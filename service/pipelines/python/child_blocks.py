@@ -370,6 +370,8 @@ def _copied(field: Field, leaf: Any) -> Any:
     """A copy that the function cannot change. Raises Misfit."""
     if isinstance(leaf, IMMUTABLE):
         return leaf
+    if type(leaf) is np.ndarray and leaf.dtype != object:
+        return leaf.copy()  # as deepcopy does, in a fifth of the time
     try:
         if not isinstance(leaf, (np.ndarray, tuple, Mapping, *LISTS)):
             array = np.asarray(leaf)  # supports any buffer, such as a bytearray
