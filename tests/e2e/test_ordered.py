@@ -90,21 +90,22 @@ def kill_dispatcher(cluster: Cluster) -> At:
     return {5: cluster.dispatcher.kill, 20: cluster.dispatcher.restart}
 
 
-TROUBLES = [kill_worker, stop_worker, kill_dispatcher]
+def all_of_it(cluster: Cluster) -> At:
+    worker_stops = stop_and_continue_worker(cluster, 10)
+    return {5: cluster.replace_worker, **worker_stops, 15: cluster.dispatcher.kill,
+            20: cluster.dispatcher.restart, 25: cluster.replace_worker}  # fmt: skip
 
 
 @pytest.mark.usefixtures("small_windows")
 class TestTrouble:
-    @pytest.mark.parametrize("trouble", TROUBLES)
     @pytest.mark.parametrize(
-        ("workers", "consumers"),
+        ("workers", "consumers", "trouble"),
         [
-            (2, 3),
+            *((2, 3, trouble) for trouble in (kill_worker, stop_worker, kill_dispatcher)),
             *(
-                pytest.param(workers, consumers, marks=pytest.mark.long)
+                pytest.param(workers, consumers, all_of_it, marks=pytest.mark.long)
                 for workers in (1, 2, 4)
                 for consumers in (1, 2, 3, 6)
-                if (workers, consumers) != (2, 3)
             ),
         ],
     )
