@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..client.open_iterations import stopping
 from ..client.positions import OrderedRead
 from ..client.saved_states import opened, sealed
 from ..errors import FailedPrecondition, InvalidArgument
@@ -97,11 +98,14 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._read = ordered
 
     def end_epoch(self) -> None:
-        """The epoch's data have come to their end."""
+        """The epoch's data have come to their end, or a PreemptionHandler has ended them."""
         if not self._in_epoch:
             return
-        self._in_epoch = False
-        self.epoch += 1
+        if stopping.is_set():
+            self.model.stop_training = True  # `_find_epoch` finds out which it was
+        else:
+            self._in_epoch = False
+            self.epoch += 1
         if self.step > self._base + self._ended:
             self.step = self._base + self._ended
             for variable, value in self._counters:

@@ -40,17 +40,19 @@ def die() -> None:
 
 
 def lives(live: Callable[..., None], *arguments: Any) -> bool:
-    """Whether a process that calls this comes to its end. If not, it was killed."""
+    """Whether a process that calls this comes to its end. If not, it was killed, or preempted."""
     process = os.fork()
     if not process:
         try:
             live(*arguments)
             os._exit(0)
+        except SystemExit as preempted:
+            os._exit(preempted.code)
         finally:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    assert code in (0, -signal.SIGKILL), code
+    assert code in (0, -signal.SIGKILL, 143), code
     return code == 0
 
 
@@ -115,6 +117,8 @@ class Says(keras.callbacks.Callback):  # type: ignore[misc]
         self.said.write(json.dumps([self.epoch, self.position.step, logs]) + "\n")
         if self.kind == "step" and self.position.step == self.at:
             die()
+        if self.kind == "preempted" and self.position.step == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
         Weights.fatal = self.kind == "weights" and self.position.step >= self.at
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -166,6 +170,16 @@ def checkpointed(said: pathlib.Path, folder: pathlib.Path, ext: str, at: int) ->
         verbose=0,
         callbacks=callbacks,
     )
+
+
+def preempted(said: pathlib.Path, folder: pathlib.Path, at: int) -> None:
+    """SIGTERM comes behind a step. Keras saves at the ends of epochs, and that is one."""
+    model, position = model_of()
+    backup = keras.callbacks.BackupAndRestore(folder)
+    with service.PreemptionHandler(grace_period_s=60) as handler:
+        leave = keras.callbacks.LambdaCallback(on_epoch_end=handler.check)
+        callbacks = [backup, position, leave, Says(said, position, "preempted", at)]
+        model.fit(epochs(position), epochs=EPOCHS, verbose=0, callbacks=callbacks)
 
 
 def wrong(folder: pathlib.Path) -> None:
@@ -243,6 +257,13 @@ def main() -> None:
     found = what(said)
     assert "0 over" not in found, "killed between the last step and the end of its epoch"
     assert found | {"0 over": expected["0 over"]} == expected
+
+    said, saved = folder / "preempted", folder / "left"
+    for at in draw(1, EPOCH_STEPS - 1), EPOCH_STEPS, draw(EPOCH_STEPS + 1, STEPS - 1):
+        assert not lives(preempted, said, saved, at)
+    assert lives(preempted, said, saved, 0)
+    found = what(said)
+    assert {"0 over": expected["0 over"]} | found == expected
 
     for ext in (".keras", ".weights.h5"):
         said, saved = folder / f"checkpointed{ext}", folder / f"models{ext}"
