@@ -47,6 +47,7 @@ def lives(live: Callable[..., None], *arguments: Any) -> bool:
             live(*arguments)
             os._exit(0)
         except SystemExit as preempted:
+            assert isinstance(preempted.code, int)
             os._exit(preempted.code)
         finally:
             sys.excepthook(*sys.exc_info())
