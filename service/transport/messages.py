@@ -135,7 +135,9 @@ def encode_block(
     If the memory is new to the consumer, the caller sends the descriptor along and closes it. With
     `pack`, payloads may be compressed. `rest` cuts off the beginning that the consumer has.
     """
-    header = pb.Block(task_id=task_id, number=number, count=block.count)
+    message = pb.ToConsumer()
+    header = message.block
+    header.task_id, header.number, header.count = task_id, number, block.count
     if block.bundle is not None:
         header.bundle = block.bundle
     if block.index:
@@ -172,7 +174,7 @@ def encode_block(
     payload = frames.padded(payload)
     if rest is not None and lent is None:
         header.resumes_at, payload = rest(header.packed.codec, payload)
-    frame = frames.encode_padded(pb.ToConsumer(block=header).SerializeToString(), payload)
+    frame = frames.encode_padded(message.SerializeToString(), payload)
     return frame, None if lent is None else lent.descriptor
 
 
