@@ -108,6 +108,32 @@ def test_two_are_preempted_and_one_survives(
         assert not late(dispatcher.target, dataset_id), "the survivor has taken over everything"
 
 
+@pytest.mark.long
+def test_who_reads_in_order_goes_on_behind_its_last_step(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+) -> None:
+    """Nothing is handed back: what was not used is read again, from the checkpoint on."""
+    dice = random.Random(5)
+    with WorkerProcess(dispatcher.address), WorkerProcess(dispatcher.address):
+        dataset_id = numbers(dispatcher.target)
+        expected: list[int] = []
+        for position in 0, ELEMENTS:
+            order: Any = {"seed": 3, "bundle_splits": 20, "start_position": position}
+            with service.read(dispatcher.target, dataset_id, ordered=True, **order) as epoch:
+                expected += [int(elements[0]) for elements in epoch]
+        path = tmp_path / "0"
+        for more in *(dice.randrange(10, 300) for _ in range(3)), None:
+            trainer = Trainer("in order", dispatcher.target, dataset_id, path, 0)
+            if more is not None:
+                enough = len(trainer.elements()) + more
+                wait_until(lambda t=trainer, n=enough: len(t.elements()) > n)
+                trainer.process.send_signal(signal.SIGTERM)
+            assert trainer.end() == (0 if more is None else 143)
+            assert trainer.elements() == expected[: len(trainer.elements())]
+        assert trainer.elements() == expected
+        assert trainer.lines().count("saved") == 3
+
+
 def test_who_waits_for_data_saves_and_exits(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path
 ) -> None:
