@@ -17,6 +17,7 @@ import pytest
 from . import hypothesis_profiles as hypothesis_profiles  # registers them
 
 if TYPE_CHECKING:
+    from .postgres_server import PostgresServer
     from .stock import DispatcherProcess
 
 # Read by TensorFlow when it is first imported, here and in the processes that tests start.
@@ -133,6 +134,23 @@ def redis_storage_url(redis_url: str) -> Iterator[str]:
     prefix = f"test-{uuid.uuid4().hex}"
     yield f"{redis_url}{'&' if '?' in redis_url else '?'}prefix={prefix}"
     delete_prefix(redis_url, prefix)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for tests that take a schema of their own, and leave it as it is."""
+    from .postgres_server import running_postgres
+
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_storage_url(postgres: PostgresServer) -> str:
+    """The URL of a new storage there."""
+    from .postgres_server import new_storage
+
+    return new_storage(postgres)
 
 
 @pytest.fixture(scope="module")

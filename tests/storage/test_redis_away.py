@@ -27,9 +27,9 @@ from forebay.storage import (
     StorageError,
     Writer,
     open_storage,
+    server_storage,
 )
 from forebay.storage.redis import client as redis_client
-from forebay.storage.redis import storage as redis_storage
 
 from ..redis_server import RedisServer, running_redis, wait_until
 from ..transport.peers import ShortLived
@@ -207,7 +207,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_redis_was_away(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1.0)
-    monkeypatch.setattr(redis_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(server_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
     open_storage(server.url).open_writer("the leader", lease_ms=1000)
     standby = open_storage(server.url)
     with pytest.raises(Locked):

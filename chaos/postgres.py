@@ -1,0 +1,121 @@
+"""Makes PostgreSQL clusters of this machine's PostgreSQL, and says how they are started.
+
+PostgreSQL refuses to run as root, so root runs it as the user `postgres`, or as `nobody`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import pwd
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+
+from ..service.errors import ForebayError
+from ..service.processes import ChildProcess, tail
+
+SERVES = "database system is ready to accept connections"
+"""A line of the server's log."""
+
+USER = "postgres"  # the cluster's superuser
+NEEDED = (
+    "this needs a PostgreSQL server on this machine, 12 or later: install postgresql (initdb and "
+    "postgres are looked for in PATH, and where Debian puts them)"
+)
+_DEBIAN = pathlib.Path("/usr/lib/postgresql")
+_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "on"}
+
+
+def postgres_programs() -> pathlib.Path | None:
+    """The folder of this machine's newest PostgreSQL server; None without one."""
+    versions = (path for path in _DEBIAN.glob("*/bin/initdb"))
+    newest = max(versions, key=lambda path: float(path.parts[-3]), default=None)
+    found = str(newest) if newest else shutil.which("initdb")
+    return pathlib.Path(found).resolve().parent if found else None
+
+
+def make_cluster(directory: pathlib.Path, password: str = "") -> None:
+    """Make a cluster in `directory`, which is made as well. Raises ForebayError.
+
+    Its superuser is USER; without a password, everybody on this machine may connect as it.
+    """
+    directory.mkdir()
+    options = ["--no-sync", "--username", USER, "--encoding", "UTF8", "--locale", "C"]
+    secret = directory.with_name(f"{directory.name}.password")
+    secret.write_text(password or "-")
+    user = _user()
+    if user is not None:
+        for path in (directory, secret):
+            os.chown(path, user.pw_uid, user.pw_gid)
+    options += ["--pwfile", str(secret), "--auth", "scram-sha-256" if password else "trust"]
+    said = directory.with_name(f"{directory.name}.initdb")
+    command = _as_user([str(_program("initdb")), "--pgdata", str(directory), *options])
+    code = ChildProcess(command, said).finish()
+    secret.unlink()
+    if code:
+        raise ForebayError(f"initdb in {directory} ended with {code}: {tail(said)}")
+
+
+def server_command(
+    directory: pathlib.Path, port: int, settings: Mapping[str, object] = {}
+) -> list[str]:
+    """The command of a server of the cluster, in the foreground. Raises ForebayError."""
+    values = {**_SETTINGS, **settings}
+    options = [word for name, value in values.items() for word in ("-c", f"{name}={value}")]
+    return _as_user([str(_program("postgres")), "-D", str(directory), "-p", str(port), *options])
+
+
+def server_processes(pid: int) -> list[int]:
+    """A server's process, and those that it has started."""
+    children: list[str] = []
+    with contextlib.suppress(OSError):
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *map(int, children)]
+
+
+def kill_server(pid: int) -> None:
+    """kill -9 of all of a server's processes: what a crash of its host would do, but for disks."""
+    with _stopped(pid):
+        for each in reversed(server_processes(pid)):
+            signal_to(each, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    """It starts no further processes meanwhile."""
+    signal_to(pid, signal.SIGSTOP)
+    yield
+    signal_to(pid, signal.SIGCONT)
+
+
+def signal_to(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _program(name: str) -> pathlib.Path:
+    folder = postgres_programs()
+    if folder is None:
+        raise ForebayError(NEEDED)
+    return folder / name
+
+
+def _user() -> pwd.struct_passwd | None:
+    """Who runs it; None for ourselves."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam("postgres")
+    except KeyError:
+        return pwd.getpwnam("nobody")
+
+
+def _as_user(command: list[str]) -> list[str]:
+    user = _user()
+    if user is None:
+        return command
+    # A change of the user would forget who is to die with whom.
+    options = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    return ["setpriv", *options, "--pdeathsig=KILL", *command]
