@@ -19,7 +19,7 @@ from .address import parse_postgres_url
 from .checks import find_volatile
 from .client import PostgresClient, Row
 from .statements import BEGIN
-from .tables import MEND, META, create, lose, parse_meta, read, read_meta
+from .tables import MEND, META, create, existing_tables, lose, parse_meta, read, read_meta
 from .writer import CONDEMNED, PostgresWriter
 
 LEAST_WATCH_TIMEOUT_S = 1.0
@@ -143,11 +143,11 @@ class PostgresStorage(ServerStorage):
     def _begin_term(
         self, seen: Meta | None, token: str, owner: str, lease_ms: int, place: str, repair: bool
     ) -> int | None:
-        if seen is None or repair:
+        if seen is None:
             create(self._client)
-            seen = seen or read_meta(self._client)
-            if seen is None:
-                return None
+            seen = read_meta(self._client)
+            if seen is None or seen.term:
+                return None  # another one has begun meanwhile
         begun: list[Row] = self._client.run(
             BEGIN,
             token=token,
@@ -176,10 +176,11 @@ class PostgresStorage(ServerStorage):
                 return reason
 
     def cut(self, after: int, owner: str) -> str:
-        seen = self._meta_for_repair()
-        first = seen.first if seen else self._first_of_log()
-        if first is None:
+        if not existing_tables(self._client):
             raise Missing(f"{self.url}: there is no log to cut")
+        create(self._client)  # what is missing
+        seen = self._meta_for_repair()
+        first = seen.first if seen and seen.term else self._first_of_log()
         term, token = self._begin(seen, owner, LEASE_MS, "", repair=True)
         last, last_term = self._find_cut(first, after)
         aside = f"cut_{self._free_number()}"
@@ -211,16 +212,7 @@ class PostgresStorage(ServerStorage):
             f"the tables {self._address.prefix}.{aside}_…"
         )
 
-    def _first_of_log(self) -> int | None:
-        """The first record of a log without a meta; None if there is nothing at all."""
-        found = self._client.run(
-            "SELECT count(*) FROM pg_tables WHERE schemaname = %(schema)s "
-            "AND tablename IN ('meta', 'log', 'snapshots', 'blobs')",
-            schema=self._address.prefix,
-        )
-        if not _only(found):
-            return None
-        create(self._client)
+    def _first_of_log(self) -> int:
         for row in self._client.run("SELECT last, batch FROM {s}.log ORDER BY last LIMIT 1"):
             try:
                 return decode_entry(_entry(*row), self._names).first_sequence

@@ -62,7 +62,7 @@ def read(client: PostgresClient, statement: str, **values: Any) -> list[Row]:
     try:
         return client.run(statement, **values)
     except Absent:
-        found = {name for (name,) in client.run(_TABLES, schema=client.address.prefix)}
+        found = existing_tables(client)
         missing = [name for name in TABLES if name not in found]
         if missing == [*TABLES]:
             return []
@@ -70,6 +70,11 @@ def read(client: PostgresClient, statement: str, **values: Any) -> list[Row]:
             where = f"{client.address.url}: {client.address.prefix}.{missing[0]}"
             raise Corrupt(f"{where}: is missing, and others are not; {MEND}") from None
         return client.run(statement, **values)  # somebody has made them meanwhile
+
+
+def existing_tables(client: PostgresClient) -> set[str]:
+    """Those of the journal's tables that exist."""
+    return {*TABLES} & {name for (name,) in client.run(_TABLES, schema=client.address.prefix)}
 
 
 def read_meta(client: PostgresClient) -> Meta | None:
