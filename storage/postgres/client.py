@@ -77,6 +77,9 @@ class _TimedConnection(psycopg.Connection[Row]):
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
         return super().wait(_limited(gen, self.reply_s), _TICK_S)
 
+    def __del__(self) -> None:
+        """It ends with the storage that nobody closed. Psycopg would warn of that."""
+
 
 def _limited(gen: PQGen[T], reply_s: float) -> PQGen[T]:
     try:
@@ -113,9 +116,6 @@ class PostgresClient:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-    def __del__(self) -> None:
-        self.close()  # as redis-py does: psycopg warns of connections that nobody closed
 
     def run(self, statement: str, **values: Any) -> list[Row]:
         """Run one statement; return its rows. {s} in it is the schema, %(name)s a value.

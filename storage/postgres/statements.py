@@ -42,7 +42,7 @@ _COUNT = "SELECT count(*) FROM found"
 
 APPEND = (
     "WITH found AS (UPDATE {s}.meta m SET last = %(last)s, beat = m.beat + 1 "
-    f"WHERE {_MINE} AND m.last = %(acknowledged)s RETURNING 1), "
+    f"WHERE {_MINE} AND m.last = %(acknowledged)s AND {_WHOLE} RETURNING 1), "
     "done AS (INSERT INTO {s}.log (last, batch) SELECT %(last)s, %(batch)b FROM found) "
     f"{_COUNT}"
 )
