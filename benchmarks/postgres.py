@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import signal
 import time
 from collections.abc import Iterator
 
-from ..chaos.postgres import SERVES, USER, kill_server, make_cluster, server_command
+from ..chaos.cluster import SERVES
+from ..chaos.postgres import USER, make_cluster, server_command, signal_server
 from ..service import processes
 from ..service.errors import ForebayError
 from .durable import CALLERS, rounds_of_events
@@ -32,13 +34,13 @@ def postgres_storage(directory: pathlib.Path) -> Iterator[str]:
     server = processes.ChildProcess(server_command(directory / "data", port), log)
     give_up_s = time.monotonic() + START_S
     try:
-        while SERVES not in log.read_text():
+        while SERVES["postgres"] not in log.read_text():
             if server.poll() is not None or time.monotonic() > give_up_s:
                 raise ForebayError(f"PostgreSQL does not serve: {processes.tail(log)}")
             time.sleep(0.02)
         yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
     finally:
-        kill_server(server.pid)
+        signal_server(server.pid, signal.SIGKILL)
         server.finish()
 
 

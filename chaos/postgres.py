@@ -11,13 +11,11 @@ import pathlib
 import pwd
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ..service.errors import ForebayError
 from ..service.processes import ChildProcess, tail
-
-SERVES = "database system is ready to accept connections"
-"""A line of the server's log."""
+from .members import Member
 
 USER = "postgres"  # the cluster's superuser
 NEEDED = (
@@ -75,24 +73,26 @@ def server_processes(pid: int) -> list[int]:
     return [pid, *map(int, children)]
 
 
-def kill_server(pid: int) -> None:
-    """kill -9 of all of a server's processes: what a crash of its host would do, but for disks."""
-    with _stopped(pid):
-        for each in reversed(server_processes(pid)):
-            signal_to(each, signal.SIGKILL)
+def signal_server(pid: int, number: signal.Signals) -> None:
+    """Send SIGKILL, SIGSTOP or SIGCONT to all of a server's processes.
+
+    It is stopped first, so that it starts no further ones meanwhile.
+    """
+    _send(pid, signal.SIGSTOP)
+    for each in server_processes(pid):
+        _send(each, number)
 
 
-@contextlib.contextmanager
-def _stopped(pid: int) -> Iterator[None]:
-    """It starts no further processes meanwhile."""
-    signal_to(pid, signal.SIGSTOP)
-    yield
-    signal_to(pid, signal.SIGCONT)
-
-
-def signal_to(pid: int, number: signal.Signals) -> None:
+def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+class PostgresMember(Member):
+    """A server as a member of a cluster."""
+
+    def _signal(self, process: ChildProcess, number: signal.Signals) -> None:
+        signal_server(process.pid, number)
 
 
 def _program(name: str) -> pathlib.Path:

@@ -64,6 +64,7 @@ LONG = (
     # They wait for long, until peers or storages that are silent are given up.
     "dispatcher/test_failure_detector.py",
     *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
+    "storage/test_postgres_away.py",
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
 )
 TESTS = pathlib.Path(__file__).parent
@@ -173,8 +174,11 @@ def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
 
 @pytest.fixture(params=["files", "redis"])
 def any_storage(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    """The URL of a new storage, of each kind that outlasts a process."""
+    """The URL of a new storage, of each kind that outlasts a process.
+
+    On PostgreSQL, which is as Redis to a dispatcher, only where a test asks for it: ON_ALL.
+    """
     if request.param == "files":
         return str(tmp_path / "journal")
-    url: str = request.getfixturevalue("redis_storage_url")
+    url: str = request.getfixturevalue(f"{request.param}_storage_url")
     return url

@@ -13,14 +13,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from forebay.chaos.postgres import (
-    USER,
-    kill_server,
-    make_cluster,
-    server_command,
-    server_processes,
-    signal_to,
-)
+from forebay.chaos.postgres import USER, make_cluster, server_command, signal_server
 from forebay.service.processes import ChildProcess, free_port, tail
 
 from .redis_server import wait_until
@@ -79,7 +72,7 @@ class PostgresServer:
     def kill(self) -> None:
         """kill -9 of all of its processes."""
         if self._process is not None:
-            kill_server(self._process.pid)
+            signal_server(self._process.pid, signal.SIGKILL)
             self._process.finish()
             self._process = None
 
@@ -91,12 +84,10 @@ class PostgresServer:
         self._process = None
 
     def pause(self) -> None:
-        for pid in server_processes(self.pid):
-            signal_to(pid, signal.SIGSTOP)
+        signal_server(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        for pid in server_processes(self.pid):
-            signal_to(pid, signal.SIGCONT)
+        signal_server(self.pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager

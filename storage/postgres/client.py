@@ -77,7 +77,7 @@ class _TimedConnection(psycopg.Connection[Row]):
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
         return super().wait(_limited(gen, self.reply_s), _TICK_S)
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """It ends with the storage that nobody closed. Psycopg would warn of that."""
 
 

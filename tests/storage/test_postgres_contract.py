@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from forebay.storage import Storage, Writer
+from forebay.storage.contract import StorageContract
 from forebay.storage.postgres.storage import PostgresStorage
 
 from ..postgres_server import PASSWORD, PostgresServer, schema_of
-from .contract import StorageContract
 
 
 class TestPostgresStorage(StorageContract):
