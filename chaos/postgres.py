@@ -39,21 +39,41 @@ def make_cluster(directory: pathlib.Path, password: str = "") -> None:
 
     Its superuser is USER; without a password, everybody on this machine may connect as it.
     """
-    directory.mkdir()
+    _make_directory(directory)
     options = ["--no-sync", "--username", USER, "--encoding", "UTF8", "--locale", "C"]
     secret = directory.with_name(f"{directory.name}.password")
     secret.write_text(password or "-")
-    user = _user()
-    if user is not None:
-        for path in (directory, secret):
-            os.chown(path, user.pw_uid, user.pw_gid)
+    _give(secret)
     options += ["--pwfile", str(secret), "--auth", "scram-sha-256" if password else "trust"]
-    said = directory.with_name(f"{directory.name}.initdb")
-    command = _as_user([str(_program("initdb")), "--pgdata", str(directory), *options])
-    code = ChildProcess(command, said).finish()
-    secret.unlink()
+    try:
+        _run(directory, [str(_program("initdb")), "--pgdata", str(directory), *options])
+    finally:
+        secret.unlink()
+
+
+def copy_cluster(directory: pathlib.Path, url: str) -> None:
+    """Make a standby in `directory` of the server at `url`. Raises ForebayError."""
+    _make_directory(directory)
+    command = [str(_program("pg_basebackup")), "--dbname", url, "--pgdata", str(directory)]
+    options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+    _run(directory, [*command, *options])
+
+
+def _make_directory(directory: pathlib.Path) -> None:
+    directory.mkdir(mode=0o700)
+    _give(directory)
+
+
+def _give(path: pathlib.Path) -> None:
+    if (user := _user()) is not None:
+        os.chown(path, user.pw_uid, user.pw_gid)
+
+
+def _run(directory: pathlib.Path, command: list[str]) -> None:
+    said = directory.with_name(f"{directory.name}.made")
+    code = ChildProcess(_as_user(command), said).finish()
     if code:
-        raise ForebayError(f"initdb in {directory} ended with {code}: {tail(said)}")
+        raise ForebayError(f"{command[0]} for {directory} ended with {code}: {tail(said)}")
 
 
 def server_command(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from forebay.chaos.postgres import USER, make_cluster, server_command, signal_server
+from forebay.chaos.postgres import USER, copy_cluster, make_cluster, server_command, signal_server
 from forebay.service.processes import ChildProcess, free_port, tail
 
 from .redis_server import wait_until
@@ -24,12 +24,19 @@ PASSWORD = "geheim"
 class PostgresServer:
     """A PostgreSQL in a directory, on a loopback port that stays the same when it starts again."""
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(
+        self, directory: Path, primary: PostgresServer | None = None, **settings: object
+    ) -> None:
+        """Start it; as a standby, if it has a primary."""
+        directory.chmod(0o711)  # PostgreSQL is not run as root
         self.directory = directory
         self.settings = {"shared_buffers": "32MB", **settings}
         self.port = free_port()
         self._process: ChildProcess | None = None
-        make_cluster(directory / "data", PASSWORD)
+        if primary is None:
+            make_cluster(directory / "data", PASSWORD)
+        else:
+            copy_cluster(directory / "data", primary.url)
         self.start()
 
     @property
@@ -91,11 +98,11 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def running_postgres(**settings: object) -> Iterator[PostgresServer]:
+def running_postgres(
+    primary: PostgresServer | None = None, **settings: object
+) -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="forebay-postgres-") as name:
-        directory = Path(name)
-        directory.chmod(0o711)  # PostgreSQL is not run as root
-        server = PostgresServer(directory, **settings)
+        server = PostgresServer(Path(name), primary, **settings)
         try:
             yield server
         finally:
