@@ -35,6 +35,7 @@ _DEFAULTS = {
     "application_name": "forebay",
 }
 SCRIPT_S = 3600.0
+SLOWEST_BYTES_S = 5e6  # at which a server may store a large value
 _TICK_S = 0.1  # how often a waiting call looks at the clock
 
 # What a server says while it refuses to connect. There is no error code then, and other languages
@@ -72,7 +73,7 @@ class _TooSlow(psycopg.OperationalError):
 class _TimedConnection(psycopg.Connection[Row]):
     """A connection that waits for each reply for a limited time: libpq itself has no such limit."""
 
-    reply_s = 0.0
+    reply_s = float(CONNECT_TIMEOUT_S)
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
         return super().wait(_limited(gen, self.reply_s), _TICK_S)
@@ -122,24 +123,24 @@ class PostgresClient:
 
         Raises StorageUnusable, including Away and Absent, and Corrupt.
         """
-        with self._connection() as connection:
+        size = sum(len(value) for value in values.values() if isinstance(value, bytes))
+        with self._connection(more_s=size / SLOWEST_BYTES_S) as connection:
             cursor = connection.execute(self._query(statement), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
     def run_script(self, statements: Sequence[str]) -> None:
         """Run statements without values in one transaction, however long that takes."""
-        with self._connection() as connection:
-            connection.reply_s = SCRIPT_S
+        with self._connection(more_s=SCRIPT_S) as connection:
             connection.execute(self._query("; ".join(statements)))
-            connection.reply_s = self.reply_s
 
     def _query(self, statement: str) -> bytes:
         return statement.format(s=f'"{self.address.prefix}"').encode()
 
     @contextmanager
-    def _connection(self) -> Iterator[_TimedConnection]:
+    def _connection(self, more_s: float) -> Iterator[_TimedConnection]:
         try:
             connection = self._take()
+            connection.reply_s = self.reply_s + more_s
             done = False
             try:
                 yield connection
@@ -156,9 +157,7 @@ class PostgresClient:
                 if not _ended(connection):
                     return connection
                 connection.close()
-        connection = _TimedConnection.connect(**self._options, autocommit=True)
-        connection.reply_s = self.reply_s
-        return connection
+        return _TimedConnection.connect(**self._options, autocommit=True)
 
     def _give_back(self, connection: _TimedConnection, done: bool) -> None:
         # After an error that the server reported, a connection can be used again.
