@@ -12,6 +12,7 @@ OLDEST = 12
 
 _SETTINGS = (
     *("server_version", "server_version_num", "server_encoding", "transaction_read_only"),
+    "transaction_isolation",
     *("fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names"),
 )
 _LOOK = "SELECT pg_is_in_recovery(), current_database(), " + ", ".join(
@@ -43,6 +44,11 @@ def _check_usable(
     if settings["transaction_read_only"] == "on":
         raise StorageUnusable(
             f"{url} is read-only: set default_transaction_read_only to off for this user"
+        )
+    if settings["transaction_isolation"] != "read committed":  # see statements.py
+        raise StorageUnusable(
+            f"{url}: default_transaction_isolation is {settings['transaction_isolation']}; set it "
+            "to 'read committed' for this user"
         )
     if settings["server_encoding"] != "UTF8":
         raise StorageUnusable(

@@ -8,7 +8,8 @@ statement of an earlier term, however late it arrives, finds no row and changes 
 Appends, renewals and trims update the row. Snapshots and blobs, which take longer, lock it FOR KEY
 SHARE: the term is the row's key, so appends go on meanwhile, and the next term waits.
 
-A statement returns the number of rows that it found. If there is none, `Refusal` says why:
+A statement returns the number of rows that it found. If there is none,
+`PostgresWriter` finds out why:
 
 found                                            means                               outcome
 -----------------------------------------------  ----------------------------------  ---------

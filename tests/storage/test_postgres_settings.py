@@ -170,6 +170,12 @@ def test_a_read_only_user(no_rights: str, postgres: PostgresServer) -> None:
     assert "is read-only: set default_transaction_read_only to off" in refusal(no_rights)
 
 
+def test_another_isolation(no_rights: str, postgres: PostgresServer) -> None:
+    postgres.execute("GRANT CREATE ON DATABASE postgres TO guest")
+    postgres.execute("ALTER ROLE guest SET default_transaction_isolation = 'serializable'")
+    assert "default_transaction_isolation is serializable; set it to" in refusal(no_rights)
+
+
 def test_nobody_listens() -> None:
     url = f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{free_port()}/postgres"
     with pytest.raises(Away, match="is PostgreSQL running, and reachable from here") as error:

@@ -39,6 +39,7 @@ def page(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_storage_of_the_page_passes_the_contract(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
