@@ -361,6 +361,36 @@ def race(challengers: list[PostgresStorage]) -> list[Writer]:
     return won
 
 
+def test_writers_that_displace_each_other_lose_nothing_that_was_acknowledged(
+    journal: Journal,
+) -> None:
+    """Each takes over at once, while others are in the midst of an append."""
+    acknowledged: dict[int, tuple[int, bytes]] = {}
+
+    def work(name: str) -> None:
+        storage = journal.open()
+        for term in range(15):
+            try:
+                writer = storage.open_writer("a thief", place="the same")
+                for number in range(4):
+                    data = [f"{name}: {term}.{number}".encode()]
+                    last = writer.append(data)
+                    assert last not in acknowledged
+                    acknowledged[last] = (writer.term, data[0])
+            except (Fenced, Locked):
+                pass
+
+    threads = [threading.Thread(target=work, args=(name,), name=f"thief-{name}") for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    records = {record.sequence: (record.term, record.data) for record in journal.open().read()}
+    assert acknowledged.items() <= records.items()
+    assert len({data for _, data in records.values()}) == len(records)
+    assert journal.open().condemned() == ""
+
+
 def test_a_transaction_that_somebody_holds_open_hinders_nobody(journal: Journal) -> None:
     """Such as a backup's: it sees what was there when it began."""
     writer = journal.write(batches=1)

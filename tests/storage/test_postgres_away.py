@@ -79,6 +79,18 @@ def test_its_backends_are_killed_and_it_recovers_by_itself(server: PostgresServe
         expect_all_once(server.url, appender)
 
 
+def test_its_connections_are_ended(server: PostgresServer) -> None:
+    appender = Appender(open_storage(server.url).open_writer("the test"))
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = "
+    try:
+        for _ in range(20):
+            appender.wait_for_more()
+            server.execute(f"{end} 'forebay'")
+        appender.wait_for_more()
+    finally:
+        expect_all_once(server.url, appender)
+
+
 def test_it_is_restarted_in_order(server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     appender = Appender(open_storage(server.url).open_writer("the test"))
