@@ -91,7 +91,7 @@ def _limited(gen: PQGen[T], reply_s: float) -> PQGen[T]:
             if ready != Ready.NONE:
                 moved_s = time.monotonic()
             elif time.monotonic() > moved_s + reply_s:
-                raise _TooSlow(f"it has not answered for {reply_s:g} s")
+                raise _TooSlow(f"it has not answered for {reply_s:.3g} s")
             wait = gen.send(ready)
     except StopIteration as end:
         result: T = end.value

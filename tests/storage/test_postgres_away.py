@@ -35,12 +35,16 @@ def shared_server() -> Iterator[PostgresServer]:
         yield server
 
 
+OURS = "FROM pg_stat_activity WHERE application_name = 'forebay'"
+"""The connections of storages."""
+
+
 @pytest.fixture
 def server(shared_server: PostgresServer) -> PostgresServer:
-    for (schema,) in shared_server.execute(
-        "SELECT nspname FROM pg_namespace WHERE nspname = 'forebay'"
-    ):
-        shared_server.execute(f"DROP SCHEMA {schema} CASCADE")
+    """Without a journal, and without what other tests have left connected."""
+    shared_server.execute(f"SELECT pg_terminate_backend(pid) {OURS}")
+    wait_until("they are gone", lambda: shared_server.execute(f"SELECT {OURS}") == [])
+    shared_server.execute("DROP SCHEMA IF EXISTS forebay CASCADE")
     return shared_server
 
 
@@ -68,11 +72,11 @@ def test_killed_at_random_moments(server: PostgresServer) -> None:
 def test_its_backends_are_killed_and_it_recovers_by_itself(server: PostgresServer) -> None:
     """kill -9 of the process that serves the appends has all others ended, and the log replayed."""
     appender = Appender(open_storage(server.url).open_writer("the test"))
-    find = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%INSERT INTO%batch%' AND pid <> "
+    find = f"SELECT pid {OURS} AND query LIKE '%INSERT INTO%batch%'"
     try:
         for _ in range(2):
             appender.wait_for_more()
-            for (pid,) in server.execute(f"{find} pg_backend_pid()"):
+            for (pid,) in server.execute(find):
                 os.kill(pid, signal.SIGKILL)
             appender.wait_for_more()
     finally:
@@ -81,11 +85,10 @@ def test_its_backends_are_killed_and_it_recovers_by_itself(server: PostgresServe
 
 def test_its_connections_are_ended(server: PostgresServer) -> None:
     appender = Appender(open_storage(server.url).open_writer("the test"))
-    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = "
     try:
         for _ in range(20):
             appender.wait_for_more()
-            server.execute(f"{end} 'forebay'")
+            server.execute(f"SELECT pg_terminate_backend(pid) {OURS}")
         appender.wait_for_more()
     finally:
         expect_all_once(server.url, appender)
@@ -270,10 +273,10 @@ def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
     assert writer.append([b"2"]) == 2  # in its second try
     assert writer.append([b"3", b"4"]) == 4
     # Backends end once they have read what their client sent before it hung up.
-    find = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'forebay'"
-    before = server.execute(find)
+    count = f"SELECT count(*) {OURS}"
+    before = server.execute(count)
     proxy.arrives.set()
-    wait_until("it has arrived", lambda: server.execute(find) < before)
+    wait_until("it has arrived", lambda: server.execute(count) < before)
     assert writer.append([b"5"]) == 5
     assert read_numbers(server.url) == [1, 2, 3, 4, 5]
     assert open_storage(server.url).condemned() == ""
@@ -302,8 +305,7 @@ def test_an_append_whose_server_process_is_paused_changes_nothing_after_a_takeov
     """Its statement arrives at last, from a client that has given up its connection."""
     writer = open_storage(f"{server.url}?reply_s=0.3").open_writer("the test", place="here")
     writer.append([b"1"])
-    find = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%INSERT INTO%batch%' AND pid <> "
-    ((pid,),) = server.execute(f"{find} pg_backend_pid()")
+    ((pid,),) = server.execute(f"SELECT pid {OURS} AND query LIKE '%INSERT INTO%batch%'")
     os.kill(pid, signal.SIGSTOP)
     appender = Appender(writer)
     try:
