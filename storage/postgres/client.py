@@ -185,7 +185,7 @@ class PostgresClient:
             case pg.TooManyConnections():
                 return Away(f"{url}: {_FULL}")
             case pg.UndefinedTable() | pg.InvalidSchemaName():
-                return Absent(f"{url}: {said}")
+                return Absent(f"{url}: {said}; restore it from a backup, or repair the journal")
             case pg.UndefinedColumn() | pg.DatatypeMismatch() | pg.WrongObjectType():
                 return StorageUnusable(
                     f"{url}: {said}: the tables of schema {self.address.prefix!r} are no "

@@ -19,7 +19,7 @@ from .address import parse_postgres_url
 from .checks import find_volatile
 from .client import PostgresClient, Row
 from .statements import BEGIN
-from .tables import MEND, META, create, existing_tables, lose, parse_meta, read, read_meta
+from .tables import MEND, META, TABLES, create, existing_tables, lose, parse_meta, read, read_meta
 from .writer import CONDEMNED, PostgresWriter
 
 LEAST_WATCH_TIMEOUT_S = 1.0
@@ -176,9 +176,11 @@ class PostgresStorage(ServerStorage):
                 return reason
 
     def cut(self, after: int, owner: str) -> str:
-        if not existing_tables(self._client):
+        tables = existing_tables(self._client)
+        if not tables:
             raise Missing(f"{self.url}: there is no log to cut")
-        create(self._client)  # what is missing
+        if tables != {*TABLES} or self._meta() is None:
+            create(self._client)  # what is missing
         seen = self._meta_for_repair()
         first = seen.first if seen and seen.term else self._first_of_log()
         term, token = self._begin(seen, owner, LEASE_MS, "", repair=True)
@@ -221,11 +223,9 @@ class PostgresStorage(ServerStorage):
         return 1
 
     def _free_number(self) -> int:
-        for number in itertools.count(1):
-            name = f'"{self._address.prefix}".cut_{number}_meta'
-            if _only(self._client.run("SELECT to_regclass(%(name)s)", name=name)) is None:
-                return number
-        raise AssertionError
+        names = ((n, f'"{self._address.prefix}".cut_{n}_meta') for n in itertools.count(1))
+        find = "SELECT to_regclass(%(name)s)"
+        return next(n for n, name in names if _only(self._client.run(find, name=name)) is None)
 
 
 def _entry(last: int, batch: bytes) -> Entry:
