@@ -18,7 +18,7 @@ GROUP = "forebay.storage"
 scheme, in small letters. What it names is called like `_memory`: with the URL, and
 `allow_volatile`; it returns a Storage."""
 
-Factory = Callable[..., Storage]
+Factory = Callable[..., object]
 
 
 def _memory(url: str, *, allow_volatile: bool) -> Storage:
@@ -85,7 +85,13 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
         return FileStorage(url)
     name = scheme[1].lower()
     factory = _OURS.get(name) or _load(name, url)
-    return factory(url, allow_volatile=allow_volatile)
+    storage = factory(url, allow_volatile=allow_volatile)
+    if not isinstance(storage, Storage):
+        raise StorageUnusable(
+            f"storage {redact(url)!r}: what the scheme {name!r} names returned a "
+            f"{type(storage).__name__}, which is no forebay.storage.Storage; mend that package"
+        )
+    return storage
 
 
 def _load(scheme: str, url: str) -> Factory:

@@ -55,7 +55,7 @@ _REFUSALS = {
         "mend the certificates, or sslmode in the URL"
     ),
 }
-_FULL = "it has no connections left; raise max_connections"
+_FULL = "it has no connections left; raise max_connections, or the limit of the user or database"
 _GRANT = "GRANT CREATE ON DATABASE … TO …, or let that user own the schema"
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class PostgresClient:
             for words, remedy in _REFUSALS.items():
                 if re.search(words, said):
                     return StorageUnusable(f"{url}: {said}; {remedy}")
-            if re.search("too many clients|connection slots", said):
+            if re.search("too many (clients|connections)|connection slots", said):
                 return Away(f"{url}: {_FULL}")
             return Away(f"{url}: {said}; is PostgreSQL running, and reachable from here?")
         return StorageUnusable(f"{url}: PostgreSQL answers: {said}")

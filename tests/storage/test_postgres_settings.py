@@ -176,6 +176,12 @@ def test_another_isolation(no_rights: str, postgres: PostgresServer) -> None:
     assert "default_transaction_isolation is serializable; set it to" in refusal(no_rights)
 
 
+def test_no_connections_left(no_rights: str, postgres: PostgresServer) -> None:
+    postgres.execute("ALTER ROLE guest CONNECTION LIMIT 0")
+    with pytest.raises(Away, match="it has no connections left; raise max_connections"):
+        open_storage(no_rights).open_writer("the test")
+
+
 def test_nobody_listens() -> None:
     url = f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{free_port()}/postgres"
     with pytest.raises(Away, match="is PostgreSQL running, and reachable from here") as error:

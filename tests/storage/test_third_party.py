@@ -73,6 +73,9 @@ def test_what_is_said_of_other_packages(tmp_path: Path, monkeypatch: pytest.Monk
     )
     (tmp_path / "one.py").write_text("")
     assert "one:open of the package etcd_of_one cannot be loaded" in refusal("ETCD://host")
+    (tmp_path / "three.py").write_text("def make(url, *, allow_volatile):\n    return {}\n")
+    install(tmp_path, "list_of_three", {"list": "three:make"})
+    assert "returned a dict, which is no forebay.storage.Storage" in refusal("list://host")
     install(tmp_path, "etcd_of_two", {"etcd": "two:open"})
     said = refusal("etcd://user:secret@host")
     assert "several packages" in said
