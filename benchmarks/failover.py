@@ -21,6 +21,7 @@ from ..chaos.proxy import Proxies
 from ..service import ShardingPolicy, read
 from ..service.errors import ForebayError
 from .calls import ENDLESS
+from .postgres import postgres_storage
 from .redis import redis_storage
 from .results import Better, Result
 from .servers import OURS, Server
@@ -42,12 +43,16 @@ OVER_S = 4.0  # after each kill or cut; by then all is as before
 
 
 def failover(setting: Setting) -> list[Result]:
-    """On local files, and on Redis."""
+    """On local files, on Redis and on PostgreSQL."""
     results = []
     failovers = 1 if setting.quick else FAILOVERS_A_ROUND * setting.rounds
-    with redis_storage(setting.directory("failover-redis"), "always") as redis:
+    with (
+        redis_storage(setting.directory("failover-redis"), "always") as redis,
+        postgres_storage(setting.directory("failover-postgres")) as postgres,
+    ):
         files = str(setting.directory("failover") / OURS)
-        for name, storage in (("files", files), ("Redis", redis)):
+        storages = {"files": files, "Redis": redis, "PostgreSQL": postgres}
+        for name, storage in storages.items():
             waits = _waits(storage, failovers, _Dispatcher.kill, OVER_S)
             results += [
                 Result(

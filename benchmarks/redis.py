@@ -13,17 +13,14 @@ from collections.abc import Iterator
 
 from redis import Redis
 
-from ..journal.journal import Journal
-from ..journal.proto import events_pb2 as ev
 from ..service import processes
 from ..service.errors import ForebayError
-from ..storage import open_storage
+from .durable import CALLERS, rounds_of_events
 from .restart import fill_journal, kill_to_first_split
 from .results import Better, Result
 from .servers import Server
 from .setting import Setting
 
-CALLERS = 64
 EVENTS = 1_000_000
 QUICK_EVENTS = 2_000
 REQUIRED = {"always": 30_000, "everysec": 70_000}  # events/s
@@ -58,7 +55,7 @@ def redis(setting: Setting) -> list[Result]:
     results = []
     for appendfsync, required in REQUIRED.items():
         with redis_storage(setting.directory(f"redis-{appendfsync}"), appendfsync) as url:
-            figures = [asyncio.run(_append(url, setting.seconds)) for _ in range(setting.rounds)]
+            figures = rounds_of_events(url, setting)
         results.append(
             Result(
                 row="redis",
@@ -70,29 +67,6 @@ def redis(setting: Setting) -> list[Result]:
             )
         )
     return results
-
-
-async def _append(url: str, seconds: float) -> float:
-    storage = open_storage(url, allow_volatile=True)
-    journal = Journal(storage, storage.open_writer("a benchmark"))
-    leased = ev.SplitsLeased(
-        lease_id=10**6, iteration_id=10**6, task_id=10**6, first=10**6, count=9
-    )
-    event = ev.Event(time_ms=time.time_ns() // 10**6, splits_leased=leased)
-    begun = time.perf_counter()
-
-    async def caller() -> int:
-        events = 0
-        while time.perf_counter() < begun + seconds:
-            await journal.wait_durable(journal.append([event]))
-            events += 1
-        return events
-
-    events = sum(await asyncio.gather(*(caller() for _ in range(CALLERS))))
-    elapsed = time.perf_counter() - begun
-    await journal.close()
-    storage.close()
-    return events / elapsed
 
 
 def redis_restart(setting: Setting) -> list[Result]:

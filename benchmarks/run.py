@@ -31,6 +31,7 @@ from .machine import describe, filesystem, require
 from .materialize import materialize
 from .memory import memory
 from .mirrored import mirrored
+from .postgres import postgres
 from .preemption import preemption
 from .python import python
 from .pytorch import pytorch
@@ -100,6 +101,7 @@ ROWS: dict[str, Row] = {
     "materialize": materialize,
     "redis": redis,
     "redis_restart": redis_restart,
+    "postgres": postgres,
     "failover": failover,
     "redis_cut": redis_cut,
     "silence": silence,

@@ -1,9 +1,9 @@
 """The cluster: starts real processes of each role, and keeps them running.
 
 Everybody reaches a dispatcher through its proxy, and a dispatcher announces its proxy's address.
-Dispatchers reach Redis through a proxy, too. Workers with an even number restart on the same port,
-as on a machine of their own, and offer every transfer protocol. The others restart on any port, as
-in a new container, and offer only TCP. faults.py disturbs them.
+Dispatchers reach Redis or PostgreSQL through a proxy, too. Workers with an even number restart on
+the same port, as on a machine of their own, and offer every transfer protocol. The others restart
+on any port, as in a new container, and offer only TCP. faults.py disturbs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from ..service.blocks import BLOCK_BYTES
 from ..service.errors import ForebayError
 from ..service.processes import forebay, free_port, redis_program, tail
-from . import crowd
+from . import crowd, postgres
 from .dataset import ELEMENT_BYTES
 from .hosts import LOOPBACK, Host, Network
 from .members import Life, Member
@@ -48,8 +48,11 @@ SETTLE_S = 120.0
 LEADS = "leads journal"
 """A line of a leader's log."""
 
-REDIS_SERVES = "Ready to accept connections"
-"""A line of Redis's and Valkey's log."""
+SERVES = {
+    "redis": "Ready to accept connections",  # and Valkey
+    "postgres": "database system is ready to accept connections",
+}
+"""A line of a storage server's log."""
 
 DISPATCHER_OPTIONS = [
     "--snapshot-events=200",  # so that recovery uses snapshots
@@ -65,7 +68,7 @@ class Options(msgspec.Struct, frozen=True):
     seed: int
     duration_s: float
     kill_every_s: float
-    storage: str  # "files", "redis", or a URL
+    storage: str  # "files", "redis", "postgres", or a URL
     dispatchers: int
     workers: int
     trainers: int
@@ -83,7 +86,7 @@ class Options(msgspec.Struct, frozen=True):
             "claimer": CLAIMERS,
             "crowd": 1,
         }
-        own = {"redis": {"redis": 1}, "files": {"storage": 1}}
+        own = {"redis": {"redis": 1}, "postgres": {"postgres": 1}, "files": {"storage": 1}}
         network = {"network": 1} if self.hosts else {}
         return counts | own.get(self.storage, {}) | network
 
@@ -165,8 +168,13 @@ class Cluster:
     def _make_storage(self) -> str:
         if self._options.storage == "files":
             return f"file://{self.journal.absolute()}"
-        if self._options.storage != "redis":
-            return self._options.storage
+        if self._options.storage == "redis":
+            return self._make_redis()
+        if self._options.storage == "postgres":
+            return self._make_postgres()
+        return self._options.storage
+
+    def _make_redis(self) -> str:
         server, data = find_redis_server(), self._directory / "redis"
         port = free_port()
         data.mkdir()
@@ -176,6 +184,19 @@ class Cluster:
         ]
         self._add("redis", 1, lambda number: lambda name: command)
         return f"redis://{self._proxy('redis0', port)}?prefix=chaos"
+
+    def _make_postgres(self) -> str:
+        data, port = self._directory / "postgres", free_port()
+        self._directory.chmod(0o711)  # PostgreSQL is not run as root
+        postgres.make_cluster(data)
+        command = postgres.server_command(data, port)
+        host = self._host("postgres0")
+        self.members["postgres"] = [
+            postgres.PostgresMember("postgres", 0, lambda name: command, self._directory, host)
+        ]
+        return (
+            f"postgresql://{postgres.USER}@{self._proxy('postgres0', port)}/postgres?prefix=chaos"
+        )
 
     def _dispatcher(self, number: int) -> Callable[[str], list[str]]:
         options = [
@@ -243,9 +264,10 @@ class Cluster:
         self._add("dataset", 1, lambda number: lambda name: forebay("chaos.dataset", *arguments))
         registering = self.members["dataset"][0]
         registering.retired = True
-        for redis in self.members.get("redis", []):
-            redis.start()
-            self.wait(lambda: REDIS_SERVES in self.members["redis"][0].said, START_S, starting=True)
+        for role, line in SERVES.items():
+            for server in self.members.get(role, []):
+                server.start()
+                self.wait(lambda: line in server.said, START_S, starting=True)  # noqa: B023
         first = self.members["dispatcher"][0]  # so that a seed's faults hit the same roles
         first.start()
         self.wait(lambda: LEADS in first.said, START_S, starting=True)

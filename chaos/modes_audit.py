@@ -34,7 +34,7 @@ LINGERS_S = 15.0
 
 NEEDED = [
     *(("crowd", "worker"), ("crowd", "dispatcher"), ("worker", "dispatcher")),
-    *(("dispatcher", "dispatcher"), ("dispatcher", "redis")),
+    *(("dispatcher", "dispatcher"), ("dispatcher", "redis"), ("dispatcher", "postgres")),
 ]
 """Between which hosts a partition may end a coordinated read early."""
 

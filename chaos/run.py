@@ -26,7 +26,7 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
     if options.hosts and "://" in options.storage and not options.storage.startswith("file:"):
         raise InvalidArgument(
             f"--hosts with --storage {options.storage}: the hosts of a run reach only each other; "
-            "use --storage redis, which starts a Redis for the run, or files"
+            "use --storage redis or postgres, which start a server for the run, or files"
         )
     _require_empty(options.storage)
     plan = make_plan(
@@ -72,7 +72,7 @@ def _wait_until(cluster: Cluster, at_s: float) -> None:
 
 
 def _require_empty(url: str) -> None:
-    if url in ("files", "redis"):
+    if url in ("files", "redis", "postgres"):
         return
     if url.startswith("memory:"):
         raise InvalidArgument("--storage memory: is lost with the first dispatcher; name another")

@@ -37,7 +37,10 @@ MENU = {
         *("docs/api/service", "docs/api/frameworks", "docs/api/storage", "docs/api/journal"),
         *("docs/api/cli", "CHANGELOG"),
     ],
-    "Development": ["docs/architecture", "docs/glossary", "docs/chaos", "docs/decisions/README"],
+    "Development": [
+        *("docs/architecture", "docs/storages", "docs/glossary", "docs/chaos"),
+        "docs/decisions/README",
+    ],
 }
 PUBLIC = ("service", "torch", "jax", "keras", "storage", "journal")
 

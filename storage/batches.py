@@ -1,4 +1,4 @@
-"""Encodes a batch of records as one TFRecord frame, for files and Redis alike.
+"""Encodes a batch of records as one TFRecord frame, for files and servers alike.
 
 A batch's bytes thus carry their checksum, format, term and place in the log.
 """

@@ -17,6 +17,7 @@ import pytest
 from . import hypothesis_profiles as hypothesis_profiles  # registers them
 
 if TYPE_CHECKING:
+    from .postgres_server import PostgresServer
     from .stock import DispatcherProcess
 
 # Read by TensorFlow when it is first imported, here and in the processes that tests start.
@@ -63,6 +64,7 @@ LONG = (
     # They wait for long, until peers or storages that are silent are given up.
     "dispatcher/test_failure_detector.py",
     *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
+    *("storage/test_postgres_away.py", "storage/test_postgres_standby.py"),
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
 )
 TESTS = pathlib.Path(__file__).parent
@@ -135,6 +137,23 @@ def redis_storage_url(redis_url: str) -> Iterator[str]:
     delete_prefix(redis_url, prefix)
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for tests that take a schema of their own, and leave it as it is."""
+    from .postgres_server import running_postgres
+
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_storage_url(postgres: PostgresServer) -> str:
+    """The URL of a new storage there."""
+    from .postgres_server import new_storage
+
+    return new_storage(postgres)
+
+
 @pytest.fixture(scope="module")
 def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DispatcherProcess]:
     """A process of its own, which a module's tests share; its journal is a file."""
@@ -155,8 +174,11 @@ def workers(dispatcher: DispatcherProcess) -> Iterator[None]:
 
 @pytest.fixture(params=["files", "redis"])
 def any_storage(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    """The URL of a new storage, of each kind that outlasts a process."""
+    """The URL of a new storage, of each kind that outlasts a process.
+
+    On PostgreSQL, which is as Redis to a dispatcher, only where a test asks for it: ON_ALL.
+    """
     if request.param == "files":
         return str(tmp_path / "journal")
-    url: str = request.getfixturevalue("redis_storage_url")
+    url: str = request.getfixturevalue(f"{request.param}_storage_url")
     return url

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import grpc
+import pytest
 
 from forebay.service.proto import forebay_pb2 as pb
 
@@ -16,6 +17,7 @@ from .stock import DispatcherProcess
 LEASE_MS = 1_000
 LONG_LEASE_MS = 600_000  # for a leader that is not to be displaced, however busy the machine
 PATIENCE_S = 60
+ON_ALL = pytest.mark.parametrize("any_storage", ["files", "redis", "postgres"], indirect=True)
 
 
 @contextlib.contextmanager

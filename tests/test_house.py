@@ -39,6 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "storage.*": {"storage.proto"},
     "storage.local": {"storage.*", "storage.proto"},
     "storage.redis": {"storage.*", "storage.proto"},
+    "storage.postgres": {"storage.*", "storage.proto"},
     "storage.url": {"storage"},
     "storage": {"storage"},  # its __init__, the public face
     "journal": {"storage"},
@@ -88,7 +89,7 @@ LAYERS: dict[str, set[str]] = {
 }
 
 # Packages that nobody knows but the package that they are in.
-INNER = {"storage.local", "storage.redis"}
+INNER = {"storage.local", "storage.redis", "storage.postgres"}
 
 # Who knows TensorFlow's graphs, and what else is said in its messages.
 GRAPHS = {
@@ -145,9 +146,11 @@ HEAVY = {"tensorflow", "keras", "apache_beam"}
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}  # which run code as they are read
 BANNED: dict[str, set[str]] = {  # not even lazily
     "storage": HEAVY | PICKLES | {"grpc"},
-    "storage.local": {"redis"},
-    "journal": HEAVY | PICKLES | {"grpc", "redis"},
-    "service": {"redis"},
+    "storage.local": {"redis", "psycopg"},
+    "storage.redis": {"psycopg"},
+    "storage.postgres": {"redis"},
+    "journal": HEAVY | PICKLES | {"grpc", "redis", "psycopg"},
+    "service": {"redis", "psycopg"},
     "service.connections": HEAVY,
     "service.dispatcher": HEAVY | PICKLES,
     "service.pipelines.definitions": HEAVY | PICKLES,
@@ -612,7 +615,7 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("forebay.storage", HEAVY | {"grpc", "redis"}),
+        ("forebay.storage", HEAVY | {"grpc", "redis", "psycopg"}),
         ("forebay.service", HEAVY),
         ("forebay.service.dispatcher.server", HEAVY | {"cloudpickle"}),
         ("forebay.service.transport", HEAVY | {"grpc"}),

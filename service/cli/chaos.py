@@ -31,7 +31,8 @@ def chaos(
         1.0, min=0.05, max=100_000, help="How long there are faults.", envvar="FOREBAY_MINUTES"
     ),
     storage: str = typer.Option(
-        "files", help='"files", "redis" (a server of its own), or the URL of an empty storage.',
+        "files", help='"files", "redis" or "postgres" (a server of its own), or the URL of an '
+        "empty storage.",
         envvar="FOREBAY_CHAOS_STORAGE",  # FOREBAY_STORAGE is a dispatcher's
     ),
     dispatchers: int = typer.Option(

@@ -73,8 +73,8 @@ class DispatcherOptions(ServerOptions):
     storage: Annotated[
         str,
         Option(
-            "Where the journal lives: file:///dir, a plain path, redis://host:port/db, or memory: "
-            "(lost at exit).",
+            "Where the journal lives: file:///dir, a plain path, redis://host:port/db, "
+            "postgresql://host:port/database, or memory: (lost at exit).",
             convert=str,
         ),
     ] = "memory:"
@@ -92,7 +92,7 @@ class DispatcherOptions(ServerOptions):
         ),
     ] = 2_000
     allow_volatile: Annotated[
-        bool, Option("Use a Redis whose settings can lose acknowledged events.")
+        bool, Option("Use a Redis or PostgreSQL whose settings can lose acknowledged events.")
     ] = False
     workers: Annotated[
         tuple[str, ...],

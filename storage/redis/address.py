@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from ..errors import StorageUnusable
+from ..parameters import PERCENT, redact, take_seconds
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 PARAMETERS = ("prefix", "retry_s", "wait_replicas", "wait_aof")
 SENTINEL_PORT = 26379
 
 _PREFIX = re.compile(r"[!-~]{1,200}")
-_USER = re.compile(r"(://[^:/?#]*:).*@")
-_HINT = "; what is special in a password is percent-encoded"
-_SECRET = re.compile(r"([?&][^=&]*password=)[^&]*")
+_HINT = f"; {PERCENT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,6 @@ class RedisAddress:
     wait_aof: bool
 
 
-def redact(url: str) -> str:
-    """`url` without its passwords. In doubt, removes too much."""
-    return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", url, count=1))
-
-
 def parse_redis_url(url: str) -> RedisAddress:
     """Parse a Redis URL. Raises StorageUnusable, which names the wrong part."""
     try:
@@ -59,7 +53,7 @@ def parse_redis_url(url: str) -> RedisAddress:
         prefix = rest.pop("prefix", "forebay")
         if not _PREFIX.fullmatch(prefix):
             raise ValueError(f"prefix={prefix!r} is not 1 to 200 printable ASCII characters")
-        retry_s = _number(rest, "retry_s", 60)
+        retry_s = take_seconds(rest, "retry_s", 60)
         wait_replicas = _integer(rest, "wait_replicas", 100)
         wait_aof = bool(_integer(rest, "wait_aof", 1))
     except ValueError as error:
@@ -105,13 +99,6 @@ def _host_and_port(text: str) -> tuple[str, int] | None:
     except ValueError:
         return None
     return (parts.hostname, port or SENTINEL_PORT) if parts.hostname else None
-
-
-def _number(values: dict[str, str], name: str, default: float) -> float:
-    text = values.pop(name, str(default))
-    if not re.fullmatch(r"\d{1,9}(\.\d*)?", text):
-        raise ValueError(f"{name}={text!r} is not a number of seconds")
-    return float(text)
 
 
 def _integer(values: dict[str, str], name: str, most: int) -> int:

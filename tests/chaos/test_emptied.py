@@ -25,7 +25,10 @@ def test_only_an_election_is_nobodys_beginning(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("storage", "own"),
-    [("files", {"storage"}), ("redis", {"redis"}), ("/mnt/journal", set())],
+    [
+        *(("files", {"storage"}), ("redis", {"redis"}), ("postgres", {"postgres"})),
+        ("/mnt/journal", set()),
+    ],
 )
 def test_whose_storage_is_emptied(storage: str, own: set[str]) -> None:
     options = Options(

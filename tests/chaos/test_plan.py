@@ -21,6 +21,7 @@ MEMBERS = {
     "trainer": 2,
     "claimer": 2,
     "redis": 1,
+    "postgres": 1,
     "storage": 1,
     "crowd": 1,
 }

@@ -32,6 +32,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import describe
 from forebay.storage import Locked, open_storage
 
+from ..postgres_server import PASSWORD, PostgresServer, schema_of
 from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
 
@@ -538,3 +539,26 @@ class TestRedis:
         dispatcher.restart()
         assert dispatcher.stop() == 0
         assert forebay("journal", "verify", redis_storage_url).returncode == 0
+
+
+class TestPostgres:
+    def test_no_journal_there_and_no_password_shown(self, postgres_storage_url: str) -> None:
+        url = postgres_storage_url.replace(PASSWORD, "secret")
+        assert "secret" not in error_of("journal", "verify", url)
+        assert "no journal" in error_of("journal", "verify", postgres_storage_url)
+
+    def test_a_dropped_journal_is_refused_until_it_is_repaired(
+        self, postgres: PostgresServer, postgres_storage_url: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        dispatcher = DispatcherProcess(postgres_storage_url)
+        postgres.execute(f'DROP SCHEMA "{schema_of(postgres_storage_url)}" CASCADE')
+        assert dispatcher.wait() == 1
+        said = capfd.readouterr().err
+        assert "acknowledged records are missing" in said
+        assert PASSWORD not in said
+        assert "repair --truncate-corrupt" in error_of("journal", "repair", postgres_storage_url)
+        done = forebay("journal", "repair", "--truncate-corrupt", postgres_storage_url)
+        assert done.returncode == 0, done.stderr
+        dispatcher.restart()
+        assert dispatcher.stop() == 0
+        assert forebay("journal", "verify", postgres_storage_url).returncode == 0

@@ -24,6 +24,7 @@ from forebay.storage import open_storage
 
 from ..standbys import (
     LONG_LEASE_MS,
+    ON_ALL,
     PATIENCE_S,
     leader_of,
     leads,
@@ -138,6 +139,7 @@ def test_a_client_that_knows_the_standby_only_finds_the_leader(
     assert leases.finish() == list(range(20))
 
 
+@ON_ALL
 def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
     pair: list[DispatcherProcess], any_storage: str
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once(calm_pair: list[DispatcherP
     wait_until(leads, calm_pair[1], 2)
 
 
+@ON_ALL
 def test_a_paused_leader_is_displaced_and_stands_by(
     pair: list[DispatcherProcess], any_storage: str
 ) -> None:

@@ -15,7 +15,7 @@ from forebay.journal.verification import stats
 from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess
-from ..standbys import leads, running_pair, wait_until
+from ..standbys import ON_ALL, leads, running_pair, wait_until
 from ..stock import DispatcherProcess, ServerProcess, stock_workers
 
 DYNAMIC = "distributed_epoch"
@@ -41,6 +41,7 @@ def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(wait)
 
 
+@ON_ALL
 def test_forebays_workers_and_trainers_go_on(pair: list[DispatcherProcess]) -> None:
     addresses = ",".join(one.address for one in pair)
     with WorkerProcess(addresses), WorkerProcess(pair[1].address):

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.storage import FileStorage, Storage, Writer
-
-from .contract import StorageContract
+from forebay.storage.contract import StorageContract
 
 
 class TestFileStorage(StorageContract):

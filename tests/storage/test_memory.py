@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from forebay.storage import MemoryStorage, Storage, Writer
-
-from .contract import StorageContract
+from forebay.storage.contract import StorageContract
 
 
 class TestMemoryStorage(StorageContract):

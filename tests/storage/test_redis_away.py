@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,76 +16,26 @@ from typing import Any
 
 import pytest
 
-from forebay.chaos.proxy import drop_packets, keep_packets
 from forebay.service.processes import free_port
 from forebay.storage import (
     AppendFailed,
     Away,
     Fenced,
     Locked,
-    StorageError,
-    Writer,
     open_storage,
+    server_storage,
 )
 from forebay.storage.redis import client as redis_client
-from forebay.storage.redis import storage as redis_storage
 
 from ..redis_server import RedisServer, running_redis, wait_until
 from ..transport.peers import ShortLived
+from .appends import Appender, Proxy, expect_all_once, read_numbers
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     with running_redis(tmp_path / "redis") as server:
         yield server
-
-
-class Appender:
-    """Appends b"1", b"2", b"3" … in batches of changing size, until told to stop.
-
-    Each number has at least so many digits.
-    """
-
-    def __init__(self, writer: Writer, digits: int = 1) -> None:
-        self.acknowledged = 0
-        self.error: StorageError | None = None
-        self._writer = writer
-        self._digits = digits
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="appender")
-        self._thread.start()
-
-    def _work(self) -> None:
-        size = 0
-        try:
-            while not self._stop.is_set():
-                size = size % 7 + 1
-                begin = self.acknowledged + 1
-                self.acknowledged = self._writer.append(
-                    [b"%0*d" % (self._digits, number) for number in range(begin, begin + size)]
-                )
-        except StorageError as error:
-            self.error = error
-
-    def wait_for_more(self) -> None:
-        before = self.acknowledged
-        wait_until("more is appended", lambda: self.acknowledged > before + 7 or self.error)
-        assert self.error is None
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-
-def read_numbers(url: str) -> list[int]:
-    return [int(record.data) for record in open_storage(url).read()]
-
-
-def expect_all_once(url: str, appender: Appender) -> None:
-    appender.stop()
-    assert appender.error is None
-    assert read_numbers(url) == list(range(1, appender.acknowledged + 1))
 
 
 # -- killed --------------------------------------------------------------------------------------
@@ -207,7 +156,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_redis_was_away(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1.0)
-    monkeypatch.setattr(redis_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(server_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
     open_storage(server.url).open_writer("the leader", lease_ms=1000)
     standby = open_storage(server.url)
     with pytest.raises(Locked):
@@ -240,90 +189,19 @@ def test_a_redis_that_hangs(server: RedisServer, caplog: pytest.LogCaptureFixtur
         expect_all_once(server.url, appender)
 
 
-class Proxy:
-    """Between a client and Redis: loses, on request, what one side says, and hangs up."""
-
-    def __init__(self, target_port: int) -> None:
-        self.lose_requests = 0  # so many of the next ones
-        self.lose_replies = 0
-        self.lost = 0
-        self.delay = threading.Event()  # the next append is, and its connection stays
-        self.arrives = threading.Event()  # and comes to Redis now
-        self._target_port = target_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._sockets = [self._listener]
-        self._threads = [threading.Thread(target=self._accept, name="proxy")]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        for each in self._sockets:
-            _hang_up(each)
-        for thread in self._threads:
-            thread.join(60)
-        for each in self._sockets:
-            each.close()
-
-    def cut_off(self) -> None:
-        """Let packets vanish from now on, also those that would make new connections."""
-        for each in self._sockets:
-            drop_packets(each)
-
-    def reachable_again(self) -> None:
-        """For new connections; those that there are stay cut off."""
-        keep_packets(self._listener)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            redis = socket.create_connection(("127.0.0.1", self._target_port))
-            self._sockets += [client, redis]
-            for source, target in ((client, redis), (redis, client)):
-                arguments = (source, target, source is client)
-                thread = threading.Thread(target=self._pass_on, args=arguments, name="proxy")
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if requests and b"EVAL" in data and self.delay.is_set():
-                    self.delay.clear()
-                    self.arrives.wait(60)
-                    target.sendall(data)
-                    continue
-                if requests and b"EVAL" in data and self.lose_requests:
-                    self.lose_requests -= 1
-                    break
-                if not requests and b"\r\nok\r\n" in data and self.lose_replies:
-                    self.lose_replies -= 1
-                    break
-                target.sendall(data)
-            else:
-                return
-            self.lost += 1
-        except OSError:
-            pass
-        finally:
-            _hang_up(source)
-            _hang_up(target)
-
-
-def _hang_up(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side was faster
-
-
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
-    proxy = Proxy(server.port)
+    proxy = Proxy(
+        server.port,
+        is_append=lambda request: b"EVAL" in request,
+        is_done=lambda reply: b"\r\nok\r\n" in reply,
+    )
     yield proxy
     proxy.close()
+
+
+def url_of(proxy: Proxy) -> str:
+    return f"redis://127.0.0.1:{proxy.port}"
 
 
 @pytest.mark.parametrize("already_sent", [False, True])
@@ -331,7 +209,7 @@ def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_redis(
     server: RedisServer, proxy: Proxy, caplog: pytest.LogCaptureFixture, already_sent: bool
 ) -> None:
     """Redis may take an hour to reply; the network has to carry packets all the time."""
-    storage = open_storage(f"{proxy.url}?socket_timeout=3600")
+    storage = open_storage(f"{url_of(proxy)}?socket_timeout=3600")
     writer = storage.open_writer("the test")
     appender = Appender(writer)
     try:
@@ -353,7 +231,7 @@ def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_redis(
 def test_an_append_whose_reply_was_lost_is_not_done_twice(
     server: RedisServer, proxy: Proxy
 ) -> None:
-    writer = open_storage(proxy.url).open_writer("the test")
+    writer = open_storage(url_of(proxy)).open_writer("the test")
     for times in (1, 2, 5):
         first = writer.last_sequence + 1
         proxy.lose_replies = times
@@ -376,7 +254,7 @@ def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
     server: RedisServer, proxy: Proxy
 ) -> None:
     """As after a cut: TCP delivers in the end what was sent on a connection given up since."""
-    writer = open_storage(f"{proxy.url}?socket_timeout=0.5").open_writer("the test")
+    writer = open_storage(f"{url_of(proxy)}?socket_timeout=0.5").open_writer("the test")
     writer.append([b"1"])
     proxy.delay.set()
     assert writer.append([b"2"]) == 2  # in its second try
@@ -397,7 +275,7 @@ def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
 def test_an_append_that_is_retried_after_a_takeover_is_fenced(
     server: RedisServer, proxy: Proxy
 ) -> None:
-    writer = open_storage(proxy.url).open_writer("the test", place="here")
+    writer = open_storage(url_of(proxy)).open_writer("the test", place="here")
     proxy.lose_replies = 10**6
     appender = Appender(writer)
     wait_until("an append is repeated", lambda: proxy.lost > 2)
@@ -413,7 +291,7 @@ def test_an_append_that_is_retried_after_a_takeover_is_fenced(
 
 def test_a_takeover_whose_reply_was_lost(server: RedisServer, proxy: Proxy) -> None:
     proxy.lose_replies = 1
-    storage = open_storage(proxy.url)
+    storage = open_storage(url_of(proxy))
     with pytest.raises(Away):
         storage.open_writer("the test", place="here")
     assert storage.open_writer("the test", place="here").append([b"1"]) == 1

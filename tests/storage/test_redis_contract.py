@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from forebay.storage import Storage, Writer
+from forebay.storage.contract import StorageContract
 from forebay.storage.redis.storage import RedisStorage
 
 from ..redis_server import opened_keys
-from .contract import StorageContract
 
 
 class TestRedisStorage(StorageContract):

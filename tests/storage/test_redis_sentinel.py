@@ -20,7 +20,8 @@ from forebay.storage import (
 )
 
 from ..redis_server import RedisServer, running_redis, wait_until
-from .test_redis_away import Appender, expect_all_once, is_online, read_numbers
+from .appends import Appender, expect_all_once, read_numbers
+from .test_redis_away import is_online
 
 
 class Replicated:

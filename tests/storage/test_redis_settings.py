@@ -11,7 +11,8 @@ import pytest
 
 from forebay.service.processes import free_port, redis_program
 from forebay.storage import Away, StorageUnusable, Volatile, open_storage
-from forebay.storage.redis.address import parse_redis_url, redact
+from forebay.storage.parameters import redact
+from forebay.storage.redis.address import parse_redis_url
 from forebay.storage.redis.checks import _check_usable
 from forebay.storage.redis.client import RedisClient
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from forebay.storage import FileStorage, MemoryStorage, StorageUnusable, open_storage
+from forebay.storage.postgres.storage import PostgresStorage
 from forebay.storage.redis.storage import RedisStorage
 
 
@@ -54,6 +56,23 @@ def test_others_are_refused_with_what_there_is(url: str) -> None:
 def test_a_forgotten_colon_makes_no_directory(url: str) -> None:
     with pytest.raises(StorageUnusable, match="lacks the colon of a scheme"):
         open_storage(url)
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/db", "POSTGRES://host:1,other:2/db?prefix=a"])
+def test_postgres_urls(url: str) -> None:
+    storage = open_storage(url)
+    assert isinstance(storage, PostgresStorage)
+    assert storage.url == url
+    storage.close()
+
+
+def test_postgres_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith("forebay.storage.postgres"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StorageUnusable, match=r"psycopg .*: pip install 'forebay\[postgres\]'"):
+        open_storage("postgresql://user:secret@host/db")
 
 
 def test_a_misspelt_parameter() -> None:

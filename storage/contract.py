@@ -1,4 +1,8 @@
-"""What every storage must do; each backend subclasses `StorageContract`."""
+"""What every storage must do, as tests: each storage's own tests subclass `StorageContract`.
+
+For packages that bring a storage, too (docs/storages.md). Needs pytest and hypothesis, and nothing
+else of Forebay imports it.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +14,28 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.storage import (
+from .base import LEASE_MS, Extent, Record, Storage, Writer, blob_digest, blob_name
+from .errors import (
     AppendFailed,
     Corrupt,
-    Extent,
     Fenced,
     Locked,
     Missing,
     OutOfSequence,
-    Record,
-    Storage,
     StorageError,
-    Writer,
-    blob_digest,
-    blob_name,
 )
-from forebay.storage.base import LEASE_MS
 
-from ..hypothesis_profiles import examples
-
+EXAMPLES = settings().max_examples // 4  # of the profile that the tests are run with
 NO_BLOBS = ["0" * 64, "", "..", "../FORMAT", "no digest", "A" * 64, f"{'0' * 64}.", f"{'0' * 64}./"]
 BATCHES = st.lists(st.lists(st.binary(max_size=40), max_size=5), max_size=8)
 
 
 class StorageContract(ABC):
-    """Subclasses say how a storage is made, and how a writer's place is stolen."""
+    """A subclass says how a storage is made, and how a writer's place is stolen.
+
+    Call `pytest.register_assert_rewrite("forebay.storage.contract")` in conftest.py, before the
+    subclass is imported: then a failed assertion shows its values.
+    """
 
     @abstractmethod
     def make(self) -> Storage:
@@ -90,7 +91,11 @@ class StorageContract(ABC):
         assert writer.append([]) == 0
         assert list(storage.read()) == []
 
-    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.differing_executors])
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        suppress_health_check=[HealthCheck.differing_executors],
+    )
     @given(batches=BATCHES, restarts=st.sets(st.integers(0, 7)))
     def test_it_reads_as_a_list(self, batches: list[list[bytes]], restarts: set[int]) -> None:
         storage = self.make()

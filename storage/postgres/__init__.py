@@ -1,0 +1,1 @@
+"""A storage in a PostgreSQL; storage.py says what each module is for."""

@@ -1,0 +1,236 @@
+"""A storage in PostgreSQL: reading it, opening its writer, cutting it.
+
+tables.py has the tables, statements.py what changes them, and checks.py looks at the server's
+settings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from psycopg import errors as pg
+
+from ..base import LEASE_MS, Holdings
+from ..errors import Corrupt, Locked, Missing, StorageUnusable
+from ..server_log import Entry, JournalNames, Meta, decode_entry
+from ..server_storage import ServerStorage
+from .address import parse_postgres_url
+from .checks import find_volatile
+from .client import PostgresClient, Row
+from .statements import BEGIN
+from .tables import MEND, META, TABLES, create, existing_tables, lose, parse_meta, read, read_meta
+from .writer import CONDEMNED, PostgresWriter
+
+LEAST_WATCH_TIMEOUT_S = 1.0
+"""With a shorter timeout, a slow server would never answer in time."""
+
+_FETCH = (
+    f"SELECT {META}, l.last, l.batch FROM (SELECT 1) one LEFT JOIN {{s}}.meta m ON true "
+    "LEFT JOIN (SELECT last, batch FROM {s}.log WHERE last >= %(sequence)s ORDER BY last "
+    "LIMIT %(count)s) l ON true ORDER BY l.last"
+)
+_END = (
+    f"SELECT {META}, l.last, l.batch, (SELECT max(sequence) FROM {{s}}.snapshots), "
+    "EXISTS (SELECT FROM {s}.snapshots) OR EXISTS (SELECT FROM {s}.blobs) "
+    "FROM (SELECT 1) one LEFT JOIN {s}.meta m ON true "
+    "LEFT JOIN (SELECT last, batch FROM {s}.log ORDER BY last DESC LIMIT 1) l ON true"
+)
+_HOLDINGS = " UNION ALL ".join(
+    f"SELECT count(*), coalesce(sum(octet_length({column})), 0)::bigint FROM {{s}}.{table}"
+    for table, column in (("log", "batch"), ("snapshots", "data"), ("blobs", "data"))
+)
+
+_STILL_MINE = """DO $$ BEGIN IF NOT EXISTS (
+  SELECT FROM {s}.meta WHERE term = {term} AND token = '{token}' FOR UPDATE
+) THEN RAISE 'fenced'; END IF; END $$"""
+
+
+class PostgresStorage(ServerStorage):
+    """The storage in the PostgreSQL at a URL (address.py)."""
+
+    def __init__(self, url: str, *, allow_volatile: bool = False) -> None:
+        """Does not connect yet. Raises StorageUnusable."""
+        self._address = parse_postgres_url(url)
+        self._client = PostgresClient(self._address)
+        self._watcher: PostgresClient | None = None  # polls the meta; None before the first poll
+        schema = self._address.prefix
+        names = JournalNames(
+            url=self._address.url,
+            log=f"{schema}.log",
+            entry="row {}",
+            snapshots=f"{schema}.snapshots",
+            blobs=f"{schema}.blobs",
+            mend=MEND,
+        )
+        super().__init__(names, CONDEMNED, allow_volatile)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def snapshots(self) -> list[int]:
+        self._meta()  # NewerFormat
+        rows = read(self._client, "SELECT sequence FROM {s}.snapshots ORDER BY sequence")
+        return [sequence for (sequence,) in rows]
+
+    def blobs(self) -> list[str]:
+        self._meta()  # NewerFormat
+        return [name for (name,) in read(self._client, "SELECT name FROM {s}.blobs")]
+
+    def holdings(self) -> Holdings:
+        rows = read(self._client, _HOLDINGS) or [(0, 0)] * 3
+        (entries, log_bytes), (snapshots, snapshot_bytes), (blobs, blob_bytes) = rows
+        return Holdings(
+            segments=int(entries > 0),
+            log_bytes=log_bytes,
+            torn_bytes=0,
+            snapshots=snapshots,
+            snapshot_bytes=snapshot_bytes,
+            blobs=blobs,
+            blob_bytes=blob_bytes,
+        )
+
+    def close(self) -> None:
+        self._client.close()
+        if self._watcher is not None:
+            self._watcher.close()
+
+    def _meta(self) -> Meta | None:
+        return read_meta(self._client)
+
+    def _look(self, lease_ms: int) -> Meta | None:
+        if self._watcher is None:
+            # A short timeout, because each missing reply restarts the watch.
+            reply_s = max(LEAST_WATCH_TIMEOUT_S, lease_ms / 2000)
+            self._watcher = PostgresClient(self._address, reply_s=reply_s)
+        return read_meta(self._watcher)
+
+    def _get_snapshot(self, sequence: int) -> bytes | None:
+        statement = "SELECT data FROM {s}.snapshots WHERE sequence = %(sequence)s"
+        data: bytes | None = _only(read(self._client, statement, sequence=sequence))
+        return data
+
+    def _get_blob(self, name: str) -> bytes | None:
+        statement = "SELECT data FROM {s}.blobs WHERE name = %(name)s"
+        data: bytes | None = _only(read(self._client, statement, name=name))
+        return data
+
+    def _fetch(self, sequence: int, count: int) -> tuple[Meta | None, list[Entry]]:
+        rows = read(self._client, _FETCH, sequence=sequence, count=count)
+        if not rows:
+            return None, []
+        entries = [_entry(*row[-2:]) for row in rows if row[-1] is not None]
+        return parse_meta(self._client, rows[0]), entries
+
+    def _check_end(self) -> Meta | None:
+        rows = read(self._client, _END)
+        if not rows:
+            return None
+        ((*_, last, batch, ahead, others),) = rows
+        meta = parse_meta(self._client, rows[0])
+        if meta is None:
+            if last is not None or others:
+                where = f"{self.url}: {self._address.prefix}.meta"
+                raise Corrupt(f"{where}: has no row, and others have some; {MEND}")
+            return None
+        self._check_newest(meta, None if last is None else _entry(last, batch), ahead or 0)
+        return meta
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def _find_volatile(self) -> list[str]:
+        return find_volatile(self._client)
+
+    def _begin_term(
+        self, seen: Meta | None, token: str, owner: str, lease_ms: int, place: str, repair: bool
+    ) -> int | None:
+        if seen is None:
+            create(self._client)
+            seen = read_meta(self._client)
+            if seen is None or seen.term:
+                return None  # another one has begun meanwhile
+        begun: list[Row] = self._client.run(
+            BEGIN,
+            token=token,
+            owner=owner,
+            place=place,
+            lease_ms=lease_ms,
+            seen_term=seen.term,
+            seen_token=seen.token,
+            seen_beat=seen.beat,
+            seen_last=seen.last,
+            seen_condemned=seen.condemned,
+        )
+        return begun[0][0] if begun else None
+
+    def _make_writer(self, term: int, token: str, last: int, lease_ms: int) -> PostgresWriter:
+        return PostgresWriter(self._address, term, token, last, lease_ms, self._inspect_again)
+
+    def _lose(self, term: int, what: str) -> str:
+        while True:
+            meta = self._meta()
+            if meta and meta.cut_term > term:
+                return ""
+            if meta and meta.condemned:
+                return meta.condemned
+            if reason := lose(self._client, term, what, meta):
+                return reason
+
+    def cut(self, after: int, owner: str) -> str:
+        tables = existing_tables(self._client)
+        if not tables:
+            raise Missing(f"{self.url}: there is no log to cut")
+        if tables != {*TABLES} or self._meta() is None:
+            create(self._client)  # what is missing
+        seen = self._meta_for_repair()
+        first = seen.first if seen and seen.term else self._first_of_log()
+        term, token = self._begin(seen, owner, LEASE_MS, "", repair=True)
+        last, last_term = self._find_cut(first, after)
+        aside = f"cut_{self._free_number()}"
+        new_term = max(term, last_term + 1)
+        script = [
+            _STILL_MINE.format(s="{s}", term=term, token=token),
+            f"CREATE TABLE {{s}}.{aside}_meta AS TABLE {{s}}.meta",
+        ]
+        for table, key in (("log", "last"), ("snapshots", "sequence")):
+            behind = f"FROM {{s}}.{table} WHERE {key} > {last}"
+            script += [f"CREATE TABLE {{s}}.{aside}_{table} AS SELECT * {behind}"]
+            script += [f"DELETE {behind}"]
+        values = {"first": first, "last": last, "began": last, "term": new_term}
+        changes = ", ".join(f"{name} = {value}" for name, value in values.items())
+        script += [
+            f"UPDATE {{s}}.meta SET {changes}, cut_term = {new_term}, owner = '', condemned = ''"
+        ]
+        try:
+            self._client.run_script(script)
+        except StorageUnusable as error:
+            if isinstance(error.__cause__, pg.RaiseException):
+                raise Locked(
+                    f"{self.url}: another writer has begun meanwhile; stop that first"
+                ) from None
+            raise
+        self._acknowledged = (0, 0)
+        return (
+            f"the log ends at record {last} now; all later records and snapshots were moved to "
+            f"the tables {self._address.prefix}.{aside}_…"
+        )
+
+    def _first_of_log(self) -> int:
+        for row in self._client.run("SELECT last, batch FROM {s}.log ORDER BY last LIMIT 1"):
+            try:
+                return decode_entry(_entry(*row), self._names).first_sequence
+            except Corrupt:
+                pass
+        return 1
+
+    def _free_number(self) -> int:
+        names = ((n, f'"{self._address.prefix}".cut_{n}_meta') for n in itertools.count(1))
+        find = "SELECT to_regclass(%(name)s)"
+        return next(n for n, name in names if _only(self._client.run(find, name=name)) is None)
+
+
+def _entry(last: int, batch: bytes) -> Entry:
+    return Entry(f"row {last}", batch)
+
+
+def _only(rows: list[Row]) -> Any:
+    return rows[0][0] if rows else None

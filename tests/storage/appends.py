@@ -1,0 +1,147 @@
+"""Appends that go on while the server of a storage is disturbed, and what is to be seen of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from forebay.chaos.proxy import drop_packets, keep_packets
+from forebay.storage import StorageError, Writer, open_storage
+
+from ..redis_server import wait_until
+
+
+class Appender:
+    """Appends b"1", b"2", b"3" … in batches of changing size, until told to stop.
+
+    Each number has at least so many digits.
+    """
+
+    def __init__(self, writer: Writer, digits: int = 1) -> None:
+        self.acknowledged = 0
+        self.error: StorageError | None = None
+        self._writer = writer
+        self._digits = digits
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="appender")
+        self._thread.start()
+
+    def _work(self) -> None:
+        size = 0
+        try:
+            while not self._stop.is_set():
+                size = size % 7 + 1
+                begin = self.acknowledged + 1
+                self.acknowledged = self._writer.append(
+                    [b"%0*d" % (self._digits, number) for number in range(begin, begin + size)]
+                )
+        except StorageError as error:
+            self.error = error
+
+    def wait_for_more(self) -> None:
+        before = self.acknowledged
+        wait_until("more is appended", lambda: self.acknowledged > before + 7 or self.error)
+        assert self.error is None
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def read_numbers(url: str) -> list[int]:
+    return [int(record.data) for record in open_storage(url).read()]
+
+
+def expect_all_once(url: str, appender: Appender) -> None:
+    appender.stop()
+    assert appender.error is None
+    assert read_numbers(url) == list(range(1, appender.acknowledged + 1))
+
+
+class Proxy:
+    """Between a client and its server: loses, on request, what one side says, and hangs up."""
+
+    def __init__(
+        self,
+        target_port: int,
+        *,
+        is_append: Callable[[bytes], bool],
+        is_done: Callable[[bytes], bool],
+    ) -> None:
+        self.lose_requests = 0  # so many of the next ones
+        self.lose_replies = 0
+        self.lost = 0
+        self.delay = threading.Event()  # the next append is, and its connection stays
+        self.arrives = threading.Event()  # and comes to the server now
+        self._target_port = target_port
+        self._is_append = is_append
+        self._is_done = is_done
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sockets = [self._listener]
+        self._threads = [threading.Thread(target=self._accept, name="proxy")]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        for each in self._sockets:
+            _hang_up(each)
+        for thread in self._threads:
+            thread.join(60)
+        for each in self._sockets:
+            each.close()
+
+    def cut_off(self) -> None:
+        """Let packets vanish from now on, also those that would make new connections."""
+        for each in self._sockets:
+            drop_packets(each)
+
+    def reachable_again(self) -> None:
+        """For new connections; those that there are stay cut off."""
+        keep_packets(self._listener)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target_port))
+            self._sockets += [client, server]
+            for source, target in ((client, server), (server, client)):
+                arguments = (source, target, source is client)
+                thread = threading.Thread(target=self._pass_on, args=arguments, name="proxy")
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if requests and self._is_append(data) and self.delay.is_set():
+                    self.delay.clear()
+                    self.arrives.wait(60)
+                    target.sendall(data)
+                    continue
+                if requests and self._is_append(data) and self.lose_requests:
+                    self.lose_requests -= 1
+                    break
+                if not requests and self._is_done(data) and self.lose_replies:
+                    self.lose_replies -= 1
+                    break
+                target.sendall(data)
+            else:
+                return
+            self.lost += 1
+        except OSError:
+            pass
+        finally:
+            _hang_up(source)
+            _hang_up(target)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other side was faster

@@ -1,0 +1,226 @@
+"""A PostgreSQL that has less than was acknowledged: who knows notices, and nobody continues it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.chaos.postgres import postgres_programs
+from forebay.storage import Corrupt, Extent, Fenced, Record, Storage, Writer, open_storage
+
+from ..postgres_server import PostgresServer, schema_of
+
+
+class Journal:
+    """A journal of which a backup can be made, and restored."""
+
+    def __init__(self, server: PostgresServer, url: str) -> None:
+        self.url = url
+        self.schema = schema_of(url)
+        self._server = server
+
+    def open_writer(self, place: str = "here") -> Writer:
+        return open_storage(self.url).open_writer("the test", place=place)
+
+    def execute(self, statement: str) -> None:
+        """Run a statement, in which {s} is the schema."""
+        self._server.execute(statement.format(s=f'"{self.schema}"'))
+
+    @contextlib.contextmanager
+    def forgotten(self) -> Iterator[None]:
+        """What is done meanwhile is gone afterwards, as after the restoration of a backup."""
+        backup = self._run("pg_dump", f"--schema={self.schema}")
+        yield
+        self.execute("DROP SCHEMA {s} CASCADE")
+        self._run("psql", "--quiet", "--set=ON_ERROR_STOP=1", said=backup)
+
+    def _run(self, program: str, *arguments: str, said: str = "") -> str:
+        folder = postgres_programs()
+        assert folder is not None
+        command = [str(Path(folder) / program), f"--dbname={self._server.url}", *arguments]
+        return subprocess.run(
+            command, input=said, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+
+@pytest.fixture
+def journal(postgres: PostgresServer, postgres_storage_url: str) -> Journal:
+    return Journal(postgres, postgres_storage_url)
+
+
+def expect_condemned(journal: Journal, reason: str) -> None:
+    """No writer begins any more, whoever asks, until a repair has cut the log."""
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=f"acknowledged records are missing: .*{reason}.*repair"):
+            journal.open_writer()
+    storage = open_storage(journal.url)
+    records: list[Record] = []
+    try:
+        records.extend(storage.read())
+    except Corrupt:
+        pass
+    last = len(records)
+    assert f"ends at record {last}" in storage.cut(last, "the repair")
+    assert storage.extent() == Extent(1, last)
+    writer = journal.open_writer()
+    assert writer.append([b"goes on"]) == last + 1
+    writer.close()
+
+
+def use_append(writer: Writer) -> None:
+    writer.append([b"more"])
+
+
+def use_renew(writer: Writer) -> None:
+    writer.renew()
+
+
+USES = pytest.mark.parametrize("use", [use_append, use_renew])
+
+
+@USES
+def test_older_data_of_the_same_term(journal: Journal, use: Callable[[Writer], None]) -> None:
+    writer = journal.open_writer()
+    writer.append([b"a"] * 5)
+    with journal.forgotten():
+        for _ in range(3):
+            writer.append([b"b"])
+    with pytest.raises(
+        Corrupt, match=r"record 8 was .* in term 1, and the log ends at record 5 of"
+    ):
+        use(writer)
+    expect_condemned(journal, "record 8 was acknowledged")
+
+
+@USES
+def test_older_data_of_an_earlier_term(journal: Journal, use: Callable[[Writer], None]) -> None:
+    first = journal.open_writer()
+    first.append([b"a"] * 5)
+    with journal.forgotten():
+        second = journal.open_writer()
+    with pytest.raises(Corrupt, match="acknowledged in term 2, and the log ends at record 5 of te"):
+        use(second)
+    expect_condemned(journal, "acknowledged in term 2")
+    with pytest.raises(Fenced):
+        first.renew()
+
+
+@USES
+def test_older_data_with_a_new_writer_of_the_same_term(
+    journal: Journal, use: Callable[[Writer], None]
+) -> None:
+    journal.open_writer().append([b"a"] * 5)
+    with journal.forgotten():
+        second = journal.open_writer()
+    twin = journal.open_writer()
+    assert twin.term == second.term == 2
+    with pytest.raises(Corrupt, match="another writer has begun that term again"):
+        use(second)
+    with pytest.raises(Corrupt, match="another writer has begun"):
+        twin.append([b"x"])
+    expect_condemned(journal, "another writer has begun")
+
+
+@USES
+def test_a_later_term_that_began_on_older_data(
+    journal: Journal, use: Callable[[Writer], None]
+) -> None:
+    writer = journal.open_writer()
+    writer.append([b"a"] * 5)
+    with journal.forgotten():
+        writer.append([b"b"])
+    later = journal.open_writer()
+    later.append([b"x"] * 20)
+    with pytest.raises(Corrupt, match=r"record 6 was .* and a later term began at record 5"):
+        use(writer)
+    with pytest.raises(Corrupt):
+        later.append([b"x"])
+    expect_condemned(journal, "a later term began at record 5")
+
+
+LOSSES = {
+    "the schema": "DROP SCHEMA {s} CASCADE",
+    "the log": "DROP TABLE {s}.log",
+    "all rows": "TRUNCATE {s}.log",
+    "the meta": "DROP TABLE {s}.meta",
+    "the meta's row": "DELETE FROM {s}.meta",
+}
+
+
+@USES
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_deleted_tables(journal: Journal, loss: str, use: Callable[[Writer], None]) -> None:
+    writer = journal.open_writer()
+    for _ in range(3):
+        writer.append([b"a"] * 2)
+    journal.execute(loss)
+    with pytest.raises(Corrupt):
+        use(writer)
+    with pytest.raises(Corrupt):
+        writer.append([b"again"])
+    expect_condemned(journal, "")
+
+
+def test_a_journal_that_was_begun_anew(journal: Journal) -> None:
+    writer = journal.open_writer()
+    writer.append([b"a"])
+    journal.execute("DROP SCHEMA {s} CASCADE")
+    other = journal.open_writer()  # knows nothing of it
+    other.append([b"b"] * 7)
+    with pytest.raises(Corrupt, match="another writer has begun that term again"):
+        writer.renew()
+    with pytest.raises(Corrupt, match="acknowledged records are missing"):
+        other.append([b"c"])
+    expect_condemned(journal, "another writer")
+
+
+def follow(storage: Storage) -> int:
+    return len(list(storage.read()))
+
+
+def test_a_standby_remembers_what_it_has_read(journal: Journal) -> None:
+    writer = journal.open_writer()
+    standby = open_storage(journal.url)
+    for i in range(4):
+        writer.append([b"a"] * 2)
+        assert follow(standby) == 2 * i + 2
+    journal.execute("DROP SCHEMA {s} CASCADE")
+    with pytest.raises(Corrupt, match="record 6 was read in term 1, and the log ends at record 0"):
+        standby.open_writer("the standby")
+    expect_condemned(journal, "record 6 was read")
+
+
+def test_an_unacknowledged_record_may_vanish(journal: Journal) -> None:
+    writer = journal.open_writer()
+    writer.append([b"a"] * 5)
+    standby = open_storage(journal.url)
+    with journal.forgotten():
+        writer.append([b"b"])
+        assert follow(standby) == 6  # and nobody but `writer` knows that it was acknowledged
+    assert standby.open_writer("the standby", place="here").last_sequence == 5
+
+
+def test_a_repair_takes_records_away_on_purpose(journal: Journal) -> None:
+    displaced = journal.open_writer()
+    displaced.append([b"a"] * 3)
+    displaced.append([b"a"] * 3)
+    standby = open_storage(journal.url)
+    assert follow(standby) == 6
+    journal.open_writer().close()
+    open_storage(journal.url).cut(2, "the repair")
+    with pytest.raises(Fenced):
+        displaced.append([b"x"])
+    assert standby.open_writer("the standby").append([b"x"]) == 1
+
+
+def test_condemned_by_who_knows_better(journal: Journal) -> None:
+    writer = journal.open_writer()
+    writer.append([b"a"])
+    writer.condemn("acknowledged records are missing: workers know of a lease that is not here")
+    with pytest.raises(Corrupt, match="workers know of a lease"):
+        writer.renew()
+    expect_condemned(journal, "workers know of a lease")

@@ -1,0 +1,90 @@
+"""A PostgreSQL whose primary is lost, and whose standby is promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from forebay.chaos.postgres import USER
+from forebay.storage import Corrupt, StorageUnusable, open_storage
+
+from ..postgres_server import PASSWORD, PostgresServer, running_postgres
+from ..redis_server import wait_until
+from .appends import Appender, expect_all_once, read_numbers
+
+Pair = tuple[PostgresServer, PostgresServer]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A primary, and its standby, which appends do not wait for."""
+    with running_postgres() as primary, running_postgres(primary) as standby:
+        streams = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+        wait_until("it replicates", lambda: primary.execute(streams) == [(1,)])
+        yield primary, standby
+
+
+def url_of(*servers: PostgresServer) -> str:
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return f"postgresql://{USER}:{PASSWORD}@{hosts}/postgres?target_session_attrs=read-write"
+
+
+def configure(server: PostgresServer, name: str, value: str) -> None:
+    server.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+    server.execute("SELECT pg_reload_conf()")
+    wait_until("it has it", lambda: server.execute(f"SHOW {name}") == [(value,)])
+
+
+def test_a_standby_is_refused(pair: Pair) -> None:
+    with pytest.raises(StorageUnusable, match="is a standby, which cannot be written; name the pr"):
+        open_storage(pair[1].url).open_writer("the test")
+
+
+def test_a_failover_that_appends_have_waited_for_loses_nothing(pair: Pair) -> None:
+    primary, standby = pair
+    configure(primary, "synchronous_standby_names", "*")
+    appender = Appender(open_storage(url_of(*pair)).open_writer("the test"))
+    try:
+        appender.wait_for_more()
+        primary.kill()
+        acknowledged = appender.acknowledged
+        standby.execute("SELECT pg_promote()")
+        assert read_numbers(standby.url)[:acknowledged] == list(range(1, acknowledged + 1))
+        appender.wait_for_more()
+    finally:
+        expect_all_once(standby.url, appender)
+
+
+def test_an_append_waits_for_its_synchronous_standby(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    primary, standby = pair
+    configure(primary, "synchronous_standby_names", "*")
+    appender = Appender(open_storage(f"{url_of(*pair)}&reply_s=0.5").open_writer("the test"))
+    try:
+        appender.wait_for_more()
+        standby.kill()
+        wait_until("it waits", lambda: "waiting for PostgreSQL" in caplog.text)
+        standby.start()
+        appender.wait_for_more()
+    finally:
+        expect_all_once(primary.url, appender)
+
+
+def test_a_failover_that_lost_something_is_noticed(pair: Pair) -> None:
+    primary, standby = pair
+    storage = open_storage(url_of(*pair), allow_volatile=True)
+    writer = storage.open_writer("the test")
+    writer.append([b"1"])
+    wait_until("it has it", lambda: read_numbers(standby.url) == [1])
+    configure(standby, "primary_conninfo", "")
+    received = "SELECT count(*) FROM pg_stat_wal_receiver"
+    wait_until("it hears nothing", lambda: standby.execute(received) == [(0,)])
+    writer.append([b"2"])
+    primary.kill()
+    standby.execute("SELECT pg_promote()")
+    with pytest.raises(Corrupt, match="record 2 was acknowledged in term 1, and the log ends at"):
+        writer.append([b"3"])
+    with pytest.raises(Corrupt, match="acknowledged records are missing"):
+        open_storage(standby.url).open_writer("the next", place="here")

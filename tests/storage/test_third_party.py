@@ -1,0 +1,85 @@
+"""Storages of other packages: docs/storages.md is one, and what is said of others."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from forebay.storage import StorageUnusable, open_storage
+from forebay.storage.url import GROUP
+
+from ..standbys import leads
+from ..stock import DispatcherProcess
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "storages.md"
+
+
+def install(folder: Path, name: str, entries: dict[str, str]) -> None:
+    """Let a package of that name have these entry points, as an installer would."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = "".join(f"{scheme} = {value}\n" for scheme, value in entries.items())
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{lines}")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH with the package that the page shows, and its tests."""
+    module, tests = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (project,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "forebay_sqlite.py").write_text(module)
+    (tmp_path / "test_forebay_sqlite.py").write_text(tests)
+    install(tmp_path, "forebay_sqlite", tomllib.loads(project)["project"]["entry-points"][GROUP])
+    return tmp_path
+
+
+@pytest.mark.long
+def test_the_storage_of_the_page_passes_the_contract(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(page))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(page)]
+    done = subprocess.run(command, cwd=page, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d\d passed", done.stdout)
+
+
+def test_a_dispatcher_goes_on_with_it(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(page))
+    with DispatcherProcess(f"sqlite://{page}/journal.db") as dispatcher:
+        assert leads(dispatcher, 1)
+        dispatcher.kill_and_restart()
+        assert leads(dispatcher, 2)
+
+
+def refusal(url: str) -> str:
+    with pytest.raises(StorageUnusable) as error:
+        open_storage(url)
+    return str(error.value)
+
+
+def test_what_is_said_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "etcd_of_one", {"etcd": "one:open", "redis": "one:open"})
+    assert "etcd:…, or install the package that brings the scheme" in refusal("etdc://host")
+    assert "one:open of the package etcd_of_one cannot be loaded (No module named 'one'); mend" in (
+        refusal("etcd://user:secret@host")
+    )
+    (tmp_path / "one.py").write_text("")
+    assert "one:open of the package etcd_of_one cannot be loaded" in refusal("ETCD://host")
+    (tmp_path / "three.py").write_text("def make(url, *, allow_volatile):\n    return {}\n")
+    install(tmp_path, "list_of_three", {"list": "three:make"})
+    assert "returned a dict, which is no forebay.storage.Storage" in refusal("list://host")
+    install(tmp_path, "etcd_of_two", {"etcd": "two:open"})
+    said = refusal("etcd://user:secret@host")
+    assert "several packages" in said
+    assert "etcd_of_one" in said
+    assert "etcd_of_two" in said
+    assert "secret" not in said
+    open_storage("redis://host").close()  # ours
