@@ -172,13 +172,13 @@ def rank(node: int, lost: int, lost_at: int, joined_at: int) -> None:
 
 
 def launch(port: int, *arguments: int) -> None:
-    """What `torchrun --nnodes=1:6` does on one of the nodes."""
+    """What `torchrun --nnodes=3:6` does on one of the nodes."""
     os.setsid()
     # Else all rounds share a store, where ranks find the addresses that those of the round before
     # wrote there, and wait for them in init_process_group: pytorch/pytorch#135712.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
-        min_nodes=1,
+        min_nodes=3,
         max_nodes=6,
         nproc_per_node=1,
         run_id="training",
@@ -186,7 +186,7 @@ def launch(port: int, *arguments: int) -> None:
         rdzv_endpoint=f"127.0.0.1:{port}",
         rdzv_configs={
             "is_host": False,  # the caller is, and is not lost
-            "last_call_timeout": 2,
+            "last_call_timeout": 3,
             "keep_alive_interval": 1,
             "keep_alive_max_attempt": 4,
         },
