@@ -7,6 +7,7 @@ their numbers; of each step there must be the same numbers whenever it is taken.
 from __future__ import annotations
 
 import collections
+import ctypes
 import json
 import os
 import pathlib
@@ -30,6 +31,7 @@ from forebay import service
 from forebay.torch import ServiceDataset
 
 GLOBAL_BATCH, STEPS = 12, 70
+PR_SET_PDEATHSIG = 1
 TARGET, DATASET_ID = sys.argv[1:3]
 FOLDER = pathlib.Path(sys.argv[3])
 MODEL = torch.nn.Linear(64, 10)
@@ -174,6 +176,7 @@ def rank(node: int, lost: int, lost_at: int, joined_at: int) -> None:
 def launch(port: int, *arguments: int) -> None:
     """What `torchrun --nnodes=3:6` does on one of the nodes."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # torchrun's own ranks die with it
     # Else all rounds share a store, where ranks find the addresses that those of the round before
     # wrote there, and wait for them in init_process_group: pytorch/pytorch#135712.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
