@@ -53,10 +53,18 @@ def frame(data: bytes) -> bytes:
 
 def unframe(data: bytes) -> bytes | None:
     """The inverse of `frame`; None unless `data` is exactly one whole frame."""
-    length = _header(data)
+    length = data_length(data)
     if length is None or len(data) != length + FRAME_BYTES:
         return None
     return _payload(data, length)
+
+
+def data_length(data: bytes, at: int = 0) -> int | None:
+    """Of the frame at `at`, by its header; None without a whole header."""
+    if len(data) - at < HEADER_BYTES:
+        return None
+    length, crc = _HEADER.unpack_from(data, at)
+    return length if masked_crc(data[at : at + 8]) == crc else None
 
 
 def read_frames(fd: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -107,7 +115,7 @@ def is_torn(tail: bytes, offset: int) -> bool:
     """
     if len(tail.rstrip(b"\0")) < HEADER_BYTES:
         return True  # not even a header was written
-    length = _header(tail)
+    length = data_length(tail)
     if length is None:
         # The header's own sector is missing. The frame's end is unknown; but had another one
         # followed, this one would have been on disk.
@@ -119,14 +127,6 @@ def is_torn(tail: bytes, offset: int) -> bool:
     if tail[end:].strip(b"\0"):
         return False  # something was written after it
     return _lacks_a_sector(tail[:end], offset) or _lacks_footer(tail[:end], offset)
-
-
-def _header(data: bytes, at: int = 0) -> int | None:
-    """The data's length; None without a whole header."""
-    if len(data) - at < HEADER_BYTES:
-        return None
-    length, crc = _HEADER.unpack_from(data, at)
-    return length if masked_crc(data[at : at + 8]) == crc else None
 
 
 def _payload(data: bytes, length: int, at: int = 0) -> bytes | None:
@@ -165,7 +165,7 @@ def _holds_a_frame(data: bytes) -> bool:
     high_half = data.find(b"\0\0\0\0", 4)  # of a length
     while high_half >= 0:
         at = high_half - 4
-        length = _header(data, at)
+        length = data_length(data, at)
         if length is not None and _payload(data, length, at) is not None:
             return True
         high_half = data.find(b"\0\0\0\0", high_half + 1)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from array_record.python import array_record_module
 
 from .ordered_reads import as_bytes
 
@@ -56,13 +57,15 @@ def written(format: str, directory: pathlib.Path, counts: Sequence[int]) -> list
     return found
 
 
-def _array_records(path: str, rows: list[bytes]) -> list[Any]:
-    from array_record.python import array_record_module
-
-    writer = array_record_module.ArrayRecordWriter(path, "group_size:4")
+def write_array_record(path: str, rows: list[bytes], options: str) -> None:
+    writer = array_record_module.ArrayRecordWriter(path, options)
     for row in rows:
         writer.write(row)
     writer.close()
+
+
+def _array_records(path: str, rows: list[bytes]) -> list[Any]:
+    write_array_record(path, rows, "group_size:4")
     reader = array_record_module.ArrayRecordReader(path)
     found: list[Any] = reader.read_all() if rows else []
     reader.close()

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from forebay.service.blocks import Block, Component, Strings, joined, split
 from forebay.service.checksums import Checksum
 
+from .transport.samples import strings
+
 DTYPES = [np.dtype(each) for each in ("f4", "i8", "?", "u1", ml_dtypes.bfloat16)]
-
-
-def strings(values: list[bytes], *shape: int) -> Strings:
-    lengths = np.array([len(value) for value in values], np.int64).reshape(1, *shape)
-    return Strings(lengths, np.frombuffer(b"".join(values), np.uint8))
 
 
 @st.composite
@@ -33,7 +30,7 @@ def elements(draw: st.DrawFn) -> list[Block]:
         words = draw(st.lists(st.binary(max_size=4), min_size=len(numbers), max_size=len(numbers)))
         components = (
             Component(numbers.astype(dtype).reshape(1, *shape)),
-            Component(strings(words, *shape)),
+            Component(strings(words, 1, *shape)),
         )
         found.append(Block(1, components))
     return found

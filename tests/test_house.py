@@ -54,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
         "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
-    "service.pipelines": {LOOSE, *WORDS},
+    "service.pipelines": {"storage.tfrecord", LOOSE, *WORDS},
     "service.delivery": {LOOSE, *WORDS},
     "service.transport": {"service.delivery", "service.connections.protocols", LOOSE, *WORDS},
     "service.materialized": {

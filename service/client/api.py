@@ -463,6 +463,7 @@ def _read_as_dataset(
         cardinality=_cardinality(metadata.cardinality, policy),
         options=options,
     )
+    dataset.may_repeat = partial(lockstep.may_repeat, reader.name)
     if in_order is None:
         return dataset
     dataset.is_read_in_order = True

@@ -100,6 +100,8 @@ def register_files(
         raise InvalidArgument(f"split_records={split_records!r}: give an integer, at least 1")
     if not (isinstance(seed, int) and -(1 << 63) <= seed < 1 << 63):
         raise InvalidArgument(f"seed={seed!r}: give an integer of 64 bits")
+    if map is not None and not callable(map):
+        raise InvalidArgument(f"map={map!r:.100}: give a function of a record")
     paths, found_format = _resolved(files, format)
     options = _options(found_format, columns, fill, index_dir)
     entries, found = _inspected(paths, found_format, options)
@@ -138,11 +140,11 @@ def register_files(
 
 def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
     """The files, and their format, which may be `named`. Raises InvalidArgument, NotFound."""
-    if named is not None and named not in FORMATS:
+    if named is not None and named not in [*FORMATS]:
         raise InvalidArgument(f"format={named!r} must be one of {[*FORMATS]}")
-    given = [files] if isinstance(files, str | os.PathLike) else [*files]
+    given = _given(files)
     paths: list[str] = []
-    for path in [os.fspath(one) for one in given]:
+    for path in given:
         matching = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
         if not matching and re.match(r"[A-Za-z][\w+.-]*://", path):
             raise InvalidArgument(
@@ -167,6 +169,7 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
             f"{given} has no files here whose names end in {[*suffixes_of(named)]}: give a pattern"
         )
     for path in paths:
+        _require_utf8(path)
         if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe, which may wait
             raise InvalidArgument(f"{path!r} is no file and no directory: leave it out")
     same = collections.Counter(map(os.path.realpath, paths))
@@ -184,6 +187,30 @@ def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
     return paths, found
 
 
+def _given(files: Any) -> list[str]:
+    """Raises InvalidArgument."""
+    if isinstance(files, str | os.PathLike):
+        files = [files]
+    advice = "give a pattern, a file, a directory, or a list of them"
+    if isinstance(files, bytes | Mapping) or not isinstance(files, Iterable):
+        raise InvalidArgument(f"files={files!r:.100}: {advice}")
+    found = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in files]
+    for one in found:
+        if not isinstance(one, str):
+            raise InvalidArgument(f"files has {one!r:.100}, which is no path: {advice}")
+    return found
+
+
+def _require_utf8(path: str) -> None:
+    """Raises InvalidArgument."""
+    try:
+        os.path.abspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{path!r} has bytes that are no UTF-8 in its name or its directory's: rename it"
+        ) from error
+
+
 def _options(
     of: str,
     columns: Sequence[str] | None,
@@ -191,13 +218,28 @@ def _options(
     index_dir: str | os.PathLike[str] | None,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
-    if isinstance(columns, str) or columns == [] or len({*(columns or ())}) < len(columns or ()):
-        raise InvalidArgument(f"columns={columns!r} must be a list of different names, one or more")
+    if columns is not None:
+        names = [] if isinstance(columns, str) or not isinstance(columns, Iterable) else [*columns]
+        are_names = bool(names) and all(isinstance(name, str) for name in names)
+        if not are_names or len({*names}) < len(names):
+            raise InvalidArgument(
+                f"columns={columns!r:.100} must be a list of different names, one or more"
+            )
+        columns = sorted(names)
+    if fill is not None and not (
+        isinstance(fill, Mapping) and all(isinstance(name, str) for name in fill)
+    ):
+        raise InvalidArgument(f"fill={fill!r:.100} must be a dict of values by a column's name")
+    if index_dir is not None:
+        if not isinstance(index_dir, str | os.PathLike):
+            raise InvalidArgument(f"index_dir={index_dir!r:.100}: give the path of a directory")
+        index_dir = os.path.abspath(index_dir)
+        _require_utf8(index_dir)
     options: dict[str, Any] = {}
     for name, value, formats in (
-        ("columns", columns and sorted(columns), ("parquet", "webdataset", "mds")),
+        ("columns", columns, ("parquet", "webdataset", "mds")),
         ("fill", fill and dict(sorted(fill.items())), ("parquet",)),
-        ("index_dir", index_dir and os.path.abspath(index_dir), ("tfrecord", "webdataset")),
+        ("index_dir", index_dir, ("tfrecord", "webdataset")),
     ):
         if value is not None:
             options[name] = value
@@ -331,12 +373,12 @@ def _request(
     of_files: Manifest, function: Callable[[Any], Any] | None, packages: Iterable[str]
 ) -> pb.RegisterDatasetRequest:
     """Raises InvalidArgument."""
-    stored, needed = python_pb2.PythonDataset(), [*packages]
+    stored, needed = python_pb2.PythonDataset(), functions.package_names(packages)
     if function is not None:
-        made = functions.request_of(PythonDataset(function, None, packages=(*needed,)), None)
+        made = functions.request_of(PythonDataset(function, None, packages=needed), None)
         stored.ParseFromString(made.python)
     elif needed:
-        raise InvalidArgument(f"packages={needed} are for `map`, which is not given")
+        raise InvalidArgument(f"packages={[*needed]} are for `map`, which is not given")
     stored.files = of_files.encode()
     request = pb.RegisterDatasetRequest(python=stored.SerializeToString(deterministic=True))
     request.sources.add(count=len(of_files.cuts) - 1)
@@ -347,8 +389,14 @@ def _mapped_structure(request: pb.RegisterDatasetRequest) -> str:
     """Of the elements that the function makes of the first records, which it is called with."""
     records = FileRecords(python_pb2.PythonDataset.FromString(request.python))
     records.set_up_function()
+    found: list[Any] = []
     try:
-        return inferred([*itertools.islice(records(0), LOOKED_AT)])
+        try:
+            found.extend(itertools.islice(records(0), LOOKED_AT))
+        except Exception as error:
+            error.add_note(f"`map` was called with {records.place(0, len(found))}")
+            raise
+        return inferred(found)
     finally:
         records.teardown()
         records.close()

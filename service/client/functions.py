@@ -86,7 +86,7 @@ def _is_number(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _names(packages: Any) -> tuple[str, ...]:
+def package_names(packages: Any) -> tuple[str, ...]:
     """Raises InvalidArgument."""
     if not isinstance(packages, str | bytes | Mapping) and isinstance(packages, Iterable):
         found = tuple(packages)
@@ -190,7 +190,7 @@ def python_dataset(
 
     def made(function: Callable[..., Any]) -> PythonDataset:
         return PythonDataset(
-            function, splits, element_spec, _names(packages), on_error, limit, timeout_s
+            function, splits, element_spec, package_names(packages), on_error, limit, timeout_s
         )
 
     return made
@@ -228,7 +228,7 @@ def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -
 
     with _by_value():  # splits and side inputs are pickled there
         chain, splits = translate(pcollection, split_bytes)
-    how["packages"] = (BEAM, FOREBAY, *_names(how.get("packages", ())))
+    how["packages"] = (BEAM, FOREBAY, *package_names(how.get("packages", ())))
     return PythonDataset(chain, splits, **how)
 
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Protocol
 
 from ..blocks import Block, split
-from .open_iterations import OpenConsumer, Taker
+from .open_iterations import OpenConsumer, Taker, stopping
 
 Blocks = Generator[Block, None, None]
 
@@ -51,6 +51,7 @@ class ElementLimits:
         self._open: set[str] = set()
         self._limits: Mapping[str, int] | None = None
         self._pauses = 0
+        self._agreements: set[str] = set()
 
     def begin(self, name: str) -> str:
         """Returns the iteration's own name. It is the same in all processes if they begin
@@ -58,11 +59,14 @@ class ElementLimits:
         epochs may differ in length between processes.
         """
         with self.changed:
-            names = (f"{name}/{number}" for number in itertools.count())
-            own = next(one for one in names if one not in self._open)
+            own = self._next(name)
             self._open.add(own)
             self._given.setdefault(own, 0)
             return own
+
+    def _next(self, name: str) -> str:
+        names = (f"{name}/{number}" for number in itertools.count())
+        return next(one for one in names if one not in self._open)
 
     def end(self, name: str) -> None:
         with self.changed:
@@ -82,6 +86,16 @@ class ElementLimits:
             self._limits = {name: min(n, before.get(name, 0)) for name, n in limits.items()}
             self._pauses -= 1
             self.changed.notify_all()
+
+    def begin_agreement(self, agreement: str) -> None:
+        """If this process must stop, this agreement sets limits. Up to these, iterations begin."""
+        with self.changed:
+            self._agreements.add(agreement)
+
+    def end_agreement(self, agreement: str) -> None:
+        """No iteration begins any more, if this process must stop."""
+        with self.changed:
+            self._agreements.discard(agreement)
 
     def forget_limits(self) -> None:
         """Removes the limits, because the program continues."""
@@ -104,10 +118,23 @@ class ElementLimits:
     def is_over(self, name: str) -> bool:
         """Whether the iteration has ended or reached its limit."""
         with self.changed:
-            if name not in self._open:
-                return True
-            held = self._pauses or self._limits is None
-            return not held and self._given[name] >= (self._limits or {}).get(name, 0)
+            return name not in self._open or self._has_reached_limit(name)
+
+    def _has_reached_limit(self, name: str) -> bool:
+        if self._pauses or self._limits is None:
+            return False
+        return self._given.get(name, 0) >= self._limits.get(name, 0)
+
+    def may_begin(self, name: str) -> bool:
+        """Whether the next iteration of this name may give elements although this process must
+        stop: others may have given some."""
+        with self.changed:
+            return bool(self._agreements) and not self._has_reached_limit(self._next(name))
+
+    def may_continue(self, name: str) -> bool:
+        """As `may_begin`, of the iteration with this own name."""
+        with self.changed:
+            return bool(self._agreements) and not self._has_reached_limit(name)
 
 
 element_limits = ElementLimits()
@@ -153,6 +180,9 @@ class LimitedTaker(Taker):
         """TensorFlow's thread closes the iteration, when it asks for more."""
         self.leave()
 
+    def must_stop(self) -> bool:
+        return stopping.is_set() and not element_limits.may_continue(self._name)
+
 
 def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
     """The blocks of an iteration of this name, up to the limit that all processes share."""
@@ -167,6 +197,17 @@ def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
                     return
     finally:
         element_limits.end(own)
+
+
+def must_stop(taker: Taker | None) -> bool:
+    """Whether this process must stop, and the iteration must not begin. In lockstep, it begins if
+    the others have given elements of it: they wait for this process in their steps."""
+    return taker.must_stop() if isinstance(taker, LimitedTaker) else stopping.is_set()
+
+
+def may_repeat(name: str) -> bool:
+    """Whether another iteration of this name may begin."""
+    return not stopping.is_set() or element_limits.may_begin(name)
 
 
 def stop(consumer: OpenConsumer) -> None:

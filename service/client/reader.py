@@ -22,6 +22,7 @@ from ..proto import forebay_pb2 as pb
 from ..transport import has_local_workers
 from .batches import Layout, laid_out
 from .consumer import Consumer
+from .lockstep import must_stop
 from .open_iterations import Taker, stopping
 from .options import (
     DEFAULT_READ_OPTIONS,
@@ -160,7 +161,7 @@ class Reader:
         `nothing`, if given, is yielded now and then while no block comes. A `taker` counts the
         elements that the trainer took of a block. Without one, whole blocks count as taken.
         """
-        if stopping.is_set():
+        if must_stop(taker):
             log.warning(
                 "this process is to stop: its iteration over dataset %s has no elements",
                 self.dataset_id,
@@ -183,7 +184,7 @@ class Reader:
             consumer = Consumer(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
-            if stopping.is_set():
+            if must_stop(taker):
                 consumer.leave()
             yield from consumer.blocks(nothing)
         finally:

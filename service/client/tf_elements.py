@@ -267,6 +267,7 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
 
     is_read_through_the_service = True
     is_read_in_order = False
+    may_repeat = staticmethod(lambda: not stopping.is_set())
 
     def __init__(self, built: Any, element_spec: Any, cardinality: int) -> None:
         self._built = built
@@ -297,20 +298,15 @@ class _Elements(dataset_ops._VariantDataset):  # type: ignore[misc]
         times = -1 if count is None else tf.get_static_value(tf.convert_to_tensor(count))
         if times is None or times >= 0 or self._cardinality == 0:
             return super().repeat(count, name)
-        endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(_continue_in_graph))
+        endless = tf.data.Dataset.range(tf.int64.max).take_while(plain(self._continue_in_graph))
         repeated = endless.flat_map(plain(lambda _: self), name=name)
         repeated.is_read_through_the_service = True
         repeated.is_read_in_order = self.is_read_in_order
         repeated = repeated.with_options(self._options_attr)  # flat_map does not pass them on
         return _with_cardinality(repeated, tf.data.INFINITE_CARDINALITY)
 
-
-def _may_continue() -> bool:
-    return not stopping.is_set()
-
-
-def _continue_in_graph(_: Tensor) -> Tensor:
-    return tf.ensure_shape(tf.numpy_function(_may_continue, [], tf.bool), [])
+    def _continue_in_graph(self, _: Tensor) -> Tensor:
+        return tf.ensure_shape(tf.numpy_function(self.may_repeat, [], tf.bool), [])
 
 
 class _ReadyElements(_Elements):

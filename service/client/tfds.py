@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..errors import FailedPrecondition, InvalidArgument
@@ -23,6 +24,9 @@ from .registration import Service, registered
 from .tf_errors import raising_tensorflows
 
 _MANY = 5  # files that an error names
+
+GROUP_BYTES = 1 << 20  # examples that are checked at a time
+_BEGIN, _END = np.int64(-1), np.int64(np.iinfo(np.int64).max)
 
 
 @plain
@@ -286,13 +290,38 @@ def _examples_of(file: dict[str, Any], config: Any, takes_all: bool) -> tf.data.
     if not takes_all:
         examples = examples.take(file["take"])
     if config.assert_cardinality:
-        examples = examples.apply(tf.data.experimental.assert_cardinality(file["take"]))
+        examples = _exactly(file, examples)
     if not config.add_tfds_id:
         return examples
     ids = tf.data.Dataset.range(file["skip"], tf.int64.max).map(
         lambda number: tf.strings.join([file["prefix"], tf.strings.as_string(number)], "__")
     )
     return tf.data.Dataset.zip(ids, examples)
+
+
+def _exactly(file: dict[str, Any], examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Fails if there are more or fewer than were registered. A reader asks for no example behind
+    the last one. So examples are checked in groups, in which something follows the last one: the
+    end, or an example too many."""
+    path, take = file["path"], file["take"]
+    size = tf.clip_by_value(take * GROUP_BYTES // tf.maximum(file["size"], 1), 2, 64)
+    begin, end = (tf.data.Dataset.from_tensors((number, b"")) for number in (_BEGIN, _END))
+    begin = begin.take(tf.cast(take % size == 0, tf.int64))
+    groups = begin.concatenate(examples.enumerate()).concatenate(end).batch(size)
+
+    def checked(numbers: Any, group: Any) -> Any:
+        more = tf.reduce_any((numbers >= take) & (numbers < _END))
+        fewer = (numbers[-1] == _END) & ~tf.reduce_any(numbers == take - 1)
+        said = (
+            *(path, tf.where(more, " has more than ", " has fewer than ")),
+            *(tf.strings.as_string(take), " examples, which its metadata say: "),
+            "prepare the data set again, or give ReadConfig(assert_cardinality=False)",
+        )
+        as_said = tf.debugging.Assert(~(more | fewer), [tf.strings.join(said)])
+        with tf.control_dependencies([as_said]):
+            return tf.boolean_mask(group, (numbers > _BEGIN) & (numbers < _END))
+
+    return groups.map(plain(checked)).unbatch()
 
 
 def _unchanged(file: dict[str, Any]) -> tf.Operation:

@@ -72,6 +72,7 @@ class StopAgreement:
         self._others = others
         self._told = told
         self.key = f"forebay/preempted/{next(_numbers)}"
+        element_limits.begin_agreement(self.key)
         self._changed = threading.Condition()  # guards what follows
         self._agreeing = False
         self._checks = 0
@@ -117,6 +118,10 @@ class StopAgreement:
             self._checks += 1
             return self._leave_at is not None and self._checks >= self._leave_at
 
+    def end_reading(self) -> None:
+        """Iterations that begin later are empty."""
+        element_limits.end_agreement(self.key)
+
     def wait_until_all_have_saved(self, timeout_s: float) -> None:
         """Waits until all have saved, or the timeout. The first process that exits ends the others'
         steps and this exchange."""
@@ -132,6 +137,7 @@ class StopAgreement:
         for what in ("given", "saved"):
             self._publish(what, OVER)
         self._others.publish(f"{self.key}/to/{self._others.me}", OVER)
+        self.end_reading()
         element_limits.forget_limits()
 
     def _other_numbers(self) -> list[int]:

@@ -66,8 +66,9 @@ class PreemptionHandler:
     child processes.
 
     Under `MultiWorkerMirroredStrategy`, make the strategy first, and enter a handler in all
-    processes. If one process is told to stop, all are. All loops end after the same step, or leave
-    in the same call of `check()`, which all must call in the same places. No process exits before
+    processes. If one process is told to stop, all are. All loops end after the same step, also one
+    that starts later, or leave in the same call of `check()`, which all must call in the same
+    places. No process exits before
     all have saved. Elements that TensorFlow was not given are handed back when the loops end.
     Elsewhere, trainers that step together must leave together: a loop that ends while others wait
     for it in a collective operation blocks them, as with any dataset.
@@ -213,6 +214,8 @@ class PreemptionHandler:
         if self._finished:
             return
         self._finished = True
+        if self.agreement is not None:
+            self.agreement.end_reading()
         for reading in open_consumers():
             lockstep.stop(reading)
         self.handed_back.wait(min(HAND_BACK_S, self.remaining_s))

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.service.block_limits import check_block
-from forebay.service.blocks import Block, Component, Strings, buffers
+from forebay.service.blocks import Block, Component, buffers
 from forebay.service.client.batches import Layout, batched, padded
 from forebay.service.errors import InvalidArgument
 from forebay.service.structure import Ragged, Sparse
+
+from ..transport.samples import strings
 
 STRUCTURE = json.dumps(
     {
@@ -40,27 +42,22 @@ def element(number: int, length: int) -> dict[str, Any]:
     }
 
 
-def strings(texts: list[bytes], shape: tuple[int, ...]) -> Strings:
-    lengths = np.array([len(text) for text in texts], np.int64).reshape(shape)
-    return Strings(lengths, np.frombuffer(b"".join(texts), np.uint8))
-
-
 def block(elements: list[dict[str, Any]]) -> Block:
     """As a pipeline makes it: stacked where the shapes are equal."""
     count, lengths = len(elements), [len(e["tokens"]) for e in elements]
     words = [text for e in elements for text in e["words"][0].ravel()]
     tokens = np.concatenate([e["tokens"] for e in elements])
     varying = [Component(tokens, np.array([[n] for n in lengths]))]
-    varying += [Component(strings(words, (-1,)), np.array([[n, 2] for n in lengths]))]
+    varying += [Component(strings(words), np.array([[n, 2] for n in lengths]))]
     if len({*lengths}) == 1:
         stacked = tokens.reshape(count, lengths[0])
         shape = (count, lengths[0], 2)
-        varying = [Component(stacked), Component(strings(words, shape))]
+        varying = [Component(stacked), Component(strings(words, *shape))]
     found = Block(
         count,
         (
             Component(np.stack([e["fixed"] for e in elements])),
-            Component(strings([e["text"] for e in elements], (count,))),
+            Component(strings([e["text"] for e in elements])),
             *varying,
         ),
     )

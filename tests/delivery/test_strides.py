@@ -22,6 +22,8 @@ from forebay.service.blocks import (
     strided,
 )
 
+from ..transport.samples import strings
+
 
 def elements(block: Block) -> list[list[Any]]:
     columns = [[np.asarray(e, object).tolist() for e in c.elements()] for c in block.components]
@@ -32,9 +34,7 @@ def array(data: st.DataObject, size: int) -> Any:
     """`size` values, numbers or strings."""
     if data.draw(st.booleans()):
         return np.arange(size, dtype=data.draw(st.sampled_from(["u1", "<i8", ">f4"])))
-    texts = data.draw(st.lists(st.binary(max_size=3), min_size=size, max_size=size))
-    lengths = np.array([len(text) for text in texts], np.int64)
-    return Strings(lengths, np.frombuffer(b"".join(texts), np.uint8))
+    return strings(data.draw(st.lists(st.binary(max_size=3), min_size=size, max_size=size)))
 
 
 def component(data: st.DataObject, count: int) -> Component:

@@ -218,6 +218,26 @@ def test_a_mapped_function_draws_the_same_from_any_position(
         assert found == whole[position:]
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("last", [b"x", b""])
+def test_an_error_names_the_record_that_a_function_was_called_with(
+    cluster: Cluster, tmp_path: pathlib.Path, shuffled: bool, last: bytes
+) -> None:
+    """Also if the element is of another type than the first ones."""
+
+    def mapped(record: bytes) -> int | bytes:
+        return int(record) if record else b"no int"
+
+    for name, rows in (("a", [b"5"] * 30), ("b", [b"6", b"7", last])):
+        (tmp_path / f"{name}.tfrecord").write_bytes(b"".join(map(frame, rows)))
+    dataset_id = service.register_files(
+        cluster.target, tmp_path, map=mapped, split_records=11, shuffle_records=shuffled, seed=1
+    )
+    with pytest.raises(PipelineError) as failed:
+        list(service.read(cluster.target, dataset_id, ordered=True, shuffle=False))
+    assert f"(record 2 of {tmp_path}/b.tfrecord), element" in str(failed.value)
+
+
 def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: pathlib.Path) -> None:
     for function, is_plain in ((None, True), (len, False)):
         dataset_id = service.register_files(cluster.target, numbers, map=function)

@@ -64,8 +64,8 @@ def test_keras_has_the_losses_of_a_training_that_was_not_killed(
 def test_torch_sees_in_each_step_what_it_would_have_seen(
     frameworks: pathlib.Path, target: str, tmp_path: pathlib.Path
 ) -> None:
-    """Alone, killed and preempted, also behind a StatefulDataLoader; and as 4, 3 and 6 ranks of
-    torchrun, with torch.distributed.checkpoint."""
+    """Alone, killed and preempted, also behind a StatefulDataLoader; and by torchrun, with
+    torch.distributed.checkpoint: four nodes lose one, and three others join."""
     pixels, labels = load_digits(return_X_y=True)
     elements = {
         "pixels": (pixels[:DIGITS] / 16).astype(np.float32),

@@ -7,12 +7,14 @@ their numbers; of each step there must be the same numbers whenever it is taken.
 from __future__ import annotations
 
 import collections
+import ctypes
 import json
 import os
 import pathlib
 import random
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -28,7 +30,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from forebay import service
 from forebay.torch import ServiceDataset
 
-GLOBAL_BATCH, EPOCH_STEPS, STEPS = 12, 40, 70
+GLOBAL_BATCH, STEPS = 12, 70
+PR_SET_PDEATHSIG = 1
 TARGET, DATASET_ID = sys.argv[1:3]
 FOLDER = pathlib.Path(sys.argv[3])
 MODEL = torch.nn.Linear(64, 10)
@@ -68,6 +71,7 @@ def say(name: str, **what: Any) -> None:
 
 def said(name: str) -> list[dict[str, Any]]:
     path = FOLDER / name
+    path.touch()
     return [json.loads(x) for x in path.read_text().splitlines(True) if x.endswith("\n")]
 
 
@@ -136,13 +140,15 @@ def killed_alone(draw: Callable[[int, int], int]) -> dict[int, Any]:
     return {step: each["numbers"] for step, each in undisturbed.items()}
 
 
-# -- ranks, of which torchrun begins others --------------------------------------------------------
+# -- a job of torchrun that loses a node, and is joined by others ----------------------------------
 
 
-def rank(killed_at: int) -> None:
-    """One of them, which begins at the newest whole checkpoint."""
+def rank(node: int, lost: int, lost_at: int, joined_at: int) -> None:
+    """Begins at the newest whole checkpoint. One of the first four nodes is killed with its rank
+    at the step `lost_at`; and no step after `joined_at` is taken by fewer than six ranks."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and not torchrun's, which this fork has
     torch.distributed.init_process_group("gloo")
-    me, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    world = torch.distributed.get_world_size()
     read = dataset(batch_size=GLOBAL_BATCH // world)
     state = {"model": MODEL, "data": read}
     whole = sorted(path.parent for path in FOLDER.glob("step */.metadata"))
@@ -152,47 +158,65 @@ def rank(killed_at: int) -> None:
     model = DistributedDataParallel(MODEL)
     while step < STEPS:
         for batch in read:
+            if world < 6 and (step >= joined_at or GLOBAL_BATCH % world):
+                say("waiting", world=world)
+                time.sleep(3600)  # until torchrun ends this process, as another node has come
             take(batch, model)
             step += 1
             say("ranks", step=step, world=world, numbers=batch["number"].tolist())
             if step % 4 == 0:
                 dcp.save(state, checkpoint_id=FOLDER / f"step {step:03}")
-            if step == killed_at and me == 0:
+            if world == 4 and node == lost and step >= lost_at:
                 os.killpg(0, signal.SIGKILL)
             if step == STEPS:
                 break
     torch.distributed.destroy_process_group()
 
 
-def launch(ranks: int, killed_at: int) -> None:
-    """What torchrun does."""
+def launch(port: int, *arguments: int) -> None:
+    """What `torchrun --nnodes=3:6` does on one of the nodes."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # torchrun's own ranks die with it
+    # Else all rounds share a store, where ranks find the addresses that those of the round before
+    # wrote there, and wait for them in init_process_group: pytorch/pytorch#135712.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
+        min_nodes=3,
+        max_nodes=6,
+        nproc_per_node=1,
         run_id="training",
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={
+            "is_host": False,  # the caller is, and is not lost
+            "last_call_timeout": 3,
+            "keep_alive_interval": 1,
+            "keep_alive_max_attempt": 4,
+        },
         local_addr="127.0.0.1",
         start_method="fork",
         monitor_interval=0.1,
-        max_restarts=0,
+        max_restarts=9,
     )
-    elastic_launch(config, rank)(killed_at)
+    elastic_launch(config, rank)(*arguments)
 
 
-def killed_ranks(draw: Callable[[int, int], int], expected: dict[int, Any]) -> None:
-    """Four ranks, three and six, of which each time all are killed."""
-    for number, ranks in enumerate((4, 3, 6)):
-        last = ranks == 6
-        killed_at = 0 if last else 20 * number + draw(6, 20)
-        code = code_of(forked(launch, ranks, killed_at))
-        assert code == (0 if last else -signal.SIGKILL), (ranks, code)
+def four_three_six(draw: Callable[[int, int], int], expected: dict[int, Any]) -> None:
+    """Four nodes with a rank each; three, when one of them is killed; and six."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    lost, lost_at = draw(0, 3), draw(6, 25)
+    fate = lost, lost_at, lost_at + draw(6, 25)
+    nodes = [forked(launch, store.port, node, *fate) for node in range(4)]
+    assert code_of(nodes.pop(lost)) == -signal.SIGKILL
+    while {"world": 3} not in said("waiting"):
+        time.sleep(0.1)
+    nodes += [forked(launch, store.port, node, *fate) for node in range(4, 7)]
+    assert [code_of(node) for node in nodes] == [0] * 6
     steps: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
     for each in said("ranks"):
         steps[each["world"], each["step"]] += each["numbers"]
-    assert [*dict.fromkeys(world for world, _ in steps)] == [4, 3, 6]
+    worlds = [*dict.fromkeys(world for world, _ in steps)]
+    assert [world for world in worlds if world in (3, 4, 6)] == [4, 3, 6], worlds
     for (_, step), numbers in steps.items():  # of the last step, not all ranks may have said it
         assert {*numbers} <= {*expected[step]}, (step, numbers, expected[step])
     whole = {step for (_, step), numbers in steps.items() if {*numbers} == {*expected[step]}}
@@ -207,7 +231,7 @@ def main() -> None:
     draw = random.Random(seed).randint
     expected = killed_alone(draw)
     print("alone", flush=True)
-    killed_ranks(draw, expected)
+    four_three_six(draw, expected)
     print("done")
 
 

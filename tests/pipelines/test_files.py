@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import resource
 import socket
 import struct
@@ -37,7 +38,16 @@ from forebay.service.structure import assemble
 from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame
 
-from ..record_files import FORMATS, GROUP, MDS, MDS_COLUMNS, flat, pattern, written
+from ..record_files import (
+    FORMATS,
+    GROUP,
+    MDS,
+    MDS_COLUMNS,
+    flat,
+    pattern,
+    write_array_record,
+    written,
+)
 
 COUNTS = (23, 0, 5, 40)
 
@@ -160,6 +170,34 @@ def test_a_function_is_mapped_over_records(register: Register, tmp_path: pathlib
     assert not has_no_code(request.python)
     made = opened(request)
     assert [*made(1)] == [{"size": len(record)} for record in records[10:20]]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_record_of_a_split_is_named(
+    register: Register, tmp_path: pathlib.Path, shuffled: bool
+) -> None:
+    records = written("tfrecord", tmp_path, [5, 0, 25])
+    request = register(tmp_path, map=_as_it_is, split_records=10, shuffle_records=shuffled, seed=7)
+    made = opened(request)
+    for split in made.splits:
+        for element, record in enumerate(made(split)):
+            named = re.fullmatch(r"record (\d+) of .*/(\d)\.tfrecord", made.place(split, element))
+            assert named is not None
+            assert records[int(named[1]) + (5 if named[2] == "2" else 0)] == record
+
+
+def _as_it_is(record: bytes) -> bytes:
+    return record
+
+
+def test_an_error_of_a_mapped_function_names_the_record(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"5") * 3)
+    (tmp_path / "b.tfrecord").write_bytes(frame(b"6") + frame(b"x"))
+    with pytest.raises(ValueError, match="invalid literal") as failed:
+        register(tmp_path, map=int, split_records=10)
+    assert failed.value.__notes__ == [f"`map` was called with record 1 of {tmp_path}/b.tfrecord"]
 
 
 def test_a_mapped_function_draws_by_the_page(register: Register, tmp_path: pathlib.Path) -> None:
@@ -337,13 +375,8 @@ def test_a_damaged_record_is_named(register: Register, tmp_path: pathlib.Path) -
         request = register(tfrecords, split_records=60, shuffle_records=shuffled)
         with pytest.raises(Corrupt, match=f"record 31 of {tfrecords} cannot be read: its checksum"):
             all_of(request)
-    from array_record.python import array_record_module
-
     path = tmp_path / "a.array_record"
-    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-    for row in rows:
-        writer.write(row)
-    writer.close()
+    write_array_record(str(path), rows, "group_size:1,uncompressed")
     request = register(path, split_records=60)
     _damage(path, path.read_bytes().index(rows[31]) + 500)
     with pytest.raises(Corrupt, match=f"record 31 of {path} cannot be read"):
@@ -506,6 +539,15 @@ def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
         ("a.tfrecord", {"fill": {"x": 1}}, InvalidArgument, "fill=.* is for"),
         ("a.tfrecord", {"split_records": 0}, InvalidArgument, "split_records=0: give an integer"),
         ("a.tfrecord", {"packages": ["numpy"]}, InvalidArgument, "are for `map`"),
+        ("a.tfrecord", {"packages": "numpy"}, InvalidArgument, "packages='numpy' must be a list"),
+        ("a.tfrecord", {"columns": ()}, InvalidArgument, r"columns=\(\) must be a list"),
+        ("a.tfrecord", {"columns": [1, "a"]}, InvalidArgument, r"columns=\[1, 'a'\] must be"),
+        ("a.tfrecord", {"columns": 3}, InvalidArgument, "columns=3 must be a list"),
+        ("a.tfrecord", {"fill": [1]}, InvalidArgument, r"fill=\[1\] must be a dict"),
+        ("a.tfrecord", {"fill": {1: 2}}, InvalidArgument, r"fill=\{1: 2\} must be a dict"),
+        ("a.tfrecord", {"format": ["mds"]}, InvalidArgument, r"format=\['mds'\] must be one of"),
+        ("a.tfrecord", {"map": "len"}, InvalidArgument, "map='len': give a function of a record"),
+        ("a.tfrecord", {"index_dir": 1}, InvalidArgument, "index_dir=1: give the path of a dir"),
         (["a.tfrecord", "*.tfrecord"], {}, InvalidArgument, r"a\.tfrecord'\] are given more than"),
         ("a.tfrecord", {"format": "parquet"}, Corrupt, "cannot be registered as parquet"),
     ]
@@ -515,7 +557,20 @@ def test_bad_arguments(register: Register, tmp_path: pathlib.Path) -> None:
             paths = files
         with pytest.raises(error, match=said):
             register(paths, **how)
+    for files, said in (
+        (None, "files=None: give a pattern, a file, a directory"),
+        (5, "files=5: give"),
+        (b"a.tfrecord", "files=b'a.tfrecord': give"),
+        ([tmp_path / "a.tfrecord", 5], "files has 5, which is no path: give"),
+        ([b"a.tfrecord"], "files has b'a.tfrecord', which is no path"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            register(files)
     assert decode(PythonDataset.FromString(register(tmp_path).python).files).format == "tfrecord"
+    (tmp_path / os.fsdecode(b"\xff.tfrecord")).write_bytes(frame(b"x"))
+    for files in (tmp_path, f"{tmp_path}/*.tfrecord"):
+        with pytest.raises(InvalidArgument, match=r"udcff\.tfrecord' has bytes that are no UTF-8"):
+            register(files)
 
 
 # Files that lie, or break, where they are read.

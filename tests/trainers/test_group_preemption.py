@@ -19,7 +19,7 @@ from forebay import service
 from forebay.service.blocks import Block, Component
 from forebay.service.client import lockstep
 from forebay.service.client.lockstep import ElementLimits, LimitedTaker, Peers
-from forebay.service.client.open_iterations import Taker, close_between_steps
+from forebay.service.client.open_iterations import Taker, close_between_steps, stopping
 from forebay.service.trainers import group_preemption, preemption
 from forebay.service.trainers.group_preemption import StopAgreement
 
@@ -108,6 +108,36 @@ def test_all_processes_stop_at_the_step_of_the_furthest_one(element_limits: Elem
     mine.close()
     assert element_limits.admit_elements(own, 100) == 100, "the program goes on"
     assert not told.is_set()
+
+
+def test_an_iteration_that_begins_late_gives_as_many_elements_as_the_others_have(
+    element_limits: ElementLimits,
+) -> None:
+    """They wait in a step for this process. When it saves, no iteration begins any more."""
+
+    def read(name: str) -> list[int]:
+        return numbers(lockstep.blocks_of(iterate, name))
+
+    def iterate(taker: Taker) -> Generator[Block, None, None]:
+        if not lockstep.must_stop(taker):
+            yield from (block(first, 3) for first in range(0, 30, 3))
+
+    board = Board()
+    mine = StopAgreement(Seat(board, 0), lambda: None)
+    answered(board, mine.key, 1, 0, {"a/0": 7, "b/0": 1})
+    answered(board, mine.key, 2, 0, {"a/0": 4})
+    stopping.begin(mine)
+    try:
+        mine.agree(60)
+        assert lockstep.may_repeat("a") and lockstep.may_repeat("b")
+        assert read("a") == [*range(7)]
+        assert not lockstep.may_repeat("a") and read("a") == []
+        mine.end_reading()
+        assert not lockstep.may_repeat("b") and read("b") == []
+    finally:
+        stopping.end(mine)
+        mine.close()
+    assert lockstep.may_repeat("a") and read("a") == [*range(30)], "the program goes on"
 
 
 def test_a_process_that_does_not_answer_is_not_waited_for(

@@ -366,11 +366,17 @@ def made(name, number):
     return strategy.distribute_datasets_from_function(lambda _: dataset)
 
 
-def preempted(name, number, who, leaves):
+def preempted(name, number, who, leaves, late=()):
     saved, own = [], []
     with service.PreemptionHandler(saved.append, grace_period_s=60, exit_code=None) as preemption:
-        for batch in made(name, number):
+        distributed = made(name, number)
+        if index in late:
+            while not os.path.exists(f"{directory}/{name}"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+        for batch in distributed:
             own.append(values(batch))
+            open(f"{directory}/{name}", "w").close()
             total(batch)
             if len(own) == 5 and index in who:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -382,6 +388,7 @@ def preempted(name, number, who, leaves):
 preempted("an end", 1, [1], lambda preemption: False)
 preempted("no end", None, [1, 2], lambda preemption: False)
 preempted("checked", None, [0], lambda preemption: preemption.check())
+preempted("begins late", None, [], lambda preemption: False, late=[1])
 
 
 def save(remaining_s):
@@ -439,18 +446,19 @@ def test_a_cluster_restarts_after_its_chief_was_killed(
     assert any(own for number, own in after["step"] if number == 1), "what is left of it"
 
 
-@pytest.mark.parametrize("name", ["an end", "no end", "checked"])
+@pytest.mark.parametrize("name", ["an end", "no end", "checked", "begins late"])
 def test_all_processes_stop_between_the_same_steps_when_one_gets_sigterm(
     restarted: tuple[list[Any], Said, list[int]], target: str, name: str
 ) -> None:
     """Whether their elements have an end, which would let TensorFlow go on with some, or none.
-    Where they have one, what they have not trained on is handed back."""
+    Where they have one, what they have not trained on is handed back. The process that gets it may
+    begin to read only then, when the others have begun."""
     _, said, _ = restarted
     steps, preempted, saved = zip(*said[name], strict=True)
     assert preempted == (True,) * 3 and saved == (1,) * 3
     (number,) = {len(own) for own in steps}
     own = [x for steps_of_one in steps for elements in steps_of_one for x in elements]
-    assert 5 <= number < 200
+    assert (name == "begins late" or number >= 5) and 1 <= number < 200
     if name == "an end":
         rest = service.read(
             target, f"{name}/across", processing_mode="distributed_epoch", job_name=name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 
@@ -13,8 +15,9 @@ def numbered(number: int, size: int = 8) -> Block:
     return Block(1, (Component(np.full((1, size // 8), number, np.int64)),), bundle=0, index=number)
 
 
-def strings(*values: bytes) -> Strings:
-    lengths = np.array([len(v) for v in values], np.int64)
+def strings(values: Sequence[bytes], *shape: int) -> Strings:
+    """An array of this shape; flat without one."""
+    lengths = np.array([len(v) for v in values], np.int64).reshape(shape or -1)
     return Strings(lengths, np.frombuffer(b"".join(values), np.uint8))
 
 
@@ -35,7 +38,7 @@ SAMPLES = {
         3, (Component(np.arange(7, dtype=np.int32), np.array([[2, 3], [0, 5], [1, 1]], np.int64)),)
     ),
     "varying scalars": Block(2, (Component(np.arange(2.0), np.zeros((2, 0), np.int64)),)),
-    "strings": Block(3, (Component(strings(b"a", b"", b"\0long" * 50)),)),
+    "strings": Block(3, (Component(strings([b"a", b"", b"\0long" * 50])),)),
     "strings in a matrix": Block(
         2,
         (
@@ -44,12 +47,12 @@ SAMPLES = {
             ),
         ),
     ),
-    "varying strings": Block(2, (Component(strings(b"x", b"yy", b""), np.array([[1], [2]])),)),
+    "varying strings": Block(2, (Component(strings([b"x", b"yy", b""]), np.array([[1], [2]])),)),
     "many": Block(
         2,
         (
             Component(np.ones((2, 5), np.uint8)),
-            Component(strings(b"a", b"b")),
+            Component(strings([b"a", b"b"])),
             Component(np.arange(3), np.array([[1], [2]], np.int64)),
         ),
     ),

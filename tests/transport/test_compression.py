@@ -434,7 +434,7 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
     server.start()
     output = AnyOutput()
     output.compression = {"zstd": ev.ZSTD, "lz4": ev.LZ4}[codec]
-    words = strings(*itertools.islice(itertools.cycle([b"abc" * 9, b"", b"d"]), 500))
+    words = strings([*itertools.islice(itertools.cycle([b"abc" * 9, b"", b"d"]), 500)])
     large = Block(500, (Component(words), Component(np.arange(500), np.ones((500, 1), np.int64))))
     expected = [*SAMPLES.values(), large]
     for block in expected:

@@ -9,17 +9,14 @@ knows which records come before the damage, and what to report.
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Iterator
 from typing import Any
 
 from apache_beam.io.range_trackers import OffsetRangeTracker
-from google_crc32c import value as crc32c
 
+from ....storage.tfrecord import HEADER_BYTES, data_length, masked_crc
 from . import internals
 
-_HEADER = struct.Struct("<QI")  # the data's length, and the masked CRC of these 8 bytes
-_FOOTER = struct.Struct("<I")  # the masked CRC of the data
 _CHUNK_BYTES = 1 << 20
 _MAX_KNOWN = 1 << 12
 
@@ -49,24 +46,22 @@ def _intact(source: internals.TFRecordSource, path: str) -> Iterator[bytes]:
     with source.open_file(path) as file:
         buffer, at = b"", 0
         while True:
-            header = buffer[at : at + 12]
+            header = buffer[at : at + HEADER_BYTES]
             length = lengths.get(header)
             if length is None:
                 if len(lengths) >= _MAX_KNOWN:
                     lengths.clear()
-                if (length := _length(header)) is not None:
+                if (length := data_length(header)) is not None:
                     lengths[header] = length
-            stop = at + 12 + (length or 0)
-            record = buffer[at + 12 : stop]
+            stop = at + HEADER_BYTES + (length or 0)
+            record = buffer[at + HEADER_BYTES : stop]
             if length is not None and stop + 4 <= len(buffer):
-                crc = crc32c(record)
-                masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-                if (masked,) != _FOOTER.unpack_from(buffer, stop):
+                if masked_crc(record) != int.from_bytes(buffer[stop : stop + 4], "little"):
                     raise _Damaged
                 at = stop + 4
                 yield record
                 continue
-            if length is None and len(header) == 12:
+            if length is None and len(header) == HEADER_BYTES:
                 raise _Damaged
             try:
                 more = file.read(max(_CHUNK_BYTES, stop + 4 - len(buffer)))
@@ -78,12 +73,3 @@ def _intact(source: internals.TFRecordSource, path: str) -> Iterator[bytes]:
                 raise _Damaged
             else:
                 return
-
-
-def _length(header: bytes) -> int | None:
-    if len(header) < 12:
-        return None
-    length, expected = _HEADER.unpack(header)
-    crc = crc32c(header[:8])
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return int(length) if masked == expected else None

@@ -20,7 +20,7 @@ Node = dict[str, Any]
 """Of a structure (structure.py)."""
 Options = dict[str, Any]
 
-FIRST_BYTES, BLOCK_BYTES, LARGE_BYTES = 256 << 10, 2 << 20, 8 << 20
+FIRST_BYTES, LATER_BYTES, LARGE_BYTES = 256 << 10, 2 << 20, 8 << 20
 """About the size of a range's first block, and of later ones. Blocks are large where a block costs
 much: of shuffled records, of which each file gives a few, and of many columns."""
 
@@ -47,7 +47,7 @@ class RecordFile(Protocol):
     """An open file. Records count from 0. For one thread. Damage raises any Exception."""
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
-        """These records, in blocks of BLOCK_BYTES to LARGE_BYTES."""
+        """These records, in blocks of LATER_BYTES to LARGE_BYTES."""
         ...
 
     def take(self, records: Ints) -> Block:
@@ -93,7 +93,7 @@ class NumberedFile(ABC):
 
 
 def steps(
-    first: int, stop: int, record_bytes: float, most_bytes: int = BLOCK_BYTES
+    first: int, stop: int, record_bytes: float, most_bytes: int = LATER_BYTES
 ) -> Iterator[tuple[int, int]]:
     """Parts of a range, of about FIRST_BYTES and up to `most_bytes`: (begin, end)."""
     size = FIRST_BYTES

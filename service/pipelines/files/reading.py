@@ -117,6 +117,14 @@ class FileRecords:
         """The number of records of a split."""
         return self._manifest.cuts[split + 1] - self._manifest.cuts[split]
 
+    def place(self, split: int, element: int) -> str:
+        """Where a record of a split is, for messages."""
+        record = self._manifest.cuts[split] + min(element, self.count(split) - 1)
+        if self._manifest.shuffled:
+            record = int(permuted_many(np.array([record]), int(self._starts[-1]), *self._order)[0])
+        file = int(np.searchsorted(self._starts, record, "right")) - 1
+        return f"record {record - self._starts[file]} of {self._manifest.files[file].path}"
+
     def seek(self, split: int, start: int) -> int:
         """The next call begins at a record of its split from which on `start` can be reached;
         returns its number there."""

@@ -1,21 +1,17 @@
 """TFRecord files: a record is bytes. Each has a header and a footer, with checksums, which are
-checked. Where records begin is in an index (record_index.py).
+checked (storage/tfrecord.py). Where records begin is in an index (record_index.py).
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from array import array
 
-from google_crc32c import value as crc32c
-
+from ....storage.tfrecord import FRAME_BYTES, HEADER_BYTES, data_length, masked_crc
 from ...blocks import Block
 from . import record_index
 from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, pieces, texts
 
-_HEADER = struct.Struct("<QI")  # the data's length, and the masked CRC of these 8 bytes
-_FRAME_BYTES = 16  # header, and the masked CRC of the data behind it
 _WINDOW_BYTES = 64 << 10
 _MAX_KNOWN = 1 << 12
 
@@ -30,21 +26,21 @@ def _walk(descriptor: int, size: int) -> array[int]:
     lengths: dict[bytes, int] = {}  # by correct headers
     window, begin = b"", 0
     while at < size:
-        header = window[at - begin : at - begin + 12]
-        if len(header) < 12:
+        header = window[at - begin : at - begin + HEADER_BYTES]
+        if len(header) < HEADER_BYTES:
             window, begin = os.pread(descriptor, _WINDOW_BYTES, at), at
-            header = window[:12]
+            header = window[:HEADER_BYTES]
         if (length := lengths.get(header)) is None:
             if len(lengths) >= _MAX_KNOWN:
                 lengths.clear()
-            if (found := _length(header)) is None:
+            if (found := data_length(header)) is None:
                 raise Damaged(
                     f"record {len(offsets) - 1}, at byte {at}, has no whole header: the file is "
                     "cut, damaged, compressed, or no TFRecord file. Write it again uncompressed, "
                     "or leave it out"
                 )
             length = lengths[header] = found
-        at += _FRAME_BYTES + length
+        at += FRAME_BYTES + length
         if at > size:
             raise Damaged(
                 f"record {len(offsets) - 1}, at byte {offsets[-1]}, is cut: it has {length} bytes, "
@@ -53,19 +49,6 @@ def _walk(descriptor: int, size: int) -> array[int]:
             )
         offsets.append(at)
     return offsets
-
-
-def _length(header: bytes) -> int | None:
-    """None if it is no header."""
-    if len(header) < _HEADER.size:
-        return None
-    length, masked = _HEADER.unpack(header)
-    return int(length) if _masked_crc(header[:8]) == masked else None
-
-
-def _masked_crc(data: bytes) -> int:
-    crc: int = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 class TFRecordFile(NumberedFile):
@@ -78,10 +61,10 @@ class TFRecordFile(NumberedFile):
     def take(self, records: Ints) -> Block:
         found = []
         for frame in pieces(self._descriptor, self._offsets, records):
-            data = frame[12:-4]
-            if _length(frame[:12]) != len(data):
+            data = frame[HEADER_BYTES:-4]
+            if data_length(frame) != len(data):
                 raise Damaged("its header is damaged")
-            if _masked_crc(data) != int.from_bytes(frame[-4:], "little"):
+            if masked_crc(data) != int.from_bytes(frame[-4:], "little"):
                 raise Damaged("its checksum is another one than its data's")
             found.append(data)
         return Block(len(found), (texts(found),))
@@ -92,7 +75,7 @@ class TFRecordFile(NumberedFile):
 
 FORMAT = Format(
     suffixes=(".tfrecord", ".tfrecords"),
-    is_it=lambda begin: _length(begin[:12]) is not None,
+    is_it=lambda begin: data_length(begin) is not None,
     inspect=_inspect,
     open=TFRecordFile,
 )

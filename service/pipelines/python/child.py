@@ -58,6 +58,7 @@ import msgspec
 from numpy import random as numpys_random
 
 from ... import generators
+from ...errors import ForebayError, status_of
 from ...proto import metrics_pb2 as pb
 from ...proto.python_pb2 import PythonDataset
 from .child_blocks import (
@@ -298,6 +299,8 @@ class FunctionProcess:
             if failed is not None:
                 raise failed from None
             blocks.flush()
+            if self._files is not None and isinstance(error, ForebayError):  # it names its record
+                raise FunctionFailed(status_of(error), str(error), split, element) from None
             raise self._failed(split, element, traceback_of(error), code_of(error)) from None
         return element, counted
 
@@ -315,8 +318,12 @@ class FunctionProcess:
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
     ) -> FunctionFailed:
-        is_bundle = hasattr(self._function, "run_bundle")  # a chain takes pickled splits
-        name = "" if is_bundle else f" ({shown(self._splits[split])})"
+        if self._files is not None:
+            name = f" ({self._files.place(split, element)})"
+        elif hasattr(self._function, "run_bundle"):  # a chain takes pickled splits
+            name = ""
+        else:
+            name = f" ({shown(self._splits[split])})"
         return FunctionFailed(
             code, f"split {split}{name}, element {element}: {what}", split, element
         )
