@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from ..connections.credentials import credentials_of_server, use_credentials
 from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
 from ..processes import DROPPED, EXIT_WITH_PARENT, LOG_LEVEL, end_with_parent
@@ -43,6 +44,7 @@ def dispatcher(
     from ..dispatcher.server import serve
 
     _log_to_stderr()
+    use_credentials(credentials_of_server(options))
     if exit_with_parent:
         end_with_parent()
     stopped = asyncio.run(
@@ -67,6 +69,7 @@ def worker(options: WorkerOptions) -> None:
     from ..worker.worker import Worker
 
     _log_to_stderr()
+    use_credentials(credentials_of_server(options))  # for users' functions, too
     running = Worker(options, pipelines=Pipelines(warm=True))
     running.start()
     gc.collect()
