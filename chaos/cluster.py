@@ -194,7 +194,7 @@ class Cluster:
     def _worker(self, number: int) -> Callable[[str], list[str]]:
         options = [
             *(f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"),
-            *(f"--host={self._host(f'worker{number}').address}", "--allow-python"),
+            *(f"--host={self._host(f'worker{number}').address}", "--allow-python", "--insecure"),
         ]
         # The tag identifies the process in the journal.
         if number % 2:

@@ -66,7 +66,7 @@ class FailedPrecondition(ForebayError, RuntimeError):
     """The request does not fit the state of what it names. A RuntimeError, as in TensorFlow."""
 
 
-class Unauthenticated(ForebayError, PermissionError):
+class Unauthenticated(ForebayError):
     """The peer lacks credentials, or does not accept ours. A retry does not help until the files
     change."""
 

@@ -123,7 +123,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
             *(("admission", "hmac"), ("credentials", "ssl"), ("grpc_server", "grpc")),
-            *(("tls_socket", "socket"), ("tls_socket", "ssl")),
+            *(("tls_socket", what) for what in ("select", "socket", "ssl")),
         )
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",

@@ -44,7 +44,6 @@ def dispatcher(
     from ..dispatcher.server import serve
 
     _log_to_stderr()
-    use_credentials(credentials_of_server(options))
     if exit_with_parent:
         end_with_parent()
     stopped = asyncio.run(
@@ -69,8 +68,8 @@ def worker(options: WorkerOptions) -> None:
     from ..worker.worker import Worker
 
     _log_to_stderr()
-    use_credentials(credentials_of_server(options))  # for users' functions, too
     running = Worker(options, pipelines=Pipelines(warm=True))
+    use_credentials(credentials_of_server(options))  # in users' functions, too
     running.start()
     gc.collect()
     gc.freeze()  # TensorFlow's objects: to look through them took a third of processor time

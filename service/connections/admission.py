@@ -20,29 +20,22 @@ from .credentials import BEARER, VARIABLES, Credentials
 class Identity:
     """Who a peer has proved to be."""
 
-    kind: str  # "certificate", "token", "user": of this host; or "anyone"
+    kind: str  # "certificate", "token", or "user": the one of this host that runs the server
     names: tuple[str, ...] = ()  # of a certificate: its common name, then its alternative names
 
     def __str__(self) -> str:
         return f"{self.kind} {', '.join(self.names)}".strip()
 
 
-ANYONE = Identity("anyone")
-
-
 class Admission:
     """Says who the peers of a server are, and refuses those that prove nothing."""
 
-    def __init__(self, credentials: Credentials | None) -> None:
+    def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-
-    @property
-    def asks_for_token(self) -> bool:
-        return self.credentials is not None and bool(self.credentials.token_file)
+        self.asks_for_token = bool(credentials.token_file)
 
     def of_token(self, given: str) -> Identity:
         """Raises Unauthenticated. Takes as long whichever token it is."""
-        assert self.credentials is not None
         found = None
         for token in self.credentials.loaded().tokens:
             if hmac.compare_digest(token.value.encode(), given.encode()):
@@ -64,8 +57,6 @@ class Admission:
 
     def of_call(self, context: Any) -> Identity:
         """Who has sent the call of a gRPC context; it was admitted."""
-        if self.credentials is None:
-            return ANYONE
         if self.asks_for_token:
             return self.of_metadata(context.invocation_metadata() or ())
         found = context.auth_context()
@@ -77,8 +68,6 @@ class Admission:
 
     def of_user(self, user: int | None) -> Identity:
         """Who is at the other end of a Unix socket. Raises Unauthenticated."""
-        if self.credentials is None:
-            return ANYONE
         if user != os.geteuid():
             raise Unauthenticated(
                 f"user {user} of this host is not the one that runs this server, "

@@ -12,6 +12,7 @@ import itertools
 import logging
 import re
 import threading
+import time
 import uuid
 from typing import Any, TypeVar
 
@@ -45,8 +46,10 @@ TEMPORARY = (
 )
 _NO_SUCH_METHOD = ("", "Method not found!")
 """The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python."""
-_MAYBE_TLS = re.compile("Socket closed|handshake|Verification", re.IGNORECASE)
-"""In the details of an error that may be TLS's."""
+_MAYBE_TLS = re.compile("failed to connect to all addresses|Socket closed")
+"""In the details of an error that may be TLS's; of several addresses, gRPC tells the last one's."""
+PROBE_S = 2.0
+"""The least time between two probes of TLS."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
 PIECE_BYTES = 1 << 20
@@ -115,6 +118,7 @@ class DispatcherClient:
         self._address = self.addresses[0]
         self._credentials = credentials or own_credentials()
         self._answered = False  # whether a dispatcher ever has
+        self._probe_at = 0.0
         self._channel = self._connect()
 
     def _connect(self) -> Any:
@@ -228,9 +232,13 @@ class DispatcherClient:
         return answer
 
     def _why_no_tls(self, error: grpc.RpcError) -> str:
-        """What is wrong with TLS; "" if nothing is."""
-        details = error.details() or ""
-        return probe(self._address, self._credentials) if _MAYBE_TLS.search(details) else ""
+        """What is wrong with TLS; "" if nothing is, or if that was found out a moment ago."""
+        now = time.monotonic()
+        if not _MAYBE_TLS.search(error.details() or "") or now < self._probe_at:
+            return ""
+        found = probe(self._address, self._credentials)
+        self._probe_at = time.monotonic() + PROBE_S
+        return found
 
     @property
     def known(self) -> pb.JournalPosition:

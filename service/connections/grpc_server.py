@@ -169,16 +169,18 @@ def bind(server: Any, host: str, port: int, credentials: Credentials | None = No
 
 def interceptors(credentials: Credentials | None) -> list[grpc.ServerInterceptor[Any, Any]]:
     """Of a threaded server: refuse calls without a token, if it asks for tokens."""
-    admission = Admission(credentials)
-    return [_TokenInterceptor(admission)] if admission.asks_for_token else []
+    if credentials is None or not credentials.token_file:
+        return []
+    return [_TokenInterceptor(Admission(credentials))]
 
 
 def interceptors_async(
     credentials: Credentials | None,
 ) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
     """The same, of a `grpc.aio` server."""
-    admission = Admission(credentials)
-    return [_AsyncTokenInterceptor(admission)] if admission.asks_for_token else []
+    if credentials is None or not credentials.token_file:
+        return []
+    return [_AsyncTokenInterceptor(Admission(credentials))]
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only

@@ -89,7 +89,7 @@ class RelayedError(grpc.RpcError):
 class RelayedChannel:
     """The part of grpc.Channel that a dispatcher's client uses. Thread-safe."""
 
-    def __init__(self, address: str, credentials: Credentials | None) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self._address = address
         files = None if credentials is None else dataclasses.asdict(credentials)
         self._credentials = json.dumps(files)
@@ -103,7 +103,7 @@ class RelayedChannel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
     ) -> Callable[..., Any]:
-        def call(request: Any, *, timeout: float, metadata: object) -> Any:
+        def call(request: Any, *, timeout: float, metadata: object = ()) -> Any:
             if self._closed:
                 raise ValueError("the channel is closed")
             asked = [method, self._address, str(timeout), self._credentials]

@@ -8,6 +8,7 @@ system calls stay those of the plain socket, with their timeouts.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import threading
@@ -24,12 +25,16 @@ _SEND_BYTES = 512 << 10
 _RECEIVE_BYTES = 256 << 10
 _SMALL_BYTES = 4 << 10  # buffers below this share records
 
-PLAIN_TO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+_PLAIN_TO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 _CLOCKS = "check the clocks of both hosts"
 
 
 class TlsError(ConnectionError):
     """The peer has no TLS or no valid certificate, or refuses ours. Says what to do."""
+
+
+class PlainPeer(TlsError):
+    """The peer does not speak TLS."""
 
 
 class TlsSocket(socket.socket):
@@ -73,7 +78,10 @@ class TlsSocket(socket.socket):
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
-                size = super().recv_into(self._cipher)
+                try:
+                    size = super().recv_into(self._cipher)
+                except ConnectionResetError:
+                    size = 0
                 if not size:
                     raise TlsError(self._closed_early()) from None
                 if time.monotonic() > give_up_s:
@@ -94,6 +102,9 @@ class TlsSocket(socket.socket):
     def sendmsg(  # type: ignore[override] # of ours only
         self, buffers: Sequence[Any], ancdata: Any = (), flags: int = 0
     ) -> int:
+        at_once = bool(flags & socket.MSG_DONTWAIT)
+        if at_once and not self._has_room():
+            raise BlockingIOError("the socket is full")  # a record that is made must be sent
         taken = 0
         small: list[memoryview] = []
         with self._using:
@@ -112,13 +123,21 @@ class TlsSocket(socket.socket):
             if small:
                 self._tls.write(b"".join(small))
             records = self._outgoing.read()
-        if flags & socket.MSG_DONTWAIT:
-            sent = super().send(records, flags)
+        if at_once:
+            try:
+                sent = super().send(records, flags)
+            except BlockingIOError:
+                sent = 0
             if sent < len(records):
                 raise ConnectionAbortedError("the connection has no room for a small message")
         else:
             super().sendall(records)
         return taken
+
+    def _has_room(self) -> bool:
+        poll = select.poll()
+        poll.register(self, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Ignores `flags`: it returns what there is, at least one byte; 0 at the end."""
@@ -167,7 +186,8 @@ class TlsSocket(socket.socket):
         )
 
     def _explained(self, error: ssl.SSLError) -> TlsError:
-        return TlsError(explain(error, self._peer, self._credentials, is_server=self._is_server))
+        kind = PlainPeer if error.reason in _PLAIN_TO_TLS else TlsError
+        return kind(explain(error, self._peer, self._credentials, is_server=self._is_server))
 
 
 def explain(error: ssl.SSLError, peer: str, credentials: Credentials, *, is_server: bool) -> str:
@@ -175,7 +195,7 @@ def explain(error: ssl.SSLError, peer: str, credentials: Credentials, *, is_serv
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _of_their_certificate(error, peer, credentials)
-    if reason in PLAIN_TO_TLS:
+    if reason in _PLAIN_TO_TLS:
         if is_server:
             return (
                 f"{peer} does not speak TLS, and this server does: give it credentials "
@@ -199,7 +219,7 @@ def explain(error: ssl.SSLError, peer: str, credentials: Credentials, *, is_serv
 def _of_their_certificate(
     error: ssl.SSLCertVerificationError, peer: str, credentials: Credentials
 ) -> str:
-    said = error.verify_message
+    said = error.verify_message.rstrip(".")
     match error.verify_code:
         case 10:  # X509_V_ERR_CERT_HAS_EXPIRED
             advice = f"renew it; or {_CLOCKS}"
@@ -245,9 +265,9 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
     peer = f"the server at {address}"
     try:
         with socket.create_connection((host, int(port)), timeout_s) as sock:
+            sock.settimeout(timeout_s)
             if credentials is None:
                 return _wants_tls(sock, peer)
-            sock.settimeout(timeout_s)
             context = client_context(credentials)
             context.set_alpn_protocols(["h2"])
             with TlsSocket(sock, credentials, server_name=host, peer=peer, context=context) as tls:
@@ -257,11 +277,47 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
                 tls.sendmsg(
                     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"]
                 )
-                tls.recv_into(bytearray(1))
+                with contextlib.suppress(ConnectionResetError):
+                    if tls.recv_into(bytearray(1)):
+                        return ""
+                return _of_closed(peer, credentials)  # gRPC's servers do not say why
     except TlsError as error:
         return str(error)
     except OSError:
         return ""
+
+
+def _of_closed(peer: str, credentials: Credentials) -> str:
+    """A server has closed the connection after the client's handshake."""
+    if not credentials.tls_cert:
+        return _of_our_certificate("CERTIFICATE_REQUIRED", peer, credentials)
+    fault = _fault_of_own(credentials)
+    if "expired" in fault:
+        return _of_our_certificate("CERTIFICATE_EXPIRED", peer, credentials)
+    if "not yet valid" in fault:
+        return (
+            f"{peer} does not accept the certificate {credentials.tls_cert}: {fault}; wait, or "
+            f"{_CLOCKS}"
+        )
+    return _of_our_certificate("UNKNOWN_CA", peer, credentials)
+
+
+def _fault_of_own(credentials: Credentials) -> str:
+    """What a server with the same files would say of this process's certificate; "" if nothing."""
+    client, server = client_context(credentials), credentials.loaded().server
+    assert server is not None
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for end in (ours, theirs, ours, theirs):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except ssl.SSLError:
+        pass
     return ""
 
 

@@ -6,6 +6,7 @@ why). sessions.py decides what to send to whom.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -21,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from ..connections.admission import Admission
 from ..connections.credentials import Credentials
-from ..connections.tls_socket import TlsError, TlsSocket
+from ..connections.tls_socket import PlainPeer, TlsError, TlsSocket
 from ..delivery import TaskOutput, orders
 from ..errors import AddressInUse, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
@@ -94,7 +95,7 @@ class BlockServer:
         self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
-        self._admission = Admission(credentials)
+        self._admission = None if credentials is None else Admission(credentials)
         self.sessions = Sessions(linger_s, max_away_bytes)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
@@ -240,7 +241,7 @@ class BlockServer:
                 handler.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
                 _log.warning("closed a connection of the %s: %s", peer, error)
-                sock.close()
+                handler.drop()
                 return
             self._handlers.add(handler)
 
@@ -270,7 +271,7 @@ class _Handler:
         """
         self._admission = admission
         self._tls: TlsSocket | None = None
-        if admission is not None and admission.credentials is not None and not is_direct:
+        if admission is not None and not is_direct:
             sock = self._tls = TlsSocket(sock, admission.credentials, server_name=None, peer=peer)
         self._socket = sock
         self._peer = peer
@@ -294,6 +295,10 @@ class _Handler:
 
     def start(self) -> None:
         self._receiver.start()
+
+    def drop(self) -> None:
+        """Close the connection of a handler that was not started."""
+        self._socket.close()
 
     def close(self, deadline: float) -> None:
         """Let the sender finish until `deadline`, then cut the connection and join its threads."""
@@ -343,6 +348,11 @@ class _Handler:
                 self._cut()
                 if self._greeted is not None:
                     sender.join()
+        except PlainPeer as error:
+            _log.warning("refused a connection: %s", error)
+            with contextlib.suppress(OSError):  # in its own words, which are plain
+                plain = b"".join(frames.encode(encode_refusal(f"this worker speaks TLS: {error}")))
+                self._socket.sendall(plain)
         except TlsError as error:
             _log.warning("refused a connection: %s", error)
         except OSError as error:

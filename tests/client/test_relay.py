@@ -92,7 +92,7 @@ assert read() == [*range(100)], "in the first one as ever"
 
 
 def test_close_tolerates_a_call_that_has_just_ended() -> None:
-    channel = relay.RelayedChannel("somewhere", None)
+    channel = relay.RelayedChannel("somewhere")
     own, other = socket.socketpair()
     with own, other:
         pass
