@@ -81,8 +81,8 @@ LAYERS: dict[str, set[str]] = {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
     },
     "service.cli": {"service", "journal", "storage"},
-    "service.cli.chaos": {"chaos", LOOSE, "service.cli"},
-    "service.cli.bench": {"benchmarks", LOOSE, "service.cli"},
+    "service.cli.chaos": {"chaos", LOOSE, "service.cli", "service.connections.credentials"},
+    "service.cli.bench": {"benchmarks", LOOSE, "service.cli", "service.connections.credentials"},
     "service": {"service"},  # its __init__, the public face
     "chaos": {"service.client", "service.connections", "journal", "storage", LOOSE, *WORDS},
     "benchmarks": {"chaos", "service", "journal", "storage", "torch", "jax"},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..connections.credentials import use_credentials
 from ..errors import ForebayError
 from .extras import require_tools
 
@@ -69,6 +70,7 @@ def chaos(
     interleave: the same seed may find something at one time and not at another.
     """
     require_tools("chaos", "chaos")
+    use_credentials(None)  # the cluster's servers are plain
     if hosts:  # before there are threads
         from ...chaos.hosts import enter_private_network
 

@@ -308,7 +308,7 @@ def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLConte
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        context.load_verify_locations(cadata=ca.decode("ascii"))
+        context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # names in comments
     except (ssl.SSLError, ValueError) as error:
         raise InvalidArgument(
             f"--tls-ca {credentials.tls_ca} holds no certificates in PEM ({error}); give the "

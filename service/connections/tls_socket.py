@@ -299,7 +299,8 @@ def _of_closed(peer: str, credentials: Credentials) -> str:
             f"{peer} does not accept the certificate {credentials.tls_cert}: {fault}; wait, or "
             f"{_CLOCKS}"
         )
-    return _of_our_certificate("UNKNOWN_CA", peer, credentials)
+    told = _of_our_certificate("UNKNOWN_CA", peer, credentials)
+    return f"{told}. gRPC takes certificates with RSA and ECDSA keys only"
 
 
 def _fault_of_own(credentials: Credentials) -> str:
