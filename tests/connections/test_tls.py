@@ -22,13 +22,15 @@ from forebay.service.connections.admission import Admission, Identity
 from forebay.service.connections.credentials import credentials_of_server, own_credentials
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind, connect, interceptors, metadata_of
+from forebay.service.connections.tls_socket import TlsSocket
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import InvalidArgument, Unauthenticated
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.transport import BlockServer
+from forebay.service.proto import transfer_pb2 as wire
+from forebay.service.transport import BlockServer, frames, messages
 
 from ..certificates import Authority, token, using
-from ..transport.peers import UID, Consumer, only, task
+from ..transport.peers import UID, Consumer, only, say, task
 
 PATIENCE_S = 20
 
@@ -203,6 +205,49 @@ def test_garbage_disturbs_nobody(
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
                 pass
+
+
+def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(
+    closing: ExitStack, server: Credentials, trainer: Credentials
+) -> None:
+    """It pings while the socket is full: a record that is not sent must not be missing."""
+    worker = block_server(closing, server)
+    task(worker, 1, 30, lambda: 1 << 20)
+    task(worker, 2, 3)
+    sock = socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    sock.settimeout(None)
+    frames.set_timeout(sock, socket.SO_RCVTIMEO, PATIENCE_S)
+    tls = TlsSocket(sock, trainer, server_name="localhost", peer="the worker")
+    closing.callback(tls.close)
+    tls.handshake(PATIENCE_S)
+    hello = wire.Hello(version=messages.VERSION, consumer_id=7, worker_uid=UID)
+    say(tls, wire.ToWorker(hello=hello))
+    say(tls, wire.ToWorker(read=wire.Read(task_id=1, any=wire.Any())))
+    say(tls, wire.ToWorker(credit=wire.Credit(bytes=1 << 30)))
+    with using(trainer):
+        assert consumer(closing, worker, "tcp", reads=2).numbers() == [1, 2, 3]
+    for _ in range(100):
+        say(tls, wire.ToWorker(ping=wire.Ping()))
+    reader = frames.FrameReader(tls, "the worker")
+    blocks = 0
+    while blocks < 30:
+        frame = reader.read()
+        assert frame is not None
+        message = wire.ToConsumer.FromString(frame.header)
+        blocks += message.HasField("block")
+    say(tls, wire.ToWorker(ping=wire.Ping()))
+
+
+def test_a_worker_stops_though_a_consumer_says_nothing(
+    closing: ExitStack, server: Credentials
+) -> None:
+    worker = block_server(closing, server)
+    closing.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
+    half = closing.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
+    half.sendall(b"\x16\x03\x01")
+    worker.stop()
+    assert not [t for t in threading.enumerate() if t.name == "forebay-blocks-receiver"]
 
 
 def test_another_user_reads_over_tcp_instead(
