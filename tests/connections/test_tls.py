@@ -210,7 +210,6 @@ def test_garbage_disturbs_nobody(
 def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(
     closing: ExitStack, server: Credentials, trainer: Credentials
 ) -> None:
-    """It pings while the socket is full: a record that is not sent must not be missing."""
     worker = block_server(closing, server)
     task(worker, 1, 30, lambda: 1 << 20)
     task(worker, 2, 3)
@@ -237,6 +236,30 @@ def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(
         message = wire.ToConsumer.FromString(frame.header)
         blocks += message.HasField("block")
     say(tls, wire.ToWorker(ping=wire.Ping()))
+
+
+def test_a_small_message_that_finds_no_room_is_not_sent(
+    closing: ExitStack, server: Credentials, trainer: Credentials
+) -> None:
+    """A record that was made and not sent would be missing in the stream."""
+    ends = socket.socketpair()
+    theirs = closing.enter_context(TlsSocket(ends[0], server, server_name=None, peer="a client"))
+    ours = closing.enter_context(
+        TlsSocket(ends[1], trainer, server_name="localhost", peer="a server")
+    )
+    with ThreadPoolExecutor(1) as pool:
+        shaking = pool.submit(theirs.handshake, PATIENCE_S)
+        ours.handshake(PATIENCE_S)
+        shaking.result()
+    small, sent = frames.encode(b"x" * 200), 0
+    while frames.send_at_once(theirs, small):
+        sent += 1
+    assert not frames.send_at_once(theirs, small)
+    reader = frames.FrameReader(ours, "a server")
+    for _ in range(sent):
+        assert reader.read() == (b"x" * 200, frames.NO_PAYLOAD)
+    assert frames.send_at_once(theirs, frames.encode(b"y"))
+    assert (reader.read() or b"")[0] == b"y"
 
 
 def test_a_worker_stops_though_a_consumer_says_nothing(
