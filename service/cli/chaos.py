@@ -51,6 +51,10 @@ def chaos(
         False, help="Give each process a host of its own (a network namespace of Linux), and cut "
         "hosts off from each other, too.", envvar="FOREBAY_HOSTS",
     ),
+    tls: bool = typer.Option(
+        False, help="Mutual TLS between all processes, with certificates that are replaced every "
+        "few seconds.", envvar="FOREBAY_CHAOS_TLS",
+    ),
     only: list[str] = ONLY,
     out: str = typer.Option(
         "", help="Keep logs, records and journal in this directory, which must not exist.",
@@ -95,6 +99,7 @@ def chaos(
         elements=elements,
         only=tuple(only),
         hosts=hosts,
+        tls=tls,
     )
     directory, keep = _make_directory(out), True
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C

@@ -33,10 +33,16 @@ Method = tuple[Callable[..., Any], type[Message], type[Message]]
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
+_LEAST_CONNECT = "grpc.min_reconnect_backoff_ms"
+"""The option for how long gRPC tries to connect before it gives up and tries again."""
+
+TLS_CONNECT_MS = 2_000
+"""That time with TLS: a handshake takes two round trips and some processor time at both ends."""
+
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_UNLIMITED,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    (_LEAST_CONNECT, 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 """For every channel: a dataset's graph may have any size, and clients reconnect quickly to a
@@ -109,7 +115,8 @@ def connect(
     credentials = credentials or own_credentials()
     if credentials is None:
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, _channel_credentials(credentials), options=options)
+    channel_credentials = _channel_credentials(credentials)
+    return grpc.secure_channel(address, channel_credentials, options=_with_time_for_tls(options))
 
 
 def connect_async(address: str) -> grpc.aio.Channel:
@@ -118,7 +125,13 @@ def connect_async(address: str) -> grpc.aio.Channel:
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     channel_credentials = _channel_credentials(credentials)
-    return grpc.aio.secure_channel(address, channel_credentials, options=CHANNEL_OPTIONS)
+    options = _with_time_for_tls(CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, channel_credentials, options=options)
+
+
+def _with_time_for_tls(options: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    others = [option for option in options if option[0] != _LEAST_CONNECT]
+    return [*others, (_LEAST_CONNECT, TLS_CONNECT_MS)]
 
 
 def metadata_of(credentials: Credentials | None) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ import os
 import pathlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -500,6 +501,35 @@ def test_a_call_needs_a_token_that_the_dispatcher_knows(
         refused = status(dispatcher.target, holder(with_tokens, wrong))
         assert refused.startswith("Unauthenticated: the token is not one that is known here")
         assert "no token was sent" in status(dispatcher.target, certificate)
+
+
+def test_a_handshake_may_be_slow(
+    closing: ExitStack, dispatcher: DispatchServer, trainer: Any
+) -> None:
+    """gRPC gives up a plain connection that takes 50 to 500 ms, and tries again."""
+    port = int(dispatcher.address.rpartition(":")[2])
+    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    closing.callback(lambda: listener.shutdown(socket.SHUT_RDWR))
+
+    def forward(source: socket.socket, sink: socket.socket, pause_s: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                time.sleep(pause_s)
+                sink.sendall(data)
+                pause_s = 0.0
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = closing.enter_context(listener.accept()[0])
+                far = closing.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for ends in ((near, far, 0.0), (far, near, 0.8)):
+                    threading.Thread(target=forward, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    assert status(f"localhost:{listener.getsockname()[1]}", trainer).startswith("{")
 
 
 class _Says(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
