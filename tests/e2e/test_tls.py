@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
 import tensorflow as tf
 
 from forebay import service
 
 from .. import certificates
 from ..cluster import WorkerProcess
+from ..forks import run
 from ..stock import DispatcherProcess
 
 NUMBER = 4_000
@@ -46,3 +48,47 @@ def test_reads_go_on_over_a_restart_and_new_certificates(tmp_path: pathlib.Path)
         leader.kill_and_restart()
         tensors = service.from_dataset_id("distributed_epoch", leader.target, dataset_id)
         assert sorted(int(x) for x in tensors) == [*range(NUMBER)]
+
+
+FORKS = """
+import os
+import sys
+
+from forebay import service
+from forebay.service.connections import relay
+
+target, dataset_id = sys.argv[1:]
+files = dict(zip(("tls_ca", "token_file"), os.environ["FILES"].split(",")))
+service.use_credentials(service.Credentials(**files))
+assert len([*service.read(target, dataset_id)]) == 100
+child = os.fork()
+if not child:
+    try:
+        assert relay.is_needed()
+        assert len([*service.read(target, dataset_id)]) == 100
+        print("read", flush=True)
+    finally:
+        os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_token_is_enough_to_read_in_every_way(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = certificates.Authority(tmp_path / "ca")
+    path = certificates.token(tmp_path / "cluster.token", "secret\n")
+    server = {**authority.issue("server").files(), "token_file": path}
+    own = service.Credentials(tls_ca=str(authority.file), token_file=path)
+    with (
+        DispatcherProcess(tmp_path / "journal", **server) as leader,
+        WorkerProcess(leader.address, **server),
+        certificates.using(own),
+    ):
+        dataset_id = service.register_dataset(leader.target, tf.data.Dataset.range(100))
+        for protocol in ("unix", "tcp", "grpc"):
+            elements = service.read(leader.target, dataset_id, data_transfer_protocol=protocol)
+            assert sorted(int(x) for x in elements) == [*range(100)]
+        monkeypatch.setenv("FILES", f"{own.tls_ca},{path}")
+        ended = run(["-c", FORKS, leader.target, dataset_id])
+        assert ended.stdout.splitlines() == ["read"], ended.stderr
