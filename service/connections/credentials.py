@@ -137,7 +137,7 @@ class Credentials:
 def use_credentials(credentials: Credentials | None) -> None:
     """Use them for all connections that this process and its later children begin from now on.
 
-    None: plain connections. Sets FOREBAY_TLS_… and FOREBAY_TOKEN_FILE, so that processes that are
+    None: plain connections. Sets `FOREBAY_TLS_CA` and its like, so that processes that are
     spawned, such as those of a DataLoader, have them, too. Raises InvalidArgument if the files
     cannot be used.
     """

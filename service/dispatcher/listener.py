@@ -71,7 +71,7 @@ class ServedPort:
 
     def _make_server(self, standby: bool) -> grpc.aio.Server:
         return grpc.aio.server(
-            interceptors=interceptors_async(self._credentials),
+            interceptors=interceptors_async(self._credentials) or None,
             options=STANDBY_OPTIONS if standby else SERVER_OPTIONS,
         )
 
