@@ -19,6 +19,7 @@ from ..service.blocks import BLOCK_BYTES
 from ..service.errors import ForebayError
 from ..service.processes import forebay, free_port, redis_program, tail
 from . import crowd, postgres
+from .authority import Authority
 from .dataset import ELEMENT_BYTES
 from .hosts import LOOPBACK, Host, Network
 from .members import Life, Member
@@ -75,6 +76,7 @@ class Options(msgspec.Struct, frozen=True):
     elements: int  # in a pass; an epoch has several
     only: tuple[str, ...] = ()  # kinds of faults, such as "kill worker"; none: all
     hosts: bool = False  # each member has a host of its own
+    tls: bool = False  # all connections have TLS, and certificates are replaced again and again
 
     @property
     def members(self) -> dict[str, int]:
@@ -113,6 +115,7 @@ class Cluster:
         names = host_names(options.members) if options.hosts else []
         self.network = Network(names) if names else None
         self.proxies = Proxies()
+        self._authority = Authority(directory, self._addresses()) if options.tls else None
         self.members: dict[str, list[Member]] = {}
         self.records = RecordFiles(directory, self.members)
         self.storage = self._make_storage()
@@ -138,10 +141,16 @@ class Cluster:
     def _add(
         self, role: str, count: int, command: Callable[[int], Callable[[str], list[str]]]
     ) -> None:
+        environment = {} if self._authority is None else self._authority.credentials.environment()
         self.members[role] = [
-            Member(role, n, command(n), self._directory, self._host(f"{role}{n}"))
+            Member(role, n, command(n), self._directory, self._host(f"{role}{n}"), environment)
             for n in range(count)
         ]
+
+    def _addresses(self) -> list[str]:
+        """All that members are reached at."""
+        hosts = [] if self.network is None else self.network.hosts.values()
+        return [LOOPBACK.address, *(host.address for host in hosts)]
 
     def _host(self, name: str) -> Host:
         return LOOPBACK if self.network is None else self.network.hosts.get(name, LOOPBACK)
@@ -216,6 +225,7 @@ class Cluster:
         options = [
             *(f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"),
             *(f"--host={self._host(f'worker{number}').address}", "--allow-python"),
+            *(["--insecure"] if self._authority is None else []),
         ]
         # The tag identifies the process in the journal.
         if number % 2:
@@ -304,6 +314,8 @@ class Cluster:
         while not condition():
             if self.network is not None:
                 self.network.poll()
+            if self._authority is not None:
+                self._authority.poll()
             for member in self._all():
                 member.poll()
                 if starting and member.lives and member.life.ended_by_itself:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -64,6 +64,7 @@ class Member:
         command: Callable[[str], list[str]],
         directory: pathlib.Path,
         host: Host = LOOPBACK,
+        environment: Mapping[str, str] = {},
     ) -> None:
         self.role = role
         self.number = number
@@ -73,6 +74,7 @@ class Member:
         self.held = False  # not restarted for now
         self._command = command
         self._host = host
+        self._environment = environment
         self._process: ChildProcess | None = None
         self._resume_at_s = 0.0
         self._restart_at_s = 0.0
@@ -102,7 +104,9 @@ class Member:
         self.lives.append(Life(name, self.role, self.number, time.monotonic()))
         self._log_from = self.log.stat().st_size if self.log.exists() else 0
         with self._host.inside():
-            self._process = ChildProcess(self._command(name), self.log)
+            self._process = ChildProcess(
+                self._command(name), self.log, environment=self._environment
+            )
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .client.tf_position import OrderedPosition
     from .client.tfds import register_tfds
     from .client.waiting import wait_for_workers
+    from .connections.credentials import Credentials, use_credentials
     from .errors import ForebayError
     from .materialized.materializing import Materialized
     from .materialized.run import materialize
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHARD_HINT",
+    "Credentials",
     "CrossTrainerCache",
     "DatasetInfo",
     "DispatchServer",
@@ -63,6 +65,7 @@ __all__ = [
     "register_files",
     "register_tfds",
     "remove_dataset",
+    "use_credentials",
     "wait_for_workers",
 ]
 
@@ -77,6 +80,7 @@ _HOMES = {
     ".client.tfds": ("register_tfds",),
     ".client.reader": ("ElementIterator", "read"),
     ".client.waiting": ("wait_for_workers",),
+    ".connections.credentials": ("Credentials", "use_credentials"),
     ".errors": ("ForebayError",),
     ".materialized.materializing": ("Materialized",),
     ".materialized.run": ("materialize",),

@@ -6,6 +6,7 @@ ForebayError
 │   ├── AlreadyExists        the request creates something that exists
 │   ├── NotFound             the request names something that the dispatcher does not know
 │   ├── FailedPrecondition   the state does not allow the request; a retry does not help
+│   ├── Unauthenticated      the peer has proved to be nobody who is let in
 │   └── Unimplemented        this version does not support the request
 ├── Unavailable              retry: the dispatcher is stopping or away
 │   └── AnotherJournal       the dispatcher does not have the journal that the caller knows
@@ -41,6 +42,7 @@ __all__ = [
     "PeerFailed",
     "PipelineError",
     "ProtocolError",
+    "Unauthenticated",
     "Unavailable",
     "Unimplemented",
     "error_of_status",
@@ -62,6 +64,11 @@ class AlreadyExists(ForebayError):
 
 class FailedPrecondition(ForebayError, RuntimeError):
     """The request does not fit the state of what it names. A RuntimeError, as in TensorFlow."""
+
+
+class Unauthenticated(ForebayError):
+    """The peer lacks credentials, or does not accept ours. A retry does not help until the files
+    change."""
 
 
 class Unimplemented(ForebayError):
@@ -111,6 +118,7 @@ _STATUS: dict[type[ForebayError], str] = {
     NotFound: "NOT_FOUND",
     AlreadyExists: "ALREADY_EXISTS",
     FailedPrecondition: "FAILED_PRECONDITION",
+    Unauthenticated: "UNAUTHENTICATED",
     Unimplemented: "UNIMPLEMENTED",
     AnotherJournal: "ABORTED",
     Unavailable: "UNAVAILABLE",
@@ -123,7 +131,7 @@ _OF_STATUS = {
     _STATUS[e]: e
     for e in (
         *(InvalidArgument, NotFound, AlreadyExists),
-        *(FailedPrecondition, Unimplemented, AnotherJournal),
+        *(FailedPrecondition, Unauthenticated, Unimplemented, AnotherJournal),
     )
 } | dict.fromkeys(("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"), Unavailable)
 

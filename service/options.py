@@ -106,6 +106,27 @@ class ServerOptions:
             "address that it listens on."
         ),
     ] = ""
+    tls_ca: Annotated[
+        str,
+        Option("Certificates of the authorities that sign peers' certificates: a PEM file."),
+    ] = ""
+    tls_cert: Annotated[
+        str, Option("This server's certificate, and those between it and the CA: a PEM file.")
+    ] = ""
+    tls_key: Annotated[
+        str, Option("The certificate's private key, without a passphrase: a PEM file.")
+    ] = ""
+    token_file: Annotated[
+        str,
+        Option(
+            "A file with a token, of mode 600; several, comma-separated. Clients must send one of "
+            "the tokens, and need no certificate."
+        ),
+    ] = ""
+    insecure: Annotated[
+        bool,
+        Option("Listen beyond loopback without TLS: let in whoever reaches this server."),
+    ] = False
     load_op_library: Annotated[
         tuple[str, ...],
         Option(

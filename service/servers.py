@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
+from .connections.credentials import credentials_of_server
 from .connections.dispatcher_client import SERVICE, DispatcherClient
 from .connections.grpc_server import WILDCARDS, advertised_address
 from .dispatcher.options import DispatcherOptions
@@ -101,6 +102,11 @@ class DispatcherConfig:
     snapshot_events: int | None = None
     retention_hours: float | None = None
     deployment_mode: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    token_file: str | None = None
+    insecure: bool | None = None
     load_op_library: Iterable[str] | None = None
 
     def storage_url(self) -> str:
@@ -169,7 +175,7 @@ class DispatchServer(_Server):
 
     def __init__(self, config: DispatcherConfig | Any | None = None, start: bool = True) -> None:
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
-        self._options = _at_localhost(self._config.options(), WILDCARDS)
+        self._options = _secured(_at_localhost(self._config.options(), WILDCARDS))
         self._process: ChildProcess | None = None
         self._log: threading.Thread | None = None
         self._target = f"grpc://{told}" if (told := _address_before_start(self._options)) else ""
@@ -233,7 +239,8 @@ class DispatchServer(_Server):
         return self._ask(request, tf.GetSnapshotStreamsResponse, TENSORFLOWS).streams
 
     def _ask(self, request: Message, response: type[Answer], service: str = SERVICE) -> Answer:
-        dispatcher = DispatcherClient(self.address)
+        own = credentials_of_server(self._options)
+        dispatcher = DispatcherClient(self.address, credentials=own)
         try:
             return dispatcher.call(request, response, patience_s=10, service=service)
         finally:
@@ -291,6 +298,11 @@ class WorkerConfig:
     allow_python: bool | None = None
     processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    token_file: str | None = None
+    insecure: bool | None = None
     load_op_library: Iterable[str] | None = None
 
     def options(self) -> WorkerOptions:
@@ -347,6 +359,13 @@ def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
     return dataclasses.replace(options, address="localhost:%port%")
 
 
+def _secured(options: Options) -> Options:
+    """With the credentials that the server has; by default those of this process."""
+    credentials = credentials_of_server(options)
+    files: dict[str, Any] = {} if credentials is None else credentials.files()
+    return dataclasses.replace(options, **files)
+
+
 def _address_before_start(options: ServerOptions) -> str:
     """The address of a server before its start; "" if it will use any free port."""
     if not options.port:
@@ -388,7 +407,7 @@ class WorkerServer(_Server):
         from .worker.worker import Worker
 
         self._config = _config_of(config, WorkerConfig)
-        self._options = _at_localhost(self._config.options())
+        self._options = _secured(_at_localhost(self._config.options()))
         self._worker = Worker(self._options)
         self._started = False
         self._ended = threading.Event()

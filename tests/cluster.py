@@ -16,7 +16,8 @@ class WorkerProcess(ServerProcess):
     def __init__(self, dispatcher: str, **options: object) -> None:
         command = ["-m", "forebay.service.cli", "worker"]
         for name, value in {"dispatcher": dispatcher, **options}.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+            flag = f"--{name.replace('_', '-')}"
+            command += [flag] if value is True else [flag, str(value)]
         super().__init__(Fork(command))
         self.address = ""
 

@@ -51,12 +51,16 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto"),
+        "service.connections.credentials",
         "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
     "service.pipelines": {"storage.tfrecord", LOOSE, *WORDS},
     "service.delivery": {LOOSE, *WORDS},
-    "service.transport": {"service.delivery", "service.connections.protocols", LOOSE, *WORDS},
+    "service.transport": {
+        *("service.delivery", "service.connections.protocols", LOOSE, *WORDS),
+        *(f"service.connections.{module}" for module in ("admission", "credentials", "tls_socket")),
+    },
     "service.materialized": {
         *("service.pipelines", "service.connections.dispatcher_client", "service.proto"),
         *("storage.tfrecord", LOOSE, *WORDS),
@@ -78,8 +82,8 @@ LAYERS: dict[str, set[str]] = {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
     },
     "service.cli": {"service", "journal", "storage"},
-    "service.cli.chaos": {"chaos", LOOSE, "service.cli"},
-    "service.cli.bench": {"benchmarks", LOOSE, "service.cli"},
+    "service.cli.chaos": {"chaos", LOOSE, "service.cli", "service.connections.credentials"},
+    "service.cli.bench": {"benchmarks", LOOSE, "service.cli", "service.connections.credentials"},
     "service": {"service"},  # its __init__, the public face
     "chaos": {"service.client", "service.connections", "journal", "storage", LOOSE, *WORDS},
     "benchmarks": {"chaos", "service", "journal", "storage", "torch", "jax"},
@@ -124,6 +128,13 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     **{
         ("service.connections.relay", what): "no process of a run is a fork"
         for what in ("grpc", "os", "signal", "socket", "threading")
+    },
+    **{
+        (f"service.connections.{module}", what): "no run has credentials"
+        for module, what in (
+            *(("admission", "hmac"), ("credentials", "ssl"), ("grpc_server", "grpc")),
+            *(("tls_socket", what) for what in ("select", "socket", "ssl")),
+        )
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
     ("service.dispatcher.history", "datetime"): "writes down a time that it is given",
@@ -342,7 +353,15 @@ ONE_DOOR: dict[str, set[str]] = {
         call: {"service.connections.grpc_server"}
         for call in ("insecure_channel", "add_insecure_port")
     },
-    "socket.create_connection": {"service.transport.dial", "benchmarks.loopback"},
+    **{
+        call: {"service.connections.credentials", "service.connections.tls_socket"}
+        for call in ("ssl.SSLContext",)
+    },
+    "wrap_bio": {"service.connections.tls_socket"},
+    "wrap_socket": set(),
+    "socket.create_connection": {
+        *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback")
+    },
     "socket.create_server": {"benchmarks.loopback"},
     "listen": {"service.transport.server", "chaos.proxy"},
     "asyncio.open_connection": {"chaos.proxy"},

@@ -8,6 +8,7 @@ import time
 
 import typer
 
+from ..connections.credentials import use_credentials
 from ..errors import ForebayError, InvalidArgument
 from .extras import require_tools
 
@@ -40,6 +41,7 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure Forebay beside TensorFlow's tf.data service, each in processes of its own."""
     require_tools("bench", "benchmarks")
+    use_credentials(None)  # servers of both sides are plain
     from rich.console import Console
 
     from ...benchmarks.plot import load, write_plots

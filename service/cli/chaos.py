@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..connections.credentials import use_credentials
 from ..errors import ForebayError
 from .extras import require_tools
 
@@ -51,6 +52,10 @@ def chaos(
         False, help="Give each process a host of its own (a network namespace of Linux), and cut "
         "hosts off from each other, too.", envvar="FOREBAY_HOSTS",
     ),
+    tls: bool = typer.Option(
+        False, help="Mutual TLS between all processes, with certificates that are replaced every "
+        "few seconds.", envvar="FOREBAY_CHAOS_TLS",
+    ),
     only: list[str] = ONLY,
     out: str = typer.Option(
         "", help="Keep logs, records and journal in this directory, which must not exist.",
@@ -70,6 +75,7 @@ def chaos(
     interleave: the same seed may find something at one time and not at another.
     """
     require_tools("chaos", "chaos")
+    use_credentials(None)  # the cluster's servers are plain
     if hosts:  # before there are threads
         from ...chaos.hosts import enter_private_network
 
@@ -94,6 +100,7 @@ def chaos(
         elements=elements,
         only=tuple(only),
         hosts=hosts,
+        tls=tls,
     )
     directory, keep = _make_directory(out), True
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it like Ctrl-C

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from .console import plain_console
+from .options import connects
 from .status import PATIENCE_S
 
 app = typer.Typer(help="List and remove registered datasets.", no_args_is_help=True)
@@ -22,6 +23,7 @@ UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 @app.command("list")
+@connects
 def list_(
     service: str = SERVICE,
     as_json: bool = typer.Option(
@@ -39,6 +41,7 @@ def list_(
 
 
 @app.command()
+@connects
 def remove(
     service: str = SERVICE,
     dataset_id: str = DATASET_ID,

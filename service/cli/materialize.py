@@ -7,8 +7,10 @@ import difflib
 import typer
 
 from .dataset import DATASET_ID, SERVICE, service_and_dataset
+from .options import connects
 
 
+@connects
 def materialize(
     context: typer.Context,
     service: str = SERVICE,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from ..connections.credentials import VARIABLES, Credentials, use_credentials
 from ..errors import InvalidArgument
 from ..options import Declared, ServerOptions, options_of
 
@@ -35,6 +36,41 @@ def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., Non
         return command
 
     return decorate
+
+
+def connects(run: Callable[..., None]) -> Callable[..., None]:
+    """Give a command of a client the options of Credentials, for all its connections."""
+    helps = {
+        "tls_ca": "Certificates of the authorities that sign the servers' certificates: PEM.",
+        "tls_cert": "This client's certificate, and those between it and the CA: PEM.",
+        "tls_key": "The certificate's private key, without a passphrase: PEM.",
+        "token_file": "A file with the token that servers ask for, of mode 600.",
+    }
+    own = inspect.signature(run, eval_str=True).parameters
+    further = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(
+                "", f"--{name.replace('_', '-')}", help=text, envvar=VARIABLES[name],
+                show_default=False,
+            ),
+            annotation=str,
+        )
+        for name, text in helps.items()
+    ]  # fmt: skip
+
+    @functools.wraps(run)
+    def command(*given: Any, **options: Any) -> None:
+        files = {name: options.pop(name) for name in helps}
+        if any(files.values()):
+            use_credentials(Credentials(**files))
+        run(*given, **options)
+
+    parameters = [*own.values(), *further]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def _parameter(declared: Declared) -> inspect.Parameter:

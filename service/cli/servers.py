@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from ..connections.credentials import credentials_of_server, use_credentials
 from ..dispatcher.options import DispatcherOptions
 from ..errors import InvalidArgument
 from ..processes import DROPPED, EXIT_WITH_PARENT, LOG_LEVEL, end_with_parent
@@ -68,6 +69,7 @@ def worker(options: WorkerOptions) -> None:
 
     _log_to_stderr()
     running = Worker(options, pipelines=Pipelines(warm=True))
+    use_credentials(credentials_of_server(options))  # in users' functions, too
     running.start()
     gc.collect()
     gc.freeze()  # TensorFlow's objects: to look through them took a third of processor time

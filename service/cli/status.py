@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from .console import plain_console
+from .options import connects
 
 PATIENCE_S = 5.0
 NAME_WIDTH = 24  # a job's longer name takes a second line
@@ -23,6 +24,7 @@ WAIT_TIMEOUT = typer.Option(
 )  # fmt: skip
 
 
+@connects
 def status(
     service: str = typer.Argument(
         ..., help="HOST:PORT of the dispatcher; several, comma-separated.",

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import threading
+import time
 import uuid
 from typing import Any, TypeVar
 
@@ -22,13 +24,16 @@ from ...journal.proto import events_pb2 as ev
 from ..errors import (
     InvalidArgument,
     ProtocolError,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
     error_of_status,
 )
 from ..proto import forebay_pb2 as pb
 from . import relay
-from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, is_address
+from .credentials import Credentials, own_credentials
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, is_address, metadata_of
+from .tls_socket import probe
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,10 @@ TEMPORARY = (
 )
 _NO_SUCH_METHOD = ("", "Method not found!")
 """The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python."""
+_MAYBE_TLS = re.compile("failed to connect to all addresses|Socket closed")
+"""In the details of an error that may be TLS's; of several addresses, gRPC tells the last one's."""
+PROBE_S = 2.0
+"""The least time between two probes of TLS."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
 PIECE_BYTES = 1 << 20
@@ -91,9 +100,11 @@ class DispatcherClient:
         known: pb.JournalPosition | None = None,
         *,
         own_connection: bool = False,
+        credentials: Credentials | None = None,
     ) -> None:
         """`known` is the journal position that an earlier client knew. With `own_connection`,
-        this client shares no connection with the process's other clients.
+        this client shares no connection with the process's other clients. `credentials` are by
+        default the process's own.
         """
         self.addresses = parse_service(service)
         self._options = DISPATCHER_CHANNEL_OPTIONS + OWN_CONNECTION * own_connection
@@ -105,14 +116,18 @@ class DispatcherClient:
         self._known = known or pb.JournalPosition()
         self._turn = 0  # how often the channel was replaced
         self._address = self.addresses[0]
+        self._credentials = credentials or own_credentials()
+        self._answered = False  # whether a dispatcher ever has
+        self._probe_at = 0.0
         self._channel = self._connect()
 
     def _connect(self) -> Any:
         """A grpc.Channel, or a RelayedChannel in a fork."""
+        self._files = None if self._credentials is None else self._credentials.loaded()
         if relay.is_needed():
-            return relay.RelayedChannel(self._address)
+            return relay.RelayedChannel(self._address, self._credentials)
         relay.grpc_is_used()
-        return connect(self._address, self._options)
+        return connect(self._address, self._options, self._credentials)
 
     def call(
         self,
@@ -152,9 +167,13 @@ class DispatcherClient:
             raise Unavailable("the connection to the dispatcher was closed") from error
         except grpc.RpcError as error:
             if _is_away(error) and not closed.is_set():
+                why = self._why_no_tls(error)
+                why = (
+                    why
+                    or f"({error.code().name}: {error.details()}); is it running, and reachable?"
+                )
                 raise Unavailable(
-                    f"no dispatcher answers at {', '.join(self.addresses)} "
-                    f"({error.code().name}: {error.details()}); is it running, and reachable?"
+                    f"no dispatcher answers at {', '.join(self.addresses)} {why}"
                 ) from error
             details = error.details() or ""
             if error.code() is grpc.StatusCode.UNIMPLEMENTED and details in _NO_SUCH_METHOD:
@@ -195,18 +214,31 @@ class DispatcherClient:
         if "known" in request.DESCRIPTOR.fields_by_name:
             request.known.CopyFrom(self._known)  # type: ignore[attr-defined]
         try:
-            answer: Response = call(request, timeout=timeout_s)
+            metadata = metadata_of(self._credentials)
+            answer: Response = call(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             if _is_temporary(error):
                 self._switch_dispatcher(turn, _leader(error), f"{method}: {error.details()}")
+                if not self._answered and (why := self._why_no_tls(error)):
+                    raise Unauthenticated(why) from error
             raise
         except ValueError as error:  # the channel was closed meanwhile
             if self._closed.is_set():
                 raise Unavailable("the connection to the dispatcher was closed") from error
             raise _ChannelReplaced from error
+        self._answered = True
         if "journal" in answer.DESCRIPTOR.fields_by_name:
             self.learn(answer.journal)  # type: ignore[attr-defined]
         return answer
+
+    def _why_no_tls(self, error: grpc.RpcError) -> str:
+        """What is wrong with TLS; "" if nothing is, or if that was found out a moment ago."""
+        now = time.monotonic()
+        if not _MAYBE_TLS.search(error.details() or "") or now < self._probe_at:
+            return ""
+        found = probe(self._address, self._credentials)
+        self._probe_at = time.monotonic() + PROBE_S
+        return found
 
     @property
     def known(self) -> pb.JournalPosition:
@@ -228,7 +260,10 @@ class DispatcherClient:
             known = self.addresses
             here = known.index(self._address) if self._address in known else -1
             address = leader or known[(here + 1) % len(known)]
-            if address != self._address:
+            renewed = (
+                self._credentials is not None and self._credentials.loaded() is not self._files
+            )
+            if address != self._address or renewed:
                 log.info("asks the dispatcher %s instead of %s: %s", address, self._address, why)
                 self._turn += 1
                 self._address = address

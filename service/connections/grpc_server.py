@@ -1,7 +1,8 @@
 """gRPC without generated stubs: a service is a table of its methods.
 
-This module creates every channel (`connect`) and binds every port. Encryption and authorization
-would go here, and into the data plane's sockets.
+This module creates every channel (`connect`) and binds every port, with the credentials of
+credentials.py; tls_socket.py has the data connections'. A server with tokens admits only calls that
+bring one (`interceptors`). A server without tokens leaves it to gRPC's TLS.
 
 It also parses and serializes the messages: in gRPC's own hooks, a malformed request would look
 like a bug of the server.
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import re
+import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -19,17 +22,27 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from ..errors import AddressInUse, ForebayError, InvalidArgument, status_of
+from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
+from .admission import Admission
+from .credentials import Credentials, own_credentials
+
+log = logging.getLogger(__name__)
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
 
 _UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
+_LEAST_CONNECT = "grpc.min_reconnect_backoff_ms"
+"""The option for how long gRPC tries to connect before it gives up and tries again."""
+
+TLS_CONNECT_MS = 2_000
+"""That time with TLS: a handshake takes two round trips and some processor time at both ends."""
+
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_UNLIMITED,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    (_LEAST_CONNECT, 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 """For every channel: a dataset's graph may have any size, and clients reconnect quickly to a
@@ -89,29 +102,138 @@ def advertised_address(address: str, bound: str, option: str = "--address") -> s
     return told
 
 
-def connect(address: str, options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS) -> grpc.Channel:
-    """A channel to a dispatcher or a worker, for blocking calls."""
-    return grpc.insecure_channel(address, options=options)
+def connect(
+    address: str,
+    options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS,
+    credentials: Credentials | None = None,
+) -> grpc.Channel:
+    """A channel to a dispatcher or a worker, for blocking calls.
+
+    It has the files' content of now; a later one needs another channel. By default with the
+    process's own credentials. Calls bring `metadata_of` them.
+    """
+    credentials = credentials or own_credentials()
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    channel_credentials = _channel_credentials(credentials)
+    return grpc.secure_channel(address, channel_credentials, options=_with_time_for_tls(options))
 
 
 def connect_async(address: str) -> grpc.aio.Channel:
-    """A channel to a dispatcher or a worker, for coroutines."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    """A channel to a worker, for coroutines, with the process's own credentials."""
+    credentials = own_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    channel_credentials = _channel_credentials(credentials)
+    options = _with_time_for_tls(CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, channel_credentials, options=options)
 
 
-def bind(server: Any, host: str, port: int) -> str:
+def _with_time_for_tls(options: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    others = [option for option in options if option[0] != _LEAST_CONNECT]
+    return [*others, (_LEAST_CONNECT, TLS_CONNECT_MS)]
+
+
+def metadata_of(credentials: Credentials | None) -> tuple[tuple[str, str], ...]:
+    """The metadata of a call with these credentials."""
+    return () if credentials is None else credentials.loaded().metadata
+
+
+def _channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
+    loaded = credentials.loaded()
+    own = (loaded.key, loaded.chain) if loaded.chain else (None, None)
+    return grpc.ssl_channel_credentials(loaded.ca, *own)
+
+
+def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
+    """Take the files' content of the time of each handshake."""
+    given = credentials.loaded()
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(given.key, given.chain)], given.ca)
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        before, given = given, credentials.loaded()
+        return None if given is before else configuration()
+
+    asks_for_certificates = not given.tokens
+    first, later = configuration(), typing.cast(Callable[[], Any], renewed)  # None: no change
+    return grpc.dynamic_ssl_server_credentials(first, later, asks_for_certificates)
+
+
+def bind(server: Any, host: str, port: int, credentials: Credentials | None = None) -> str:
     """Make a server listen on host:port (0: any free port); return the address.
 
-    Raises AddressInUse.
+    With `credentials`, make the server with their `interceptors`, too. Raises AddressInUse.
     """
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        if credentials is None:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        else:
+            bound = server.add_secure_port(f"{host}:{port}", _server_credentials(credentials))
     except RuntimeError as error:
         raise AddressInUse(
             f"cannot listen on {host}:{port}: it is in use, or not an address of this machine; "
             "choose another"
         ) from error
     return f"{host}:{bound}"
+
+
+def interceptors(credentials: Credentials | None) -> list[grpc.ServerInterceptor[Any, Any]]:
+    """Of a threaded server: refuse calls without a token, if it asks for tokens."""
+    if credentials is None or not credentials.token_file:
+        return []
+    return [_TokenInterceptor(Admission(credentials))]
+
+
+def interceptors_async(
+    credentials: Credentials | None,
+) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
+    """The same, of a `grpc.aio` server."""
+    if credentials is None or not credentials.token_file:
+        return []
+    return [_AsyncTokenInterceptor(Admission(credentials))]
+
+
+class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        refusal = _refusal(self._admission, details)
+        if not refusal:
+            return continuation(details)
+
+        def refuse(_: object, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)  # it waits for no message
+
+
+class _AsyncTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # the same
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Any:
+        refusal = _refusal(self._admission, details)
+        if not refusal:
+            return await continuation(details)
+
+        async def refuse(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _refusal(admission: Admission, details: Any) -> str:
+    """Why the call is refused; "" if it is not."""
+    try:
+        admission.of_metadata(details.invocation_metadata or ())
+    except Unauthenticated as error:
+        log.warning("refused a call of %s: %s", details.method, error)
+        return str(error)
+    return ""
 
 
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")

@@ -5,13 +5,15 @@ process in a hundred hangs when it opens a channel. DataLoaders and users fork, 
 a helper program (this file) that makes its calls. The program ends with the fork.
 
 For each call, the fork passes a socket to the program and sends frames over it: method, address,
-timeout, request. The program sends back the status, its details, the leader's address and the
-answer.
+timeout, the names of the credentials' files, request. The program sends back the status, its
+details, the leader's address and the answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -24,6 +26,7 @@ from typing import Any
 import grpc
 
 from ..processes import ChildProcess, end_with_parent, forebay
+from .credentials import Credentials, LoadedCredentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
 
 _LENGTH = struct.Struct("<Q")
@@ -86,8 +89,10 @@ class RelayedError(grpc.RpcError):
 class RelayedChannel:
     """The part of grpc.Channel that a dispatcher's client uses. Thread-safe."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self._address = address
+        files = None if credentials is None else dataclasses.asdict(credentials)
+        self._credentials = json.dumps(files)
         self._calls: set[socket.socket] = set()
         self._closed = False
 
@@ -98,12 +103,12 @@ class RelayedChannel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
     ) -> Callable[..., Any]:
-        def call(request: Any, *, timeout: float) -> Any:
+        def call(request: Any, *, timeout: float, metadata: object = ()) -> Any:
             if self._closed:
                 raise ValueError("the channel is closed")
-            asked = [method.encode(), self._address.encode(), str(timeout).encode()]
+            asked = [method, self._address, str(timeout), self._credentials]
             try:
-                frames = [*asked, request_serializer(request)]
+                frames = [*map(str.encode, asked), request_serializer(request)]
                 code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
             except (OSError, EOFError) as error:  # the program ended or hangs, or we are closed
                 raise RelayedError(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
@@ -186,7 +191,7 @@ def _serve(control: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the fork handles these
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(lambda: os._exit(0))
-    channels: dict[str, grpc.Channel] = {}
+    channels: _Channels = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
         if not message:
@@ -195,19 +200,28 @@ def _serve(control: socket.socket) -> None:
         threading.Thread(target=_answer, args=(end, channels), daemon=True).start()
 
 
-def _answer(end: socket.socket, channels: dict[str, grpc.Channel]) -> None:
+_Channels = dict[tuple[str, Credentials | None], tuple[LoadedCredentials | None, grpc.Channel]]
+"""By address and credentials: the files' content with which each was made, and the channel."""
+
+
+def _answer(end: socket.socket, channels: _Channels) -> None:
     with end:
         try:
-            method, address, timeout, request = (_receive(end) for _ in range(4))
+            method, address, timeout, files = (_receive(end).decode() for _ in range(4))
+            request = _receive(end)
+            named = json.loads(files)
+            credentials = None if named is None else Credentials(**named)
+            loaded = None if credentials is None else credentials.loaded()
             with _lock:
-                channel = channels.get(address.decode())
-                if channel is None:
-                    channel = connect(address.decode(), DISPATCHER_CHANNEL_OPTIONS)
-                    channels[address.decode()] = channel
+                made = channels.get((address, credentials))
+                if made is None or made[0] is not loaded:
+                    channel = connect(address, DISPATCHER_CHANNEL_OPTIONS, credentials)
+                    made = channels[address, credentials] = loaded, channel
             found = [b"", b"", b"", b""]
             try:
-                call = channel.unary_unary(method.decode(), _pass_bytes, _pass_bytes)
-                found[3] = call(request, timeout=float(timeout))
+                call = made[1].unary_unary(method, _pass_bytes, _pass_bytes)
+                metadata = () if loaded is None else loaded.metadata
+                found[3] = call(request, timeout=float(timeout), metadata=metadata)
             except grpc.RpcError as error:
                 said: Any = error
                 leader = dict(said.trailing_metadata() or ()).get(LEADER_KEY, "")

@@ -21,7 +21,8 @@ from urllib.parse import unquote
 import grpc
 
 from . import relay
-from .grpc_server import connect
+from .credentials import own_credentials
+from .grpc_server import connect, metadata_of
 
 _log = logging.getLogger(__name__)
 
@@ -135,11 +136,12 @@ class _Tunnel:
     def __init__(self, address: str, ours: socket.socket) -> None:
         self._failure = "it does not answer"
         self._answered = threading.Event()
-        self._channel = connect(address, _OPTIONS)
+        credentials = own_credentials()
+        self._channel = connect(address, _OPTIONS, credentials)
         transfer: Any = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=None, response_deserializer=None
         )
-        self._call = transfer(_read(ours.dup()))
+        self._call = transfer(_read(ours.dup()), metadata=metadata_of(credentials))
         self._thread = threading.Thread(
             target=self._run, args=(ours,), name="forebay-tunnel", daemon=True
         )

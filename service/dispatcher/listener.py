@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from ..connections.grpc_server import LEADER_KEY, SERVER_OPTIONS, bind
+from ..connections.credentials import Credentials
+from ..connections.grpc_server import LEADER_KEY, SERVER_OPTIONS, bind, interceptors_async
 from ..errors import AddressInUse
 
 Handler = grpc.GenericRpcHandler  # of a service
@@ -28,11 +29,14 @@ REBIND_S = 5.0
 class ServedPort:
     """A port on which `open` serves one role after another."""
 
-    def __init__(self, host: str, port: int, *, standby: bool) -> None:
+    def __init__(
+        self, host: str, port: int, *, standby: bool, credentials: Credentials | None = None
+    ) -> None:
         """Bind host:port (0: any free one); `standby` is the first role. Raises AddressInUse."""
         self._host = host
-        self._server = _server(standby)
-        self.address = bind(self._server, host, port)
+        self._credentials = credentials
+        self._server = self._make_server(standby)
+        self.address = bind(self._server, host, port, credentials)
         self._port = int(self.address.rpartition(":")[2])
         self._started = False
 
@@ -43,7 +47,7 @@ class ServedPort:
         """
         if self._started:
             await self.close(None)
-            self._server = _server(standby)
+            self._server = self._make_server(standby)
             await self._bind()
         servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         states = health_pb2.HealthCheckResponse
@@ -65,20 +69,22 @@ class ServedPort:
             # once.
             await self._server.stop(None)
 
+    def _make_server(self, standby: bool) -> grpc.aio.Server:
+        return grpc.aio.server(
+            interceptors=interceptors_async(self._credentials) or None,
+            options=STANDBY_OPTIONS if standby else SERVER_OPTIONS,
+        )
+
     async def _bind(self) -> None:
         give_up = time.monotonic() + REBIND_S
         while True:
             try:
-                bind(self._server, self._host, self._port)
+                bind(self._server, self._host, self._port, self._credentials)
                 return
             except AddressInUse:
                 if time.monotonic() > give_up:
                     raise
             await asyncio.sleep(0.01)
-
-
-def _server(standby: bool) -> grpc.aio.Server:
-    return grpc.aio.server(options=STANDBY_OPTIONS if standby else SERVER_OPTIONS)
 
 
 class StandbyHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only

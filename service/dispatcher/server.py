@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable
 
 from ...storage import open_storage
+from ..connections.credentials import credentials_of_server
 from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
 from ..pipelines.definitions import check_op_libraries
@@ -35,7 +36,10 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     when it cannot take over the journal, InvalidArgument, and AddressInUse.
     """
     _check(options)
-    listener = ServedPort(options.host, options.port, standby=options.standby)
+    credentials = credentials_of_server(options)
+    listener = ServedPort(
+        options.host, options.port, standby=options.standby, credentials=credentials
+    )
     bound = listener.address
     address = advertised_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)

@@ -20,7 +20,8 @@ import tenacity
 
 from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
-from ..connections.protocols import UNIX
+from ..connections.credentials import token_to_send
+from ..connections.protocols import TCP, UNIX
 from ..delivery import ANY, End, EndPending, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
@@ -240,6 +241,7 @@ class BlockClient(WorkerClient):
             worker_uid=self.worker_uid,
             shares_memory=shares,
             codecs=() if protocol == UNIX else CODECS,
+            token=token_to_send() if protocol == TCP else "",
         )
         greet(sock, reader, hello)
         max_silence_s = math.inf if protocol == UNIX else SILENCE_S

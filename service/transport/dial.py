@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 from collections.abc import Callable
 
+from ..connections.credentials import Credentials, own_credentials
 from ..connections.protocols import GRPC, TCP
+from ..connections.tls_socket import TlsSocket
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
 from . import frames
@@ -16,6 +20,10 @@ OpenTunnel = Callable[[str, float], socket.socket]
 OSError."""
 
 
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group: Linux's struct ucred."""
+
+
 class WorkerRefused(ForebayError):
     """The worker refuses this consumer: another process has its address, or it stops."""
 
@@ -23,10 +31,17 @@ class WorkerRefused(ForebayError):
 def dial(
     protocol: str, address: str, timeout_s: float, open_tunnel: OpenTunnel | None
 ) -> socket.socket:
-    """Connect a blocking socket. "grpc" needs `open_tunnel`. Raises OSError."""
+    """Connect a blocking socket, with this process's credentials. "grpc" needs `open_tunnel`.
+
+    Raises OSError.
+    """
+    credentials = own_credentials()
     if protocol == TCP:
         host, _, port = address.rpartition(":")
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        host = host.strip("[]")
+        sock = socket.create_connection((host, int(port)), timeout_s)
+        if credentials is not None:
+            sock = _with_tls(sock, credentials, host, address, timeout_s)
     elif protocol == GRPC:
         assert open_tunnel is not None
         sock = open_tunnel(address, timeout_s)
@@ -35,11 +50,39 @@ def dial(
         sock.settimeout(timeout_s)  # a paused worker does not accept
         try:
             sock.connect(address.replace("@", "\0", 1))
+            if credentials is not None and user_of(sock) != os.geteuid():
+                raise PermissionError(
+                    f"user {user_of(sock)} runs the worker, and not {os.geteuid()}, as this process"
+                )
         except OSError:
             sock.close()
             raise
     sock.settimeout(None)
     return sock
+
+
+def _with_tls(
+    sock: socket.socket, credentials: Credentials, host: str, address: str, timeout_s: float
+) -> TlsSocket:
+    frames.set_timeout(sock, socket.SO_RCVTIMEO, timeout_s)
+    sock.settimeout(None)
+    tls = TlsSocket(sock, credentials, server_name=host, peer=f"worker at {address}")
+    try:
+        tls.handshake(timeout_s)
+    except OSError:
+        tls.close()
+        raise
+    return tls
+
+
+def user_of(sock: socket.socket) -> int | None:
+    """The user of the process at the other end of a Unix socket; None on systems that do not say
+    it."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    user: int = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, option, CREDENTIALS.size))[1]
+    return user
 
 
 def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> None:

@@ -43,6 +43,13 @@ _MAX_DESCRIPTORS = 64  # of files, received and not used yet
 _UNIX_SEND_BYTES = 4 << 20  # unlike TCP's, a Unix socket's buffer does not grow by itself
 
 
+_OF_TLS = (b"\x15\x03", b"\x16\x03")  # an alert, or a handshake
+_TLS_ADVICE = (
+    ": it speaks TLS, and this process does not; give both of them credentials (FOREBAY_TLS_CA, "
+    "FOREBAY_TLS_CERT and FOREBAY_TLS_KEY, or FOREBAY_TOKEN_FILE), or neither"
+)
+
+
 class Truncated(ProtocolError, ConnectionError):
     """The connection ended inside a frame: unlike other broken rules, often a network failure."""
 
@@ -208,7 +215,10 @@ class FrameReader:
     def _lengths(self, prefix: bytes) -> tuple[int, int, int]:
         magic, header_bytes, payload_bytes, checksum = _LENGTHS.unpack_from(prefix)
         if magic != _MAGIC:
-            raise ProtocolError(f"{self.peer} sent {magic!r} where a frame starts with {_MAGIC!r}")
+            raise ProtocolError(
+                f"{self.peer} sent {magic!r} where a frame starts with {_MAGIC!r}"
+                + _TLS_ADVICE * magic.startswith(_OF_TLS)
+            )
         if prefix[_LENGTHS.size :] != _CHECKSUM.pack(google_crc32c.value(prefix[: _LENGTHS.size])):
             raise ProtocolError(f"{self.peer} sent a frame whose lengths' checksum is wrong")
         if header_bytes > self._max_header_bytes or payload_bytes > self._max_payload_bytes:
@@ -243,7 +253,7 @@ class FrameReader:
         except EOFError:
             raise Truncated(
                 f"{self.peer} closed the connection after {filled} of the {len(target)} bytes of "
-                f"a frame's {part}"
+                f"a frame's {part}" + _TLS_ADVICE * bytes(target[:2]).startswith(_OF_TLS)
             ) from None
 
     def _receive(self, target: memoryview, flags: int) -> int:

@@ -6,13 +6,13 @@ why). sessions.py decides what to send to whom.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import select
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,13 +20,17 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
+from ..connections.admission import Admission
+from ..connections.credentials import Credentials
+from ..connections.tls_socket import PlainPeer, TlsError, TlsSocket
 from ..delivery import TaskOutput, orders
-from ..errors import AddressInUse, ProtocolError
+from ..errors import AddressInUse, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
 from ..shared import Lender
 from . import frames, local
 from .compression import Packer
 from .cut_blocks import pack_as_before, rest_of
+from .dial import CREDENTIALS, user_of
 from .messages import (
     VERSION,
     encode_block,
@@ -59,7 +63,6 @@ _HANDSHAKE_S = 10.0
 _FAREWELL_S = 1.0  # to send a refusal
 _TICK_S = 1.0
 _SILENCE_TICK_S = 5.0  # how often a connection's silence is checked
-_CREDENTIALS = struct.Struct("3i")  # process, user, group: Linux's struct ucred
 _MAX_HEADER_BYTES = 64 << 10  # consumers send only small messages
 
 
@@ -79,17 +82,20 @@ class BlockServer:
         linger_s: float = LINGER_S,
         max_away_bytes: int = MAX_AWAY_BYTES,
         is_this_host: Callable[[str], bool] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Listen on `host` and `port` (0: any); serve from `start` on.
 
         A consumer whose connection ends loses nothing if it reconnects within `linger_s`, unless
         more than `max_away_bytes` are kept for all such consumers. `is_this_host` tells whether an
-        IP address belongs to this host; by default, the server asks the system. Raises
+        IP address belongs to this host; by default, the server asks the system. With `credentials`
+        it speaks TLS over TCP, and over the Unix socket with this process's user only. Raises
         AddressInUse.
         """
         self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
+        self._admission = None if credentials is None else Admission(credentials)
         self.sessions = Sessions(linger_s, max_away_bytes)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
@@ -198,14 +204,19 @@ class BlockServer:
             self._stopping.wait(_TICK_S)
             return
         sock.setblocking(True)
-        self.serve(sock, address[:2] or None)
+        self._serve(sock, address[:2] or None, self._admission)
 
     def serve(self, sock: socket.socket, address: tuple[str, int] | None) -> None:
-        """Serve the consumer at the other end of a connected, blocking socket.
+        """Serve the consumer at the other end of a connected, blocking socket, who was admitted.
 
         `address` is its IP address ("" if that is unknown) and port, or None over a Unix socket.
         The socket is closed in the end.
         """
+        self._serve(sock, address, None)
+
+    def _serve(
+        self, sock: socket.socket, address: tuple[str, int] | None, admission: Admission | None
+    ) -> None:
         far = address is not None and not self._is_this_host(address[0])
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
@@ -224,12 +235,13 @@ class BlockServer:
                 self._remove,
                 far=far,
                 is_direct=address is None,
+                admission=admission,
             )
             try:
                 handler.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
                 _log.warning("closed a connection of the %s: %s", peer, error)
-                sock.close()
+                handler.drop()
                 return
             self._handlers.add(handler)
 
@@ -251,10 +263,16 @@ class _Handler:
         *,
         far: bool,
         is_direct: bool,
+        admission: Admission | None,
     ) -> None:
         """`far`: the consumer is on another host. `is_direct`: a Unix socket leads straight to it,
-        so the kernel reports its end; a tunnel's socket leads through gRPC.
+        so the kernel reports its end; a tunnel's socket leads through gRPC. Without `admission` it
+        was admitted.
         """
+        self._admission = admission
+        self._tls: TlsSocket | None = None
+        if admission is not None and not is_direct:
+            sock = self._tls = TlsSocket(sock, admission.credentials, server_name=None, peer=peer)
         self._socket = sock
         self._peer = peer
         self._worker_uid = worker_uid
@@ -278,6 +296,10 @@ class _Handler:
     def start(self) -> None:
         self._receiver.start()
 
+    def drop(self) -> None:
+        """Close the connection of a handler that was not started."""
+        self._socket.close()
+
     def close(self, deadline: float) -> None:
         """Let the sender finish until `deadline`, then cut the connection and join its threads."""
         if self._greeted is not None:
@@ -294,6 +316,9 @@ class _Handler:
     def _receive(self) -> None:
         try:
             frames.tune(self._socket)
+            frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
+            if self._tls is not None:
+                self._tls.handshake(_HANDSHAKE_S)
             self._process = watch_process(self._socket)
             connection = self._greet()
             sender = threading.Thread(
@@ -323,6 +348,13 @@ class _Handler:
                 self._cut()
                 if self._greeted is not None:
                     sender.join()
+        except PlainPeer as error:
+            _log.warning("refused a connection: %s", error)
+            with contextlib.suppress(OSError):  # in its own words, which are plain
+                plain = b"".join(frames.encode(encode_refusal(f"this worker speaks TLS: {error}")))
+                self._socket.sendall(plain)
+        except TlsError as error:
+            _log.warning("refused a connection: %s", error)
         except OSError as error:
             _log.info("the connection of %s ended: %s", self._peer, error)
         except ProtocolError as error:
@@ -336,7 +368,6 @@ class _Handler:
             self._on_end(self)
 
     def _greet(self) -> Connection:
-        frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
         message = self._next()
         if message is None:
             raise ConnectionResetError("it closed before it said hello")
@@ -347,6 +378,8 @@ class _Handler:
             reason = f"version {hello.version} of the protocol is not spoken here, only {VERSION}"
         elif hello.worker_uid != self._worker_uid:
             reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
+        elif refusal := self._admit(hello):
+            reason = refusal
         else:
             if self._is_direct:
                 frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
@@ -359,6 +392,22 @@ class _Handler:
             return self.sessions.attach(hello.consumer_id, self._cut)
         self._write(encode_refusal(reason))
         raise ProtocolError(f"it was refused: {reason}")
+
+    def _admit(self, hello: pb.Hello) -> str:
+        """Why the consumer is not admitted; "" if it is."""
+        if self._admission is None:
+            return ""
+        try:
+            if self._tls is None:
+                identity = self._admission.of_user(user_of(self._socket))
+            elif self._admission.asks_for_token:
+                identity = self._admission.of_token(hello.token)
+            else:
+                identity = self._tls.identity()
+        except Unauthenticated as error:
+            return str(error)
+        _log.debug("the %s is %s", self._peer, identity)
+        return ""
 
     def _listen(self, connection: Connection) -> bool:
         """Handle messages until the connection ends; return whether it ended with a goodbye."""
@@ -500,8 +549,8 @@ def watch_process(sock: socket.socket) -> int | None:
     try:
         if sock.family != socket.AF_UNIX:
             return None
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return os.pidfd_open(CREDENTIALS.unpack(credentials)[0])
     except (OSError, AttributeError):
         return None
 

@@ -10,7 +10,6 @@ starts and stops tasks to match the list. Recovery needs nothing else:
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 import threading
@@ -22,8 +21,9 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
+from ..connections.credentials import credentials_of_server, is_loopback
 from ..connections.dispatcher_client import DispatcherClient, parse_service
-from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind
+from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind, interceptors
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
 from ..delivery import (
@@ -88,14 +88,17 @@ class Worker:
         self._observer = observer or Observer()
         self._pipelines = pipelines or Pipelines()
         self.uid = secrets.randbits(62) + 1  # identifies this process
-        self._dispatcher = DispatcherClient(options.dispatcher)
+        self._credentials = credentials_of_server(options)
+        own = self._credentials
+        self._dispatcher = DispatcherClient(options.dispatcher, credentials=own)
         self._datasets = Datasets(self._dispatcher)
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
-        self._beats = DispatcherClient(options.dispatcher, own_connection=True)
+        self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
         budget_bytes = options.memory_budget or default_budget()
         self._blocks = BlockServer(
             self.uid, options.host, options.data_port,
             max_away_bytes=min(MAX_AWAY_BYTES, max(budget_bytes // 4, MIN_AWAY_BYTES)),
+            credentials=own,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks, self._observer)
         self._face = ElementFace(self.tasks.runner_of)
@@ -123,6 +126,7 @@ class Worker:
                 tunnel.handlers(self._blocks.serve),
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
+            interceptors=interceptors(own),
             options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
         )
 
@@ -136,7 +140,7 @@ class Worker:
         advertised_address(options.address, f"{options.host}:1")  # fail early, before slow imports
         self._pipelines.load(options.load_op_library)
         try:
-            bound = bind(self._grpc, options.host, options.port)
+            bound = bind(self._grpc, options.host, options.port, self._credentials)
             self.address = advertised_address(options.address, bound)
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address
@@ -341,16 +345,7 @@ def may_run_python(options: WorkerOptions) -> bool:
     only programs of this machine can."""
     dispatchers = parse_service(options.dispatcher)
     hosts = [options.host, *(address.rpartition(":")[0] for address in dispatchers)]
-    return options.allow_python or all(map(_is_loopback, hosts))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return options.allow_python or all(map(is_loopback, hosts))
 
 
 def _output(

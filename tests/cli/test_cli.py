@@ -137,9 +137,10 @@ class TestErrors:
             assert f"{told!r} is not of the form HOST:PORT" in error_of(
                 "dispatcher", f"--address={told}"
             )
-        assert "--address HOST:%port%" in error_of("dispatcher", "--host=0.0.0.0")
-        for wrong in ("--address=a:b", "--host=0.0.0.0"):
-            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", wrong)
+        everywhere = ("--host=0.0.0.0", "--insecure")
+        assert "--address HOST:%port%" in error_of("dispatcher", *everywhere)
+        for wrong in (("--address=a:b",), everywhere):
+            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *wrong)
         assert "'a b:1'" in error_of("worker", "--dispatcher=a b:1")
 
     def test_a_level_to_log_at(self) -> None:

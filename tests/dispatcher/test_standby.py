@@ -220,7 +220,7 @@ def test_a_dispatcher_without_standby_exits_if_another_one_leads(any_storage: st
 
 def test_a_standby_refuses_storages_that_cannot_have_one(tmp_path: pathlib.Path) -> None:
     assert "memory: cannot be shared" in refused("--standby")
-    said = refused("--standby", f"--storage={tmp_path}", "--host=0.0.0.0")
+    said = refused("--standby", f"--storage={tmp_path}", "--host=0.0.0.0", "--insecure")
     assert "--address HOST:%port%" in said
 
 

@@ -397,7 +397,7 @@ def test_who_cannot_run_it_has_no_task(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """TensorFlow's workers, and one that listens to all the world and was not told to."""
-    world = {"host": "0.0.0.0", "address": "127.0.0.1:%port%"}
+    world = {"host": "0.0.0.0", "address": "127.0.0.1:%port%", "insecure": True}
     with DispatcherProcess(tmp_path / "journal") as dispatcher:
         call(dispatcher, "WorkerHeartbeat", {"worker_address": "stock:1", "worker_uid": 7})
         dataset_id = service.register_dataset(dispatcher.target, numbers)

@@ -80,7 +80,7 @@ class Channel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
     ) -> Callable[..., Any]:
-        def call(request: Any, timeout: float) -> Any:
+        def call(request: Any, timeout: float, metadata: object = ()) -> Any:
             if self._closed:
                 raise ValueError("Cannot invoke RPC on closed channel!")
             attempt = Call(process(), self._address, method, request_serializer(request))

@@ -170,6 +170,7 @@ class Run:
             unused_retention_hours=unused_s / 3600 if unused_s > 0 else -1,
             job_gc_check_interval_ms=1_000 if scenario.finished_retention_ms < 2_000 else 60_000,
             storage="simulated:",
+            insecure=True,
             host=hosts[0 if scenario.files else i],
             port=5050 + i,
             standby=scenario.dispatchers > 1,
@@ -185,6 +186,7 @@ class Run:
     def _worker_options(self, host: str, service: str) -> WorkerOptions:
         return WorkerOptions(
             allow_python=self.scenario.pipeline.python,
+            insecure=True,
             processes=2,
             dispatcher=service,
             host=host,

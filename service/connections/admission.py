@@ -1,0 +1,90 @@
+"""Who is at the other end of a connection or call, and whether it is let in.
+
+A certificate of the server's authority is checked by TLS itself, so `Admission` only says whose it
+is. It checks tokens, and the users of Unix sockets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import Unauthenticated
+from .credentials import BEARER, VARIABLES, Credentials
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Who a peer has proved to be."""
+
+    kind: str  # "certificate", "token", or "user": the one of this host that runs the server
+    names: tuple[str, ...] = ()  # of a certificate: its common name, then its alternative names
+
+    def __str__(self) -> str:
+        return f"{self.kind} {', '.join(self.names)}".strip()
+
+
+class Admission:
+    """Says who the peers of a server are, and refuses those that prove nothing."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self.asks_for_token = bool(credentials.token_file)
+
+    def of_token(self, given: str) -> Identity:
+        """Raises Unauthenticated. Takes as long whichever token it is."""
+        found = None
+        for token in self.credentials.loaded().tokens:
+            if hmac.compare_digest(token.value.encode(), given.encode()):
+                found = Identity("token", (token.name,))
+        if found is not None:
+            return found
+        what = "the token is not one that is known here" if given else "no token was sent"
+        raise Unauthenticated(
+            f"{what}: give the client the token's file (--token-file, {VARIABLES['token_file']}, "
+            "service.use_credentials)"
+        )
+
+    def of_metadata(self, metadata: Iterable[Any]) -> Identity:
+        """Who has sent a call with these pairs of names and values. Raises Unauthenticated."""
+        found = next((value for name, value in metadata if name == "authorization"), "")
+        if not isinstance(found, str) or not found.startswith(BEARER):
+            found = ""
+        return self.of_token(found.removeprefix(BEARER))
+
+    def of_call(self, context: Any) -> Identity:
+        """Who has sent the call of a gRPC context; it was admitted."""
+        if self.asks_for_token:
+            return self.of_metadata(context.invocation_metadata() or ())
+        found = context.auth_context()
+        names = [
+            *found.get("x509_common_name", ()),
+            *found.get("x509_subject_alternative_name", ()),
+        ]
+        return Identity("certificate", _distinct(name.decode() for name in names))
+
+    def of_user(self, user: int | None) -> Identity:
+        """Who is at the other end of a Unix socket. Raises Unauthenticated."""
+        if user != os.geteuid():
+            raise Unauthenticated(
+                f"user {user} of this host is not the one that runs this server, "
+                f"{os.geteuid()}: read over TCP, with credentials"
+            )
+        return Identity("user", (str(user),))
+
+
+def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
+    """The names in a peer's certificate, as Python's ssl describes it."""
+    found = certificate or {}
+    subject = [
+        value for part in found.get("subject", ()) for key, value in part if key == "commonName"
+    ]
+    others = [value for _, value in found.get("subjectAltName", ())]
+    return Identity("certificate", _distinct([*subject, *others]))
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

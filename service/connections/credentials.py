@@ -1,0 +1,374 @@
+"""Credentials of a process: the files for TLS and tokens, and who is at the other end.
+
+A process has one `Credentials`, from FOREBAY_TLS_CA, FOREBAY_TLS_CERT, FOREBAY_TLS_KEY and
+FOREBAY_TOKEN_FILE, which `use_credentials` sets. All its connections use them, and its servers
+unless their own options name others. Without credentials, connections are plain.
+
+A server with a certificate and without tokens admits clients whose certificate its CA has signed
+(mutual TLS). With tokens, it asks for a token instead. admission.py says who a peer is.
+
+Files are read again when they change. If new files cannot be used, the old ones stay in force.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import ipaddress
+import logging
+import os
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+VARIABLES = {
+    "tls_ca": "FOREBAY_TLS_CA",
+    "tls_cert": "FOREBAY_TLS_CERT",
+    "tls_key": "FOREBAY_TLS_KEY",
+    "token_file": "FOREBAY_TOKEN_FILE",
+}
+"""The environment variable of each field of Credentials."""
+
+CHECK_S = 1.0
+"""How often the files are looked at, at most."""
+
+_MAX_TOKEN_BYTES = 4096
+_OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+BEARER = "Bearer "
+"""Before the token, in the metadata of a call."""
+
+
+class Token(NamedTuple):
+    name: str  # the file's name without its ending
+    value: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedCredentials:
+    """What the files of credentials hold."""
+
+    ca: bytes
+    chain: bytes  # the certificate, and those between it and the CA; b"" without one
+    key: bytes
+    tokens: tuple[Token, ...]
+    client: ssl.SSLContext
+    server: ssl.SSLContext | None  # None without a certificate
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of a client's calls."""
+        return (("authorization", BEARER + self.token),) if self.tokens else ()
+
+    @property
+    def token(self) -> str:
+        """The token that a client sends; "" without one."""
+        return self.tokens[0].value if self.tokens else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Credentials:
+    """The files by which this process proves who it is, and by which it checks its peers.
+
+    Args:
+      tls_ca: certificates of the authorities that sign the peers' certificates (PEM).
+      tls_cert, tls_key: this process's certificate, followed by those between it and the CA, and
+        its private key without a passphrase (PEM). Servers need them.
+      token_file: a file with one token, which only its owner may read. A client sends it. A server
+        asks its clients for it, instead of certificates. A server may have several files,
+        comma-separated: it admits each token, and its own calls send the first.
+
+    Raises InvalidArgument.
+    """
+
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    token_file: str = ""
+
+    def __post_init__(self) -> None:
+        for name in VARIABLES:
+            given = getattr(self, name)
+            try:
+                paths = os.fspath(given).split(",") if given else []
+                value = ",".join(map(os.path.abspath, paths))
+            except (TypeError, ValueError):
+                raise InvalidArgument(f"{name}={given!r} must be the path of a file") from None
+            object.__setattr__(self, name, value)
+        if not self.tls_ca:
+            raise InvalidArgument(
+                "credentials without tls_ca: a process that knows no authority cannot tell its "
+                f"peers from impostors; give tls_ca (--tls-ca, {VARIABLES['tls_ca']})"
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            has, lacks = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise InvalidArgument(
+                f"credentials with {has} {getattr(self, has)} and without {lacks}: give both, or "
+                "neither"
+            )
+        if not self.tls_cert and not self.token_file:
+            raise InvalidArgument(
+                "credentials with tls_ca only prove nobody's identity: give tls_cert and tls_key, "
+                "or token_file"
+            )
+
+    def loaded(self) -> LoadedCredentials:
+        """What the files hold now. Raises InvalidArgument if they could never be used."""
+        return _files_of(self).loaded()
+
+    def files(self) -> dict[str, str]:
+        """The fields that are given."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value}
+
+    def environment(self) -> dict[str, str]:
+        """The variables that give a child process these credentials."""
+        return {VARIABLES[name]: value for name, value in self.files().items()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.files().items())
+
+
+def use_credentials(credentials: Credentials | None) -> None:
+    """Use them for all connections that this process and its later children begin from now on.
+
+    None: plain connections. Sets `FOREBAY_TLS_CA` and its like, so that processes that are
+    spawned, such as those of a DataLoader, have them, too. Raises InvalidArgument if the files
+    cannot be used.
+    """
+    found = {}
+    if credentials is not None:
+        credentials.loaded()
+        found = credentials.environment()
+    for variable in VARIABLES.values():
+        os.environ.pop(variable, None)
+    os.environ.update(found)
+
+
+def own_credentials() -> Credentials | None:
+    """The credentials of this process; None: its connections are plain. Raises InvalidArgument."""
+    return _of_environment(*(os.environ.get(variable, "") for variable in VARIABLES.values()))
+
+
+def token_to_send() -> str:
+    """The token of this process; "" without one."""
+    credentials = own_credentials()
+    return "" if credentials is None else credentials.loaded().token
+
+
+@functools.lru_cache(16)
+def _of_environment(*values: str) -> Credentials | None:
+    return Credentials(*values) if any(values) else None
+
+
+class _ServerOptions(Protocol):
+    @property
+    def host(self) -> str: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def tls_ca(self) -> str: ...
+    @property
+    def tls_cert(self) -> str: ...
+    @property
+    def tls_key(self) -> str: ...
+    @property
+    def token_file(self) -> str: ...
+
+
+def credentials_of_server(options: _ServerOptions) -> Credentials | None:
+    """The credentials of a server; None: it serves plain connections.
+
+    Raises InvalidArgument if they cannot be used, and for a server that would listen beyond
+    loopback without any, unless `insecure` asks for that.
+    """
+    given = {name: getattr(options, name) for name in VARIABLES}
+    credentials = Credentials(**given) if any(given.values()) else own_credentials()
+    if options.insecure:
+        if any(given.values()):
+            raise InvalidArgument(
+                f"--insecure beside {credentials}: leave out --insecure, or the files"
+            )
+        return None
+    if credentials is None:
+        if not is_loopback(options.host):
+            raise InvalidArgument(
+                f"--host {options.host} is not a loopback address, so other machines could reach "
+                "this server, and nothing would keep anybody out: give --tls-cert, --tls-key and "
+                "--tls-ca (and --token-file for tokens), or --insecure if nobody but friends can "
+                "reach it"
+            )
+        return None
+    if not credentials.tls_cert:
+        raise InvalidArgument(
+            f"a server needs a certificate, and has only {credentials}: give --tls-cert and "
+            "--tls-key"
+        )
+    credentials.loaded()
+    return credentials
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine's programs reach that address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _files_of(credentials: Credentials) -> _Files:
+    return _Files(credentials)
+
+
+class _Files:
+    """The files of credentials, as they were when they last could be used. Thread-safe."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._loaded: LoadedCredentials | None = None
+        self._seen: Any = None  # the state of the files at the last attempt
+        self._look_at = 0.0
+
+    def loaded(self) -> LoadedCredentials:
+        with self._lock:
+            now = time.monotonic()
+            if self._loaded is not None and now < self._look_at:
+                return self._loaded
+            seen = self._state()
+            if self._loaded is None or seen != self._seen:
+                self._renew(seen)
+            assert self._loaded is not None
+            self._look_at = now + CHECK_S
+            return self._loaded
+
+    def _renew(self, seen: Any) -> None:
+        try:
+            loaded = _load(self._credentials)
+        except InvalidArgument as error:
+            if self._loaded is None:
+                raise
+            log.warning("the credentials' files have changed, and the old stay in force: %s", error)
+        else:
+            if self._loaded is not None:
+                log.info("new credentials are in force: %s", self._credentials)
+            self._loaded = loaded
+        self._seen = seen
+
+    def _state(self) -> Any:
+        return [_state_of(path) for path in _paths(self._credentials)]
+
+
+def _paths(credentials: Credentials) -> Iterable[str]:
+    values = (getattr(credentials, name) for name in VARIABLES)
+    return [path for value in values if value for path in value.split(",")]
+
+
+def _state_of(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _load(credentials: Credentials) -> LoadedCredentials:
+    """Raises InvalidArgument, with the file and what to do."""
+    ca = _read(credentials.tls_ca, "--tls-ca")
+    chain = _read(credentials.tls_cert, "--tls-cert") if credentials.tls_cert else b""
+    key = _read(credentials.tls_key, "--tls-key") if credentials.tls_key else b""
+    tokens = [_token(path) for path in credentials.token_file.split(",") if path]
+    client = client_context(credentials)
+    server = None
+    if chain:
+        server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
+        server.num_tickets = 0  # no connection is resumed
+        server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
+    return LoadedCredentials(ca, chain, key, tuple(tokens), client, server)
+
+
+def client_context(credentials: Credentials) -> ssl.SSLContext:
+    """Of connections to servers. Raises InvalidArgument."""
+    ca = _read(credentials.tls_ca, "--tls-ca")
+    return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, ca)
+
+
+def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # names in comments
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidArgument(
+            f"--tls-ca {credentials.tls_ca} holds no certificates in PEM ({error}); give the "
+            "file of the authorities that sign your certificates"
+        ) from None
+    if credentials.tls_cert:
+        try:
+            context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password=_nobody)
+        except (OSError, ValueError) as error:
+            reason = str(getattr(error, "reason", "") or error)
+            if "MISMATCH" in reason:
+                raise InvalidArgument(
+                    f"the key --tls-key {credentials.tls_key} is not that of the certificate "
+                    f"--tls-cert {credentials.tls_cert}; give a pair that was issued together"
+                ) from None
+            raise InvalidArgument(
+                f"--tls-cert {credentials.tls_cert} or --tls-key {credentials.tls_key} cannot be "
+                f"used: {reason}; give a certificate and its key in PEM, the key without a "
+                "passphrase"
+            ) from None
+    return context
+
+
+def _nobody() -> bytes:
+    """Nobody is there to ask for a passphrase."""
+    raise ValueError("the key has a passphrase")
+
+
+def _read(path: str, option: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidArgument(
+            f"{option} {path} cannot be read: {error.strerror}; give a file that this user may read"
+        ) from None
+
+
+def _token(path: str) -> Token:
+    try:
+        with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read(_MAX_TOKEN_BYTES + 2)
+    except OSError as error:
+        raise InvalidArgument(
+            f"--token-file {path} cannot be read: {error.strerror}; give a file that this user may "
+            "read"
+        ) from None
+    if mode & _OPEN_TO_OTHERS:
+        raise InvalidArgument(
+            f"--token-file {path} has mode {mode:04o}, so other users may use its token: chmod "
+            f"600 {path}"
+        )
+    value = text.removesuffix(b"\n").removesuffix(b"\r")
+    if not value:
+        raise InvalidArgument(f"--token-file {path} is empty; write a token into it, on one line")
+    if len(value) > _MAX_TOKEN_BYTES or not all(0x20 < byte < 0x7F for byte in value):
+        raise InvalidArgument(
+            f"--token-file {path} holds more than a token: a token is one line of at most "
+            f"{_MAX_TOKEN_BYTES} visible ASCII characters, without spaces"
+        )
+    name = os.path.basename(path).partition(".")[0] or os.path.basename(path)
+    return Token(name, value.decode("ascii"))

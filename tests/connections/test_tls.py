@@ -1,0 +1,600 @@
+"""Who is let in: certificates, tokens and users; and what those hear who are not."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from forebay.service import Credentials, DispatcherConfig, DispatchServer, ForebayError
+from forebay.service.connections import credentials as module
+from forebay.service.connections.admission import Admission, Identity
+from forebay.service.connections.credentials import credentials_of_server, own_credentials
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.connections.grpc_server import bind, connect, interceptors, metadata_of
+from forebay.service.connections.tls_socket import TlsSocket
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.errors import InvalidArgument, Unauthenticated
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto import transfer_pb2 as wire
+from forebay.service.transport import BlockServer, frames, messages
+
+from ..certificates import Authority, token, using
+from ..transport.peers import UID, Consumer, only, say, task
+
+PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Credentials:
+    return authority.issue("server")
+
+
+@pytest.fixture(scope="module")
+def trainer(authority: Authority) -> Credentials:
+    return authority.issue("trainer", "trainer.example")
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at whenever they are needed."""
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+
+
+def files(credentials: Credentials) -> dict[str, Any]:
+    """As options of a server."""
+    return {**credentials.files()}
+
+
+def mixed(own: Credentials, authorities: Credentials) -> Credentials:
+    """Own certificate, and the authorities that another one knows."""
+    return Credentials(tls_ca=authorities.tls_ca, tls_cert=own.tls_cert, tls_key=own.tls_key)
+
+
+# -- data connections ------------------------------------------------------------------------------
+
+
+def block_server(closing: ExitStack, credentials: Credentials | None) -> BlockServer:
+    server = BlockServer(UID, credentials=credentials)
+    closing.callback(server.stop)
+    server.start()
+    return server
+
+
+def consumer(closing: ExitStack, server: BlockServer, protocol: str, **options: Any) -> Consumer:
+    consumer = Consumer(only(server, protocol), **options)
+    closing.callback(consumer.client.close)
+    return consumer
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "unix"])
+def test_blocks_of_all_sizes_arrive(
+    closing: ExitStack, server: Credentials, trainer: Credentials, protocol: str
+) -> None:
+    worker = block_server(closing, server)
+    sizes = iter([1, 3_000, 70_000, 600_000, 5_000_001, 9] * 4)
+    task(worker, 1, 24, lambda: next(sizes))
+    with using(trainer):
+        reading = consumer(closing, worker, protocol, reads=1)
+        assert reading.numbers() == [*range(1, 25)]
+
+
+def refused_by_worker(
+    closing: ExitStack, server: Credentials | None, client: Credentials | None
+) -> str:
+    """Why a consumer cannot read over TCP."""
+    worker = block_server(closing, server)
+    task(worker, 1, 1)
+    with using(client):
+        reading = consumer(closing, worker, "tcp", reads=1, give_up_s=0.1)
+        said = reading.get()
+    assert isinstance(said, str), said
+    assert not worker.read_tasks()
+    return said
+
+
+@pytest.fixture(scope="module")
+def cases(
+    authority: Authority, stranger: Authority, server: Credentials, trainer: Credentials
+) -> dict[str, tuple[Credentials | None, Credentials | None, str, str]]:
+    """What is wrong: the server's and the client's credentials, and what both of them say."""
+    strange = stranger.issue("strange")
+    expired = authority.issue("expired", begins=-9, ends=-1)
+    early = authority.issue("early", begins=2, ends=9)
+    elsewhere = authority.issue("elsewhere", "elsewhere.example")
+    return {
+        "a client of another authority": (
+            server, mixed(strange, server), "does not accept the certificate",
+            "unable to get local issuer certificate; give both sides certificates of",
+        ),
+        "an expired client": (
+            server, expired, "it has expired; renew it", "certificate has expired; renew it",
+        ),
+        "a client of tomorrow": (
+            server, early, "does not accept the certificate", "certificate is not yet valid; wait",
+        ),
+        "a server of another authority": (
+            mixed(strange, server), trainer,
+            "unable to get local issuer certificate; give both sides certificates of",
+            "no authority that it knows has signed it",
+        ),
+        "an expired server": (
+            expired, trainer, "certificate has expired; renew it", "it has expired; renew it",
+        ),
+        "a server of tomorrow": (
+            early, trainer, "certificate is not yet valid; wait", "does not accept the certificate",
+        ),
+        "a server elsewhere": (
+            elsewhere, trainer, "not valid for '127.0.0.1'; have it issued with this name",
+            "does not accept the certificate",
+        ),
+        "a plain client": (
+            server, None, "this worker speaks TLS", "does not speak TLS, and this server does",
+        ),
+        "a plain server": (None, trainer, "TLS", "it speaks TLS, and this process does not"),
+    }  # fmt: skip
+
+
+CASES = [
+    *("a client of another authority", "an expired client", "a client of tomorrow"),
+    *("a server of another authority", "an expired server", "a server of tomorrow"),
+    *("a server elsewhere", "a plain client", "a plain server"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_data_connection_is_refused_on_both_sides(
+    closing: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    cases: dict[str, tuple[Credentials | None, Credentials | None, str, str]],
+    case: str,
+) -> None:
+    theirs, ours, client_says, server_says = cases[case]
+    caplog.set_level(logging.INFO)
+    assert client_says in refused_by_worker(closing, theirs, ours)
+    closing.close()
+    assert server_says in caplog.text
+
+
+def test_a_client_without_a_certificate_is_told_so(
+    closing: ExitStack, server: Credentials, tmp_path: pathlib.Path, caplog: Any
+) -> None:
+    client = Credentials(tls_ca=server.tls_ca, token_file=token(tmp_path / "t", "secret\n"))
+    assert "asks for a certificate" in refused_by_worker(closing, server, client)
+    assert "has no certificate: give it --tls-cert" in caplog.text
+
+
+@pytest.mark.parametrize("says", ["", "FBY1", "\x16\x03\x01\x02\x00\x01", "GET / HTTP/1.1\r\n\r\n"])
+def test_garbage_disturbs_nobody(
+    closing: ExitStack, server: Credentials, trainer: Credentials, says: str
+) -> None:
+    worker = block_server(closing, server)
+    task(worker, 1, 3)
+    with socket.create_connection(("127.0.0.1", worker.port)) as sock:
+        sock.sendall(says.encode("latin-1") + b"\xff" * 50 * bool(says))
+        with using(trainer):
+            assert consumer(closing, worker, "tcp", reads=1).numbers() == [1, 2, 3]
+        sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            while sock.recv(4096):
+                pass
+
+
+def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(
+    closing: ExitStack, server: Credentials, trainer: Credentials
+) -> None:
+    worker = block_server(closing, server)
+    task(worker, 1, 30, lambda: 1 << 20)
+    task(worker, 2, 3)
+    sock = socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    sock.settimeout(None)
+    frames.set_timeout(sock, socket.SO_RCVTIMEO, PATIENCE_S)
+    tls = TlsSocket(sock, trainer, server_name="localhost", peer="the worker")
+    closing.callback(tls.close)
+    tls.handshake(PATIENCE_S)
+    hello = wire.Hello(version=messages.VERSION, consumer_id=7, worker_uid=UID)
+    say(tls, wire.ToWorker(hello=hello))
+    say(tls, wire.ToWorker(read=wire.Read(task_id=1, any=wire.Any())))
+    say(tls, wire.ToWorker(credit=wire.Credit(bytes=1 << 30)))
+    with using(trainer):
+        assert consumer(closing, worker, "tcp", reads=2).numbers() == [1, 2, 3]
+    for _ in range(100):
+        say(tls, wire.ToWorker(ping=wire.Ping()))
+    reader = frames.FrameReader(tls, "the worker")
+    blocks = 0
+    while blocks < 30:
+        frame = reader.read()
+        assert frame is not None
+        message = wire.ToConsumer.FromString(frame.header)
+        blocks += message.HasField("block")
+    say(tls, wire.ToWorker(ping=wire.Ping()))
+
+
+def test_a_small_message_that_finds_no_room_is_not_sent(
+    closing: ExitStack, server: Credentials, trainer: Credentials
+) -> None:
+    """A record that was made and not sent would be missing in the stream."""
+    ends = socket.socketpair()
+    theirs = closing.enter_context(TlsSocket(ends[0], server, server_name=None, peer="a client"))
+    ours = closing.enter_context(
+        TlsSocket(ends[1], trainer, server_name="localhost", peer="a server")
+    )
+    with ThreadPoolExecutor(1) as pool:
+        shaking = pool.submit(theirs.handshake, PATIENCE_S)
+        ours.handshake(PATIENCE_S)
+        shaking.result()
+    small, sent = frames.encode(b"x" * 200), 0
+    while frames.send_at_once(theirs, small):
+        sent += 1
+    assert not frames.send_at_once(theirs, small)
+    reader = frames.FrameReader(ours, "a server")
+    for _ in range(sent):
+        assert reader.read() == (b"x" * 200, frames.NO_PAYLOAD)
+    assert frames.send_at_once(theirs, frames.encode(b"y"))
+    assert (reader.read() or b"")[0] == b"y"
+
+
+def test_a_worker_stops_though_a_consumer_says_nothing(
+    closing: ExitStack, server: Credentials
+) -> None:
+    worker = block_server(closing, server)
+    closing.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
+    half = closing.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
+    half.sendall(b"\x16\x03\x01")
+    worker.stop()
+    assert not [t for t in threading.enumerate() if t.name == "forebay-blocks-receiver"]
+
+
+def test_another_user_reads_over_tcp_instead(
+    closing: ExitStack,
+    server: Credentials,
+    trainer: Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = block_server(closing, server)
+    task(worker, 1, 2)
+    own = os.geteuid()
+    with using(trainer):
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        reading = consumer(closing, worker, "unix", reads=1, give_up_s=0.1)
+        assert f"user {own} runs the worker, and not {own + 1}" in str(reading.get())
+        both = Consumer(worker.addresses, reads=1, consumer_id=2)
+        closing.callback(both.client.close)
+        assert both.numbers() == [1, 2]
+
+
+def test_a_unix_socket_is_not_for_other_users(
+    server: Credentials,
+) -> None:
+    admission = Admission(server)
+    assert admission.of_user(os.geteuid()) == Identity("user", (str(os.geteuid()),))
+    with pytest.raises(Unauthenticated, match="read over TCP, with credentials"):
+        admission.of_user(os.geteuid() + 1)
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_tokens(server: Credentials, tmp_path: pathlib.Path) -> Credentials:
+    """A server that knows two tokens."""
+    tokens = [token(tmp_path / f"{name}.token", f"{name}-secret\n") for name in ("new", "old")]
+    return Credentials(**files(server) | {"token_file": ",".join(tokens)})
+
+
+def holder(server: Credentials, path: str) -> Credentials:
+    return Credentials(tls_ca=server.tls_ca, token_file=path)
+
+
+def test_a_token_opens_a_data_connection(
+    closing: ExitStack, with_tokens: Credentials, tmp_path: pathlib.Path, caplog: Any
+) -> None:
+    worker = block_server(closing, with_tokens)
+    task(worker, 1, 2)
+    for number, path in enumerate(with_tokens.token_file.split(",")):
+        if number:
+            task(worker, 1 + number, 2)
+        with using(holder(with_tokens, path)):
+            reading = consumer(closing, worker, "tcp", reads=1 + number, consumer_id=number + 1)
+            assert reading.numbers() == [1, 2]
+    wrong = token(tmp_path / "wrong", "guess")
+    said = refused_by_worker(closing, with_tokens, holder(with_tokens, wrong))
+    assert "the token is not one that is known here: give the client" in said
+    assert "the token is not one that is known here: give the client" in caplog.text
+    certificate = Credentials(**files(with_tokens) | {"token_file": ""})
+    assert "no token was sent" in refused_by_worker(closing, with_tokens, certificate)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "wrong"),
+    [
+        ("secret", 0o644, "has mode 0644, so other users may use its token: chmod 600"),
+        ("secret", 0o640, "has mode 0640"),
+        ("", 0o600, "is empty; write a token into it"),
+        ("\n", 0o600, "is empty"),
+        ("one\ntwo\n", 0o600, "holds more than a token"),
+        ("a b", 0o600, "holds more than a token"),
+        ("ö", 0o600, "holds more than a token"),
+        ("x" * 5000, 0o600, "holds more than a token"),
+    ],
+)
+def test_token_files_that_are_refused(
+    server: Credentials, tmp_path: pathlib.Path, text: str, mode: int, wrong: str
+) -> None:
+    path = token(tmp_path / "token", text, mode)
+    with pytest.raises(InvalidArgument, match=wrong) as raised:
+        holder(server, path).loaded()
+    assert path in str(raised.value)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_credentials_that_cannot_be(server: Credentials, tmp_path: pathlib.Path) -> None:
+    for given, wrong in (
+        ({"tls_cert": "a", "tls_key": "b"}, "without tls_ca"),
+        ({"tls_ca": "c", "tls_cert": "a"}, "with tls_cert .* and without tls_key"),
+        ({"tls_ca": "c"}, "prove nobody's identity"),
+        ({"tls_ca": 5}, "must be the path of a file"),
+    ):
+        with pytest.raises(InvalidArgument, match=wrong):
+            Credentials(**given)
+
+
+def test_files_that_cannot_be_used(
+    server: Credentials, trainer: Credentials, tmp_path: pathlib.Path
+) -> None:
+    nonsense = tmp_path / "nonsense"
+    nonsense.write_text("nonsense")
+    secret = pathlib.Path(server.tls_key).read_text()
+    for changed, wrong in (
+        ({"tls_key": trainer.tls_key}, f"{trainer.tls_key} is not that of the certificate"),
+        ({"tls_key": str(tmp_path / "none")}, "--tls-key .*none cannot be read: No such file"),
+        ({"tls_cert": str(nonsense)}, "cannot be used: .*give a certificate and its key in PEM"),
+        ({"tls_ca": str(nonsense)}, "nonsense holds no certificates in PEM"),
+    ):
+        with pytest.raises(InvalidArgument, match=wrong) as raised:
+            Credentials(**files(server) | changed).loaded()
+        assert secret not in str(raised.value)
+
+
+def test_changed_files_are_in_force_unless_they_cannot_be_used(
+    authority: Authority, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = authority.issue("changing")
+    first = found.loaded()
+    assert found.loaded() is first
+    key = pathlib.Path(found.tls_key)
+    kept = key.read_bytes()
+    key.write_bytes(b"half")
+    assert found.loaded() is first
+    assert caplog.text.count("the old stay in force") == 1
+    assert found.loaded() is first
+    assert caplog.text.count("the old stay in force") == 1
+    key.write_bytes(kept)
+    assert found.loaded().chain == first.chain
+    authority.issue("changing")
+    assert found.loaded().chain != first.chain
+
+
+# -- binding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", ""])
+def test_a_bind_beyond_loopback_needs_tls(host: str, server: Credentials) -> None:
+    with pytest.raises(InvalidArgument, match=r"give --tls-cert.* or --insecure"):
+        credentials_of_server(DispatcherOptions(host=host))
+    assert credentials_of_server(DispatcherOptions(host=host, insecure=True)) is None
+    given = DispatcherOptions(host=host, **files(server))
+    assert credentials_of_server(given) == server
+    with using(server):
+        assert credentials_of_server(DispatcherOptions(host=host)) == server
+        with pytest.raises(ForebayError, match="give --tls-cert and --tls-key"):
+            missing = DispatcherOptions(host=host, tls_ca=server.tls_ca, token_file="x")
+            credentials_of_server(missing)
+    with pytest.raises(InvalidArgument, match="--insecure beside"):
+        credentials_of_server(DispatcherOptions(host=host, insecure=True, **files(server)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
+def test_loopback_needs_none(host: str) -> None:
+    assert own_credentials() is None
+    assert credentials_of_server(DispatcherOptions(host=host)) is None
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+def status(target: str, credentials: Credentials | None) -> str:
+    """What a call of the dispatcher brings: its answer, or the error."""
+    with using(credentials):
+        client = DispatcherClient(target)
+        try:
+            return client.call(
+                pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=PATIENCE_S
+            ).status
+        except ForebayError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def dispatcher(authority: Authority) -> Iterator[DispatchServer]:
+    own = authority.issue("dispatcher", "localhost")
+    with DispatchServer(DispatcherConfig(**files(own))) as dispatcher:
+        yield dispatcher
+
+
+def test_a_wrong_call_is_refused_with_the_reason(
+    dispatcher: DispatchServer,
+    authority: Authority,
+    stranger: Authority,
+    server: Credentials,
+    trainer: Credentials,
+    tmp_path: pathlib.Path,
+) -> None:
+    target = dispatcher.target
+    assert status(target, trainer).startswith("{")
+    address = target.replace("localhost", "127.0.0.1")
+    no_certificate = holder(server, token(tmp_path / "t", "secret"))
+    for client, at, said in (
+        (None, target, "speaks TLS, and this process has no credentials: give them"),
+        (no_certificate, target, "asks for a certificate, and this process has none"),
+        (authority.issue("old", ends=-1, begins=-2), target, "it has expired; renew it"),
+        (authority.issue("soon", begins=1, ends=2), target, "certificate is not yet valid; wait"),
+        (mixed(stranger.issue("other"), server), target, "no authority that it knows"),
+        (stranger.issue("other"), target, "unable to get local issuer certificate"),
+        (trainer, address, "IP address mismatch, certificate is not valid for '127.0.0.1'"),
+    ):
+        found = status(at, client)
+        assert found.startswith("Unauthenticated") and said in found, found
+    assert dispatcher._num_workers() == 0, "it goes on"
+
+
+def test_a_plain_dispatcher_is_told_from_one_with_tls(trainer: Credentials) -> None:
+    with DispatchServer() as plain:
+        assert "does not speak TLS, and this process has credentials" in status(
+            plain.target, trainer
+        )
+        assert status(plain.target, None).startswith("{")
+
+
+def test_a_call_needs_a_token_that_the_dispatcher_knows(
+    with_tokens: Credentials, tmp_path: pathlib.Path
+) -> None:
+    new, old = with_tokens.token_file.split(",")
+    wrong = token(tmp_path / "wrong", "guess")
+    certificate = Credentials(**files(with_tokens) | {"token_file": ""})
+    with DispatchServer(DispatcherConfig(**files(with_tokens))) as dispatcher:
+        assert status(dispatcher.target, holder(with_tokens, new)).startswith("{")
+        assert status(dispatcher.target, holder(with_tokens, old)).startswith("{")
+        refused = status(dispatcher.target, holder(with_tokens, wrong))
+        assert refused.startswith("Unauthenticated: the token is not one that is known here")
+        assert "no token was sent" in status(dispatcher.target, certificate)
+
+
+def test_a_handshake_may_be_slow(
+    closing: ExitStack, dispatcher: DispatchServer, trainer: Any
+) -> None:
+    """gRPC gives up a plain connection that takes 50 to 500 ms, and tries again."""
+    port = int(dispatcher.address.rpartition(":")[2])
+    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    closing.callback(lambda: listener.shutdown(socket.SHUT_RDWR))
+
+    def forward(source: socket.socket, sink: socket.socket, pause_s: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                time.sleep(pause_s)
+                sink.sendall(data)
+                pause_s = 0.0
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = closing.enter_context(listener.accept()[0])
+                far = closing.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for ends in ((near, far, 0.0), (far, near, 0.8)):
+                    threading.Thread(target=forward, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    assert status(f"localhost:{listener.getsockname()[1]}", trainer).startswith("{")
+
+
+class _Says(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
+    """Answers each call with who has sent it."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def service(self, _: grpc.HandlerCallDetails) -> Any:
+        def answer(_: bytes, context: Any) -> bytes:
+            return str(self._admission.of_call(context)).encode()
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def who(closing: ExitStack, theirs: Credentials, ours: Credentials) -> str:
+    """Who a server thinks has called it."""
+    pool = closing.enter_context(ThreadPoolExecutor(2))
+    admission = Admission(theirs)
+    server = grpc.server(pool, handlers=[_Says(admission)], interceptors=interceptors(theirs))
+    address = bind(server, "127.0.0.1", 0, theirs)
+    server.start()
+    try:
+        with connect(address, credentials=ours) as channel:
+            call: Any = channel.unary_unary("/a/b", None, None)
+            return str(call(b"", timeout=PATIENCE_S, metadata=metadata_of(ours)), "utf-8")
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_caller_has_an_identity(
+    closing: ExitStack, server: Credentials, trainer: Credentials, with_tokens: Credentials
+) -> None:
+    assert who(closing, server, trainer) == "certificate trainer, trainer.example"
+    new, old = with_tokens.token_file.split(",")
+    assert who(closing, with_tokens, holder(server, new)) == "token new"
+    assert who(closing, with_tokens, holder(server, old)) == "token old"
+
+
+def test_new_files_are_in_force_for_the_next_handshake(
+    closing: ExitStack, tmp_path: pathlib.Path, trainer: Credentials, authority: Authority
+) -> None:
+    """A server whose authority is replaced lets in the new one's clients, and not the old's."""
+    home = Authority(tmp_path / "home")
+    theirs = home.issue("server")
+    ours = home.issue("client")
+    assert who(closing, theirs, ours) == "certificate client, localhost, 127.0.0.1"
+    pool = closing.enter_context(ThreadPoolExecutor(2))
+    server = grpc.server(pool, handlers=[_Says(Admission(theirs))])
+    address = bind(server, "127.0.0.1", 0, theirs)
+    server.start()
+    closing.callback(lambda: server.stop(None).wait())
+
+    def ask(own: Credentials) -> str:
+        with connect(address, credentials=own) as channel:
+            call: Any = channel.unary_unary("/a/b", None, None)
+            return str(call(b"", timeout=PATIENCE_S), "utf-8")
+
+    assert ask(ours).startswith("certificate client")
+    before = Authority(tmp_path / "before")
+    other = before.issue("other")
+    with pytest.raises(grpc.RpcError):
+        ask(mixed(other, theirs))
+    pathlib.Path(theirs.tls_ca).write_bytes(pathlib.Path(other.tls_ca).read_bytes())
+    renewed = mixed(other, ours)
+    again = before.issue("server")
+    pathlib.Path(theirs.tls_cert).write_bytes(pathlib.Path(again.tls_cert).read_bytes())
+    pathlib.Path(theirs.tls_key).write_bytes(pathlib.Path(again.tls_key).read_bytes())
+    assert ask(renewed).startswith("certificate other")
