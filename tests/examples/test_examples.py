@@ -17,6 +17,7 @@ EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glo
 
 WITHOUT_TENSORFLOW = {
     *("digits_pytorch", "digits_jax", "digits_lightning", "digits_transformers", "digits_orbax"),
+    "digits_torchrun",
 }
 
 
