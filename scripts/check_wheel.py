@@ -121,6 +121,7 @@ def main() -> None:
             check_says_what_to_install(forebay, command, scratch)
 
         # The extra finds the wheel of the same version in the folder, without an index.
+        run(*install, "trustme", cwd=scratch)
         run(*install, "--no-index", "--find-links", scratch, "forebay[chaos]", cwd=scratch)
         run(python, "-m", "pip", "check", cwd=scratch)
         found[tools] = check_modules(python, TOOLS, scratch)
