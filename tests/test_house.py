@@ -132,7 +132,8 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     **{
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
-            *(("admission", "hmac"), ("credentials", "ssl"), ("grpc_server", "grpc")),
+            *(("admission", "hmac"), ("credentials", "ssl"), ("credentials", "os")),
+            ("grpc_server", "grpc"),
             *(("tls_socket", what) for what in ("select", "socket", "ssl")),
         )
     },

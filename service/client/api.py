@@ -463,7 +463,8 @@ def _read_as_dataset(
         cardinality=_cardinality(metadata.cardinality, policy),
         options=options,
     )
-    dataset.may_repeat = partial(lockstep.may_repeat, reader.name)
+    if _is_in_lockstep(reader):
+        dataset.may_repeat = partial(lockstep.may_repeat, reader.name)
     if in_order is None:
         return dataset
     dataset.is_read_in_order = True
@@ -556,9 +557,13 @@ def _read_named_at_run_time(
 _naming = threading.Lock()
 
 
+def _is_in_lockstep(reader: Reader) -> bool:
+    return reader.how.num_consumers is None and lockstep.find_peers() is not None
+
+
 def _blocks_of(reader: Reader) -> Any:
     """The blocks of the reader's next epoch, in lockstep if a group reads them."""
-    if reader.how.num_consumers is not None or lockstep.find_peers() is None:
+    if not _is_in_lockstep(reader):
         return reader.iterate(NOTHING)
     if reader.how.claimed is not None:
         refuse_at_least_once(AT_LEAST_ONCE, IN_LOCKSTEP)

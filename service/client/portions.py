@@ -1,6 +1,6 @@
 """Portions: puts elements of several bundles together, in the order of the consumer's elements.
 
-Elements of one bundle that follow each other in that order are a *run*: they are given as they
+Elements of one bundle that follow each other in that order are a *stretch*: they are given as they
 come.
 """
 
@@ -43,7 +43,7 @@ class _Portion:
     met: int = 0  # how many of the needs are met
 
     @property
-    def is_run(self) -> bool:
+    def is_stretch(self) -> bool:
         return len(self.needs) == 1
 
 
@@ -82,18 +82,21 @@ class Portions:
         size = min(self.fit(PORTION_BYTES) or unknown, MAX_PORTION)
         if self.fit(ALONE_BYTES) == 1:
             size = 1
-        ends = [*(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(), len(places)]  # of runs
-        start = run = 0
+        ends = [
+            *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(),
+            len(places),
+        ]  # of stretches
+        start = stretch = 0
         while start < len(places):
-            if ends[run] - start >= size:
-                stop, needs = ends[run], [(int(places[start]), _NONE)]
+            if ends[stretch] - start >= size:
+                stop, needs = ends[stretch], [(int(places[start]), _NONE)]
             else:
                 stop = min(start + size, len(places))
                 needs = [(int(places[start + at[0]]), at) for at in by_place(places[start:stop])]
             self._portions.append(_Portion(positions[start:stop], needs))
             start = stop
-            while run < len(ends) and ends[run] <= start:
-                run += 1
+            while stretch < len(ends) and ends[stretch] <= start:
+                stretch += 1
 
     def expect(self, request: Request) -> None:
         """The request brings elements of its place that follow those of the last one."""
@@ -164,7 +167,7 @@ class Portions:
         """The next elements before the position `limit` that are here, with their positions."""
         while not self._ready and self._portions and self._is_here(self._portions[0]):
             head = self._portions[0]
-            self._ready.extend(self._begin_of(head) if head.is_run else self._assembled(head))
+            self._ready.extend(self._begin_of(head) if head.is_stretch else self._assembled(head))
             if not len(head.positions):
                 self._portions.popleft()
         if not self._ready:
@@ -193,24 +196,25 @@ class Portions:
         return int(self._portions[0].positions[0]) if self._portions else MAX_INDEX
 
     def _is_here(self, portion: _Portion) -> bool:
-        """Whether all of the portion has come, or of a run its next element."""
+        """Whether all of the portion has come, or of a stretch its next element."""
         for place, at in portion.needs[portion.met :]:
-            missing = 1 if portion.is_run else len(at)
+            missing = 1 if portion.is_stretch else len(at)
             for request in self._queues[place]:
                 missing -= sum(block.count for block in request.blocks) - request.given
                 if missing <= 0 or request.runs:
                     break
             if missing > 0:
                 return False
-            portion.met += not portion.is_run
+            portion.met += not portion.is_stretch
         return True
 
-    def _begin_of(self, run: _Portion) -> Iterator[tuple[Block, Ints]]:
-        """The next elements of a run that have come: at most those of one block."""
-        ((place, _),) = run.needs
+    def _begin_of(self, stretch: _Portion) -> Iterator[tuple[Block, Ints]]:
+        """The next elements of a stretch that have come: at most those of one block."""
+        ((place, _),) = stretch.needs
         request = next(each for each in self._queues[place] if each.blocks)
         count = request.blocks[0].count - request.given
-        given, run.positions = run.positions[:count], run.positions[count:]
+        positions = stretch.positions
+        given, stretch.positions = positions[:count], positions[count:]
         for block, first, at in self._pop(place, given):
             yield part(block, first, len(at)), given
 

@@ -96,10 +96,15 @@ class Credentials:
         for name in VARIABLES:
             given = getattr(self, name)
             try:
-                paths = os.fspath(given).split(",") if given else []
-                value = ",".join(map(os.path.abspath, paths))
+                path = os.fspath(given) if given else ""
+                paths = path.split(",") if name == "token_file" else [path]
+                value = ",".join(map(os.path.abspath, paths)) if path else ""
             except (TypeError, ValueError):
                 raise InvalidArgument(f"{name}={given!r} must be the path of a file") from None
+            if path and not all(paths):
+                raise InvalidArgument(
+                    f"{name}={given!r} has a comma beside which there is no file: leave it out"
+                )
             object.__setattr__(self, name, value)
         if not self.tls_ca:
             raise InvalidArgument(
@@ -200,8 +205,8 @@ def credentials_of_server(options: _ServerOptions) -> Credentials | None:
             raise InvalidArgument(
                 f"--host {options.host} is not a loopback address, so other machines could reach "
                 "this server, and nothing would keep anybody out: give --tls-cert, --tls-key and "
-                "--tls-ca (and --token-file for tokens), or --insecure if nobody but friends can "
-                "reach it"
+                "--tls-ca (and --token-file for tokens), or --insecure if you trust "
+                "every host that can reach it"
             )
         return None
     if not credentials.tls_cert:
@@ -226,9 +231,20 @@ def is_loopback(host: str) -> bool:
 # -- files -----------------------------------------------------------------------------------------
 
 
-@functools.cache
+_known: dict[Credentials, _Files] = {}
+
+
 def _files_of(credentials: Credentials) -> _Files:
-    return _Files(credentials)
+    return _known.setdefault(credentials, _Files(credentials))
+
+
+def _unlock_in_child() -> None:
+    """Another thread may have held a lock when this process was forked."""
+    for files in _known.values():
+        files.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class _Files:
@@ -236,13 +252,13 @@ class _Files:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._loaded: LoadedCredentials | None = None
         self._seen: Any = None  # the state of the files at the last attempt
         self._look_at = 0.0
 
     def loaded(self) -> LoadedCredentials:
-        with self._lock:
+        with self.lock:
             now = time.monotonic()
             if self._loaded is not None and now < self._look_at:
                 return self._loaded
@@ -256,6 +272,8 @@ class _Files:
     def _renew(self, seen: Any) -> None:
         try:
             loaded = _load(self._credentials)
+            if (now := self._state()) != seen:  # one of them is old, perhaps
+                seen, loaded = now, _load(self._credentials)
         except InvalidArgument as error:
             if self._loaded is None:
                 raise

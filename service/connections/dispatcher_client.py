@@ -119,6 +119,7 @@ class DispatcherClient:
         self._credentials = credentials or own_credentials()
         self._answered = False  # whether a dispatcher ever has
         self._probe_at = 0.0
+        self._fault, self._found = "", 0  # of TLS, and how often in a row
         self._channel = self._connect()
 
     def _connect(self) -> Any:
@@ -167,7 +168,7 @@ class DispatcherClient:
             raise Unavailable("the connection to the dispatcher was closed") from error
         except grpc.RpcError as error:
             if _is_away(error) and not closed.is_set():
-                why = self._why_no_tls(error)
+                why = self._why_no_tls(error, self._address)
                 why = (
                     why
                     or f"({error.code().name}: {error.details()}); is it running, and reachable?"
@@ -205,7 +206,7 @@ class DispatcherClient:
         self, method: str, request: Message, response: type[Response], timeout_s: float
     ) -> Response:
         with self._lock:
-            channel, turn = self._channel, self._turn
+            channel, turn, address = self._channel, self._turn, self._address
         call = channel.unary_unary(
             method,
             request_serializer=type(request).SerializeToString,
@@ -219,7 +220,7 @@ class DispatcherClient:
         except grpc.RpcError as error:
             if _is_temporary(error):
                 self._switch_dispatcher(turn, _leader(error), f"{method}: {error.details()}")
-                if not self._answered and (why := self._why_no_tls(error)):
+                if not self._answered and (why := self._why_no_tls(error, address, sure=True)):
                     raise Unauthenticated(why) from error
             raise
         except ValueError as error:  # the channel was closed meanwhile
@@ -231,14 +232,19 @@ class DispatcherClient:
             self.learn(answer.journal)  # type: ignore[attr-defined]
         return answer
 
-    def _why_no_tls(self, error: grpc.RpcError) -> str:
-        """What is wrong with TLS; "" if nothing is, or if that was found out a moment ago."""
-        now = time.monotonic()
-        if not _MAYBE_TLS.search(error.details() or "") or now < self._probe_at:
+    def _why_no_tls(self, error: grpc.RpcError, address: str, sure: bool = False) -> str:
+        """What is wrong with TLS at the address, as was found out a moment ago, or is now; "" if
+        nothing is, or if it is to be `sure` and may pass."""
+        if not _MAYBE_TLS.search(error.details() or ""):
             return ""
-        found = probe(self._address, self._credentials)
+        if time.monotonic() < self._probe_at:
+            return "" if sure else self._fault
+        fault = probe(address, self._credentials)
         self._probe_at = time.monotonic() + PROBE_S
-        return found
+        what, times = fault or ("", 0)
+        self._found = self._found + 1 if what == self._fault else 1
+        self._fault = what
+        return "" if sure and not 0 < times <= self._found else what
 
     @property
     def known(self) -> pb.JournalPosition:

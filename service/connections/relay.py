@@ -25,6 +25,7 @@ from typing import Any
 
 import grpc
 
+from ..errors import ForebayError, status_of
 from ..processes import ChildProcess, end_with_parent, forebay
 from .credentials import Credentials, LoadedCredentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
@@ -210,15 +211,15 @@ def _answer(end: socket.socket, channels: _Channels) -> None:
             method, address, timeout, files = (_receive(end).decode() for _ in range(4))
             request = _receive(end)
             named = json.loads(files)
-            credentials = None if named is None else Credentials(**named)
-            loaded = None if credentials is None else credentials.loaded()
-            with _lock:
-                made = channels.get((address, credentials))
-                if made is None or made[0] is not loaded:
-                    channel = connect(address, DISPATCHER_CHANNEL_OPTIONS, credentials)
-                    made = channels[address, credentials] = loaded, channel
             found = [b"", b"", b"", b""]
             try:
+                credentials = None if named is None else Credentials(**named)
+                loaded = None if credentials is None else credentials.loaded()
+                with _lock:
+                    made = channels.get((address, credentials))
+                    if made is None or made[0] is not loaded:
+                        channel = connect(address, DISPATCHER_CHANNEL_OPTIONS, credentials)
+                        made = channels[address, credentials] = loaded, channel
                 call = made[1].unary_unary(method, _pass_bytes, _pass_bytes)
                 metadata = () if loaded is None else loaded.metadata
                 found[3] = call(request, timeout=float(timeout), metadata=metadata)
@@ -228,6 +229,8 @@ def _answer(end: socket.socket, channels: _Channels) -> None:
                 found[:3] = [
                     text.encode() for text in (said.code().name, said.details() or "", leader)
                 ]
+            except ForebayError as error:  # the credentials' files cannot be used
+                found[:2] = [status_of(error).encode(), str(error).encode()]
             for frame in found:
                 _send(end, frame)
         except (OSError, EOFError):

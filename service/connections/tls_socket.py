@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .admission import Identity, of_certificate
 from .credentials import Credentials, client_context
@@ -35,6 +35,18 @@ class TlsError(ConnectionError):
 
 class PlainPeer(TlsError):
     """The peer does not speak TLS."""
+
+
+class ClosedEarly(TlsError):
+    """The peer closed the connection in the handshake, perhaps because it ends or starts."""
+
+
+class TlsFault(NamedTuple):
+    """What `probe` has found."""
+
+    what: str  # and what to do
+    times: int
+    """How often it must be found in a row before it is believed; 0: it may always pass."""
 
 
 class TlsSocket(socket.socket):
@@ -82,8 +94,10 @@ class TlsSocket(socket.socket):
                     size = super().recv_into(self._cipher)
                 except ConnectionResetError:
                     size = 0
+                except BlockingIOError:  # SO_RCVTIMEO
+                    raise TimeoutError(f"{self._peer} took too long over TLS") from None
                 if not size:
-                    raise TlsError(self._closed_early()) from None
+                    raise ClosedEarly(self._closed_early()) from None
                 if time.monotonic() > give_up_s:
                     raise TimeoutError(f"{self._peer} took too long over TLS") from None
                 self._incoming.write(self._cipher[:size])
@@ -134,6 +148,10 @@ class TlsSocket(socket.socket):
             super().sendall(records)
         return taken
 
+    def send_plain(self, data: bytes) -> None:
+        """For a peer that does not speak TLS."""
+        super().sendall(data)
+
     def _has_room(self) -> bool:
         poll = select.poll()
         poll.register(self, select.POLLOUT)
@@ -152,6 +170,12 @@ class TlsSocket(socket.socket):
                 return 0
             with self._using:
                 self._incoming.write(self._cipher[:size])
+
+    def _passes_no_data(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("use sendmsg or recv_into: others would pass data in plain")
+
+    send = sendall = sendto = recv = recvfrom = recvmsg = recvmsg_into = _passes_no_data
+    recvfrom_into = sendfile = makefile = _passes_no_data
 
     def _decrypt(self, target: memoryview) -> int | None:
         """How many bytes were there; 0 at the end; None if there are none yet."""
@@ -257,9 +281,9 @@ def _of_our_certificate(reason: str, peer: str, credentials: Credentials) -> str
     return f"{peer} does not accept the certificate {ours or 'of this process'}: {what}"
 
 
-def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0) -> str:
-    """Why TLS fails with the server at "host:port", and what to do; "" if it does not, or if the
-    server does not answer. For errors of gRPC, which do not say it."""
+def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0) -> TlsFault | None:
+    """Why TLS fails with the server at "host:port"; None if it does not, or if the server does not
+    answer. For errors of gRPC, which do not say it."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     peer = f"the server at {address}"
@@ -267,7 +291,7 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
         with socket.create_connection((host, int(port)), timeout_s) as sock:
             sock.settimeout(timeout_s)
             if credentials is None:
-                return _wants_tls(sock, peer)
+                return TlsFault(told, 1) if (told := _wants_tls(sock, peer)) else None
             context = client_context(credentials)
             context.set_alpn_protocols(["h2"])
             with TlsSocket(sock, credentials, server_name=host, peer=peer, context=context) as tls:
@@ -279,12 +303,15 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
                 )
                 with contextlib.suppress(ConnectionResetError):
                     if tls.recv_into(bytearray(1)):
-                        return ""
-                return _of_closed(peer, credentials)  # gRPC's servers do not say why
+                        return None
+                # gRPC's servers do not say why.
+                return TlsFault(_of_closed(peer, credentials), 2)
+    except ClosedEarly as error:
+        return TlsFault(str(error), 0)
     except TlsError as error:
-        return str(error)
+        return TlsFault(str(error), 1)
     except OSError:
-        return ""
+        return None
 
 
 def _of_closed(peer: str, credentials: Credentials) -> str:

@@ -66,8 +66,8 @@ def _check_bundles(state: State, command: CheckBundles) -> Decision:
 
 def _bundles_checked(state: State, event: ev.BundlesChecked) -> None:
     job = state.jobs[event.job_id]
-    # Events of before 2026-11-26 have bundles without checksums.
-    job.checksums.update(zip(event.bundles, event.checksums))  # noqa: B905
+    if event.checksums:  # events of before 2026-11-26 have none that are compared
+        job.checksums.update(zip(event.bundles, event.checksums, strict=True))
     if len(job.checksums) > 2 * MAX_CHECKSUMS:
         for bundle in list(job.checksums)[:-MAX_CHECKSUMS]:
             del job.checksums[bundle]

@@ -20,7 +20,7 @@ OpenTunnel = Callable[[str, float], socket.socket]
 OSError."""
 
 
-CREDENTIALS = struct.Struct("3i")
+UCRED = struct.Struct("3i")
 """Process, user and group: Linux's struct ucred."""
 
 
@@ -81,7 +81,7 @@ def user_of(sock: socket.socket) -> int | None:
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
-    user: int = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, option, CREDENTIALS.size))[1]
+    user: int = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, UCRED.size))[1]
     return user
 
 

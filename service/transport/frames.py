@@ -215,9 +215,9 @@ class FrameReader:
     def _lengths(self, prefix: bytes) -> tuple[int, int, int]:
         magic, header_bytes, payload_bytes, checksum = _LENGTHS.unpack_from(prefix)
         if magic != _MAGIC:
+            advice = _TLS_ADVICE if magic.startswith(_OF_TLS) else ""
             raise ProtocolError(
-                f"{self.peer} sent {magic!r} where a frame starts with {_MAGIC!r}"
-                + _TLS_ADVICE * magic.startswith(_OF_TLS)
+                f"{self.peer} sent {magic!r} where a frame starts with {_MAGIC!r}{advice}"
             )
         if prefix[_LENGTHS.size :] != _CHECKSUM.pack(google_crc32c.value(prefix[: _LENGTHS.size])):
             raise ProtocolError(f"{self.peer} sent a frame whose lengths' checksum is wrong")
@@ -251,9 +251,10 @@ class FrameReader:
                     continue
                 self._filled = filled = filled + size
         except EOFError:
+            is_tls = part == "prefix" and bytes(target[: min(2, filled)]).startswith(_OF_TLS)
             raise Truncated(
                 f"{self.peer} closed the connection after {filled} of the {len(target)} bytes of "
-                f"a frame's {part}" + _TLS_ADVICE * bytes(target[:2]).startswith(_OF_TLS)
+                f"a frame's {part}{_TLS_ADVICE if is_tls else ''}"
             ) from None
 
     def _receive(self, target: memoryview, flags: int) -> int:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from ..connections.admission import Admission
 from ..connections.credentials import Credentials
-from ..connections.tls_socket import PlainPeer, TlsError, TlsSocket
+from ..connections.tls_socket import ClosedEarly, PlainPeer, TlsError, TlsSocket
 from ..delivery import TaskOutput, orders
 from ..errors import AddressInUse, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
@@ -30,7 +30,7 @@ from ..shared import Lender
 from . import frames, local
 from .compression import Packer
 from .cut_blocks import pack_as_before, rest_of
-from .dial import CREDENTIALS, user_of
+from .dial import UCRED, user_of
 from .messages import (
     VERSION,
     encode_block,
@@ -316,11 +316,7 @@ class _Handler:
     def _receive(self) -> None:
         try:
             frames.tune(self._socket)
-            frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
-            if self._tls is not None:
-                self._tls.handshake(_HANDSHAKE_S)
-            self._process = watch_process(self._socket)
-            connection = self._greet()
+            connection = self._admitted()
             sender = threading.Thread(
                 target=self._send, args=(connection,), name="forebay-blocks-sender", daemon=True
             )
@@ -349,10 +345,13 @@ class _Handler:
                 if self._greeted is not None:
                     sender.join()
         except PlainPeer as error:
+            assert self._tls is not None
             _log.warning("refused a connection: %s", error)
             with contextlib.suppress(OSError):  # in its own words, which are plain
                 plain = b"".join(frames.encode(encode_refusal(f"this worker speaks TLS: {error}")))
-                self._socket.sendall(plain)
+                self._tls.send_plain(plain)
+        except ClosedEarly as error:  # as those that only look whether the port is open do
+            _log.info("a connection ended: %s", error)
         except TlsError as error:
             _log.warning("refused a connection: %s", error)
         except OSError as error:
@@ -366,6 +365,20 @@ class _Handler:
                 os.close(self._process)
             self._socket.close()
             self._on_end(self)
+
+    def _admitted(self) -> Connection:
+        """The connection of a consumer that says who it is in time."""
+        frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
+        late = threading.Timer(_HANDSHAKE_S, self._cut)  # also if bytes come now and then
+        late.daemon = True
+        late.start()
+        try:
+            if self._tls is not None:
+                self._tls.handshake(_HANDSHAKE_S)
+            self._process = watch_process(self._socket)
+            return self._greet()
+        finally:
+            late.cancel()
 
     def _greet(self) -> Connection:
         message = self._next()
@@ -549,8 +562,8 @@ def watch_process(sock: socket.socket) -> int | None:
     try:
         if sock.family != socket.AF_UNIX:
             return None
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        return os.pidfd_open(CREDENTIALS.unpack(credentials)[0])
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
+        return os.pidfd_open(UCRED.unpack(credentials)[0])
     except (OSError, AttributeError):
         return None
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import signal
 import socket
 import threading
 import time
@@ -25,7 +26,7 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind, connect, interceptors, metadata_of
 from forebay.service.connections.tls_socket import TlsSocket
 from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.service.errors import InvalidArgument, Unauthenticated
+from forebay.service.errors import InvalidArgument, Unauthenticated, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2 as wire
 from forebay.service.transport import BlockServer, frames, messages
@@ -598,3 +599,72 @@ def test_new_files_are_in_force_for_the_next_handshake(
     pathlib.Path(theirs.tls_cert).write_bytes(pathlib.Path(again.tls_cert).read_bytes())
     pathlib.Path(theirs.tls_key).write_bytes(pathlib.Path(again.tls_key).read_bytes())
     assert ask(renewed).startswith("certificate other")
+
+
+def test_only_a_list_of_tokens_has_commas(server: Credentials) -> None:
+    assert Credentials(tls_ca="/a,b/ca", token_file="/x,/y").files() == {
+        "tls_ca": "/a,b/ca",
+        "token_file": "/x,/y",
+    }
+    with pytest.raises(InvalidArgument, match="comma beside which there is no file"):
+        Credentials(tls_ca=server.tls_ca, token_file="/x,")
+
+
+def test_a_fork_has_its_credentials_whatever_other_threads_did(server: Credentials) -> None:
+    with module._files_of(server).lock:
+        child = os.fork()
+        if not child:
+            os._exit(0 if server.loaded().key else 1)
+        for _ in range(PATIENCE_S * 100):
+            if ended := os.waitpid(child, os.WNOHANG)[0]:
+                break
+            time.sleep(0.01)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended, "it waits for a lock that another thread held"
+
+
+def test_who_says_hello_byte_by_byte_is_cut_off(
+    closing: ExitStack, server: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.service.transport.server._HANDSHAKE_S", 0.5)
+    hello = b"".join(frames.encode(wire.ToWorker(hello=wire.Hello()).SerializeToString()))
+    for credentials in None, server:
+        worker = block_server(closing, credentials)
+        host, _, port = only(worker, "tcp")[0][1].rpartition(":")
+        stranger = closing.enter_context(socket.create_connection((host, int(port))))
+        stranger.settimeout(0.2)
+        give_up_s = time.monotonic() + PATIENCE_S
+        for byte in hello[: len(hello) - 1] * 99:
+            with contextlib.suppress(TimeoutError):
+                if not stranger.recv(100):
+                    break
+            assert time.monotonic() < give_up_s
+            stranger.sendall(bytes([byte]))
+
+
+def test_a_port_that_closes_each_connection_may_be_a_dispatcher_s_soon(
+    closing: ExitStack, trainer: Credentials
+) -> None:
+    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    threading.Thread(target=accept, daemon=True).start()
+    client = DispatcherClient(f"127.0.0.1:{listener.getsockname()[1]}", credentials=trainer)
+    closing.callback(client.close)
+    closing.callback(listener.shutdown, socket.SHUT_RDWR)
+    with pytest.raises(Unavailable, match="closed the connection instead of speaking TLS"):
+        client.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=1)
+
+
+def test_nothing_is_sent_in_plain(closing: ExitStack, trainer: Credentials) -> None:
+    ours, theirs = socket.socketpair()
+    closing.enter_context(theirs)
+    tls = closing.enter_context(TlsSocket(ours, trainer, server_name="localhost", peer="it"))
+    with pytest.raises(NotImplementedError, match="in plain"):
+        tls.sendall(b"secret")

@@ -71,6 +71,7 @@ class FileRecords:
         self._limit_open()
         self._seed: str | None = None  # of the bundle
         self._sought = 0
+        self.fault: ForebayError | None = None  # that `blocks` has raised
         self.seed_generators(None)
 
     @property
@@ -155,7 +156,11 @@ class FileRecords:
         if first >= stop:
             return
         read = self._shuffled if self._manifest.shuffled else self._in_order
-        yield from read(first, stop)
+        try:
+            yield from read(first, stop)
+        except ForebayError as error:
+            self.fault = error
+            raise
 
     def _in_order(self, first: int, stop: int) -> Iterator[Block]:
         number = int(np.searchsorted(self._starts, first, "right")) - 1

@@ -58,7 +58,7 @@ import msgspec
 from numpy import random as numpys_random
 
 from ... import generators
-from ...errors import ForebayError, status_of
+from ...errors import status_of
 from ...proto import metrics_pb2 as pb
 from ...proto.python_pb2 import PythonDataset
 from .child_blocks import (
@@ -299,7 +299,7 @@ class FunctionProcess:
             if failed is not None:
                 raise failed from None
             blocks.flush()
-            if self._files is not None and isinstance(error, ForebayError):  # it names its record
+            if self._files is not None and error is self._files.fault:  # it names its record
                 raise FunctionFailed(status_of(error), str(error), split, element) from None
             raise self._failed(split, element, traceback_of(error), code_of(error)) from None
         return element, counted
