@@ -180,11 +180,14 @@ class PostgresStorage(ServerStorage):
     def _lose(self, term: int, last: int, what: str) -> str:
         while True:
             meta = self._meta()
-            if meta and meta.cut_term > term:
+            if meta is None:
+                create(self._client)
+                continue
+            if meta.cut_term > term:
                 return ""
-            if meta and meta.condemned:
+            if meta.condemned:
                 return meta.condemned
-            if meta and meta.last >= last:
+            if meta.last >= last:
                 return ""
             if reason := lose(self._client, term, what, meta):
                 return reason
