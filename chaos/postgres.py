@@ -39,27 +39,20 @@ def make_cluster(directory: pathlib.Path, password: str = "") -> None:
 
     Its superuser is USER; without a password, everybody on this machine may connect as it.
     """
-    _make_directory(directory)
+    make_directory(directory)
     options = ["--no-sync", "--username", USER, "--encoding", "UTF8", "--locale", "C"]
     secret = directory.with_name(f"{directory.name}.password")
     secret.write_text(password or "-")
     _give(secret)
     options += ["--pwfile", str(secret), "--auth", "scram-sha-256" if password else "trust"]
     try:
-        _run(directory, [str(_program("initdb")), "--pgdata", str(directory), *options])
+        run_program(directory, "initdb", *options)
     finally:
         secret.unlink()
 
 
-def copy_cluster(directory: pathlib.Path, url: str) -> None:
-    """Make a standby in `directory` of the server at `url`. Raises ForebayError."""
-    _make_directory(directory)
-    command = [str(_program("pg_basebackup")), "--dbname", url, "--pgdata", str(directory)]
-    options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
-    _run(directory, [*command, *options])
-
-
-def _make_directory(directory: pathlib.Path) -> None:
+def make_directory(directory: pathlib.Path) -> None:
+    """Make a directory for a cluster, of the user who runs it."""
     directory.mkdir(mode=0o700)
     _give(directory)
 
@@ -69,8 +62,10 @@ def _give(path: pathlib.Path) -> None:
         os.chown(path, user.pw_uid, user.pw_gid)
 
 
-def _run(directory: pathlib.Path, command: list[str]) -> None:
+def run_program(directory: pathlib.Path, name: str, *options: str) -> None:
+    """Run a program of PostgreSQL that fills a cluster's directory. Raises ForebayError."""
     said = directory.with_name(f"{directory.name}.made")
+    command = [str(_program(name)), "--pgdata", str(directory), *options]
     code = ChildProcess(_as_user(command), said).finish()
     if code:
         raise ForebayError(f"{command[0]} for {directory} ended with {code}: {tail(said)}")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
-_USER = re.compile(r"(://[^:/?#]*:).*@")
-_SECRET = re.compile(r"([?&][^=&]*password=)[^&]*")
+# A scheme and its punctuation, whatever is missing of them, and all up to the last @. A user is not
+# told from a password: one of them may be left out, or not be percent-encoded.
+_USER = re.compile(r"^([A-Za-z0-9+.-]*[:/]+)?.*@", re.DOTALL)
+# An @ in the value stays, so that _USER removes all before it.
+_SECRET = re.compile(r"([?&][^=&]*password=)(?:[^&]*(@))?[^&]*")
 
 PERCENT = "what is special in a password is percent-encoded"
 
 
 def redact(url: str) -> str:
-    """`url` without its passwords. In doubt, removes too much."""
-    return _SECRET.sub(r"\1***", _USER.sub(r"\1***@", url, count=1))
+    """`url` without its user and its passwords. In doubt, removes more."""
+    return _USER.sub(r"\1***@", _SECRET.sub(r"\1***\2", url))
 
 
 def take_seconds(values: dict[str, str], name: str, default: float) -> float:

@@ -17,6 +17,7 @@ from .proto.segment_pb2 import Batch
 from .tfrecord import unframe
 
 FORMAT = 1
+ACCEPT_LOSS = "accept their loss: forebay journal repair --truncate-corrupt"
 
 _CHUNK_BYTES = 4 << 20  # the approximate size of a request
 _CHUNK_ENTRIES = 1000  # the most entries in a request
@@ -55,6 +56,7 @@ class JournalNames(NamedTuple):
     snapshots: str
     blobs: str
     mend: str
+    remedy: str  # for a condemned log
 
     def where(self, entry: str = "") -> str:
         """The log, or an entry of it."""

@@ -21,17 +21,14 @@ log = logging.getLogger(__name__)
 class ServerStorage(Storage):
     """A storage whose log has a `Meta`. A subclass says how its server is asked."""
 
-    def __init__(self, names: JournalNames, condemned: str, allow_volatile: bool) -> None:
-        """`condemned` says what can be done about a condemned log.
-
-        `open_writer` refuses a server whose settings can lose acknowledged records, unless
+    def __init__(self, names: JournalNames, allow_volatile: bool) -> None:
+        """`open_writer` refuses a server whose settings can lose acknowledged records, unless
         `allow_volatile`.
         """
         self.url = names.url
         self._allow_volatile = allow_volatile
         self._volatile: list[str] | None = None  # _find_volatile's last result
         self._names = names
-        self._remedy = condemned
         # The present writer's meta, and since when (monotonic seconds) it has been the same.
         self._watched: Meta | None = None
         self._watched_since = 0.0
@@ -83,10 +80,11 @@ class ServerStorage(Storage):
         """The writer of a term that has begun."""
 
     @abstractmethod
-    def _lose(self, term: int, what: str) -> str:
+    def _lose(self, term: int, last: int, what: str) -> str:
         """Condemn the log, whoever is its writer, and return the reason.
 
-        "" if a repair later than `term` has removed records on purpose.
+        "" if the log has the record `last`: the meta may have been seen on a server that lags
+        behind. Also "" if a repair later than `term` has removed records on purpose.
         """
 
     # -- reading -------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class ServerStorage(Storage):
             self._inspect()
         meta = self._meta_of_free_place(place, lease_ms)
         if meta and meta.condemned:
-            raise Corrupt(f"{self.url}: {meta.condemned}; {self._remedy}")
+            raise Corrupt(f"{self.url}: {meta.condemned}; {self._names.remedy}")
         self._inspect()  # again: the server may have been restarted since
         self._check_end()
         term, token = self._begin(meta, owner, lease_ms, place)
@@ -199,8 +197,8 @@ class ServerStorage(Storage):
         if found >= last or (meta and meta.cut_term > term):
             return
         what = f"record {last} was read in term {term}, and the log ends at record {found}"
-        if reason := self._lose(term, what):
-            raise Corrupt(f"{self.url}: {reason}; {self._remedy}")
+        if reason := self._lose(term, last, what):
+            raise Corrupt(f"{self.url}: {reason}; {self._names.remedy}")
 
     def _begin(
         self, meta: Meta | None, owner: str, lease_ms: int, place: str, *, repair: bool = False

@@ -13,12 +13,26 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from forebay.chaos.postgres import USER, copy_cluster, make_cluster, server_command, signal_server
+from forebay.chaos.postgres import (
+    USER,
+    make_cluster,
+    make_directory,
+    run_program,
+    server_command,
+    signal_server,
+)
 from forebay.service.processes import ChildProcess, free_port, tail
 
 from .redis_server import wait_until
 
 PASSWORD = "geheim"
+
+
+def copy_cluster(directory: Path, url: str) -> None:
+    """Make a standby in `directory` of the server at `url`."""
+    make_directory(directory)
+    options = ("--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+    run_program(directory, "pg_basebackup", "--dbname", url, *options)
 
 
 class PostgresServer:

@@ -34,7 +34,9 @@ _DEFAULTS = {
     "keepalives_count": 2,
     "application_name": "forebay",
 }
-SCRIPT_S = 3600.0
+_PRIMARY = {"target_session_attrs": "read-write"}
+"""Of several servers, libpq would take the first that answers: maybe a standby that lags behind."""
+SCRIPT_S = 3600.0  # a script that moves a whole journal aside
 SLOWEST_BYTES_S = 5e6  # at which a server may store a large value
 _TICK_S = 0.1  # how often a waiting call looks at the clock
 
@@ -108,7 +110,12 @@ class PostgresClient:
         self._closed = False
         self.address = address
         self.reply_s = min(reply_s or address.reply_s, address.reply_s)
-        self._options: dict[str, Any] = {**_DEFAULTS, **address.options, "client_encoding": "utf8"}
+        self.options: dict[str, Any] = {
+            **_DEFAULTS,
+            **(_PRIMARY if address.fails_over else {}),
+            **address.options,
+            "client_encoding": "utf8",
+        }
 
     def close(self) -> None:
         """Drop all connections; those in use are dropped after their call. Idempotent."""
@@ -128,9 +135,9 @@ class PostgresClient:
             cursor = connection.execute(self._query(statement), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
-    def run_script(self, statements: Sequence[str]) -> None:
-        """Run statements without values in one transaction, however long that takes."""
-        with self._connection(more_s=SCRIPT_S) as connection:
+    def run_script(self, statements: Sequence[str], *, more_s: float = 0.0) -> None:
+        """Run statements without values in one transaction, which may take `more_s` longer."""
+        with self._connection(more_s=more_s) as connection:
             connection.execute(self._query("; ".join(statements)))
 
     def _query(self, statement: str) -> bytes:
@@ -157,7 +164,7 @@ class PostgresClient:
                 if not _ended(connection):
                     return connection
                 connection.close()
-        return _TimedConnection.connect(**self._options, autocommit=True)
+        return _TimedConnection.connect(**self.options, autocommit=True)
 
     def _give_back(self, connection: _TimedConnection, done: bool) -> None:
         # After an error that the server reported, a connection can be used again.
@@ -199,6 +206,11 @@ class PostgresClient:
             for words, remedy in _REFUSALS.items():
                 if re.search(words, said):
                     return StorageUnusable(f"{url}: {said}; {remedy}")
+            if "session is read-only" in said:
+                return Away(
+                    f"{url}: {said}; start the primary, promote a standby, or set "
+                    "default_transaction_read_only to off"
+                )
             if re.search("too many (clients|connections)|connection slots", said):
                 return Away(f"{url}: {_FULL}")
             return Away(f"{url}: {said}; is PostgreSQL running, and reachable from here?")

@@ -17,10 +17,21 @@ from ..server_log import Entry, JournalNames, Meta, decode_entry
 from ..server_storage import ServerStorage
 from .address import parse_postgres_url
 from .checks import find_volatile
-from .client import PostgresClient, Row
+from .client import SCRIPT_S, PostgresClient, Row
 from .statements import BEGIN
-from .tables import MEND, META, TABLES, create, existing_tables, lose, parse_meta, read, read_meta
-from .writer import CONDEMNED, PostgresWriter
+from .tables import (
+    MEND,
+    META,
+    REMEDY,
+    TABLES,
+    create,
+    existing_tables,
+    lose,
+    parse_meta,
+    read,
+    read_meta,
+)
+from .writer import PostgresWriter
 
 LEAST_WATCH_TIMEOUT_S = 1.0
 """With a shorter timeout, a slow server would never answer in time."""
@@ -36,9 +47,9 @@ _END = (
     "FROM (SELECT 1) one LEFT JOIN {s}.meta m ON true "
     "LEFT JOIN (SELECT last, batch FROM {s}.log ORDER BY last DESC LIMIT 1) l ON true"
 )
-_HOLDINGS = " UNION ALL ".join(
-    f"SELECT count(*), coalesce(sum(octet_length({column})), 0)::bigint FROM {{s}}.{table}"
-    for table, column in (("log", "batch"), ("snapshots", "data"), ("blobs", "data"))
+_HOLDINGS = "SELECT * FROM " + ", ".join(
+    f"(SELECT count(*), coalesce(sum(octet_length({data})), 0)::bigint FROM {{s}}.{table}) {table}"
+    for table, data in (("log", "batch"), ("snapshots", "data"), ("blobs", "data"))
 )
 
 _STILL_MINE = """DO $$ BEGIN IF NOT EXISTS (
@@ -62,8 +73,9 @@ class PostgresStorage(ServerStorage):
             snapshots=f"{schema}.snapshots",
             blobs=f"{schema}.blobs",
             mend=MEND,
+            remedy=REMEDY,
         )
-        super().__init__(names, CONDEMNED, allow_volatile)
+        super().__init__(names, allow_volatile)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -77,8 +89,8 @@ class PostgresStorage(ServerStorage):
         return [name for (name,) in read(self._client, "SELECT name FROM {s}.blobs")]
 
     def holdings(self) -> Holdings:
-        rows = read(self._client, _HOLDINGS) or [(0, 0)] * 3
-        (entries, log_bytes), (snapshots, snapshot_bytes), (blobs, blob_bytes) = rows
+        (row,) = read(self._client, _HOLDINGS) or [(0,) * 6]
+        entries, log_bytes, snapshots, snapshot_bytes, blobs, blob_bytes = row
         return Holdings(
             segments=int(entries > 0),
             log_bytes=log_bytes,
@@ -165,13 +177,18 @@ class PostgresStorage(ServerStorage):
     def _make_writer(self, term: int, token: str, last: int, lease_ms: int) -> PostgresWriter:
         return PostgresWriter(self._address, term, token, last, lease_ms, self._inspect_again)
 
-    def _lose(self, term: int, what: str) -> str:
+    def _lose(self, term: int, last: int, what: str) -> str:
         while True:
             meta = self._meta()
-            if meta and meta.cut_term > term:
+            if meta is None:
+                create(self._client)
+                continue
+            if meta.cut_term > term:
                 return ""
-            if meta and meta.condemned:
+            if meta.condemned:
                 return meta.condemned
+            if meta.last >= last:
+                return ""
             if reason := lose(self._client, term, what, meta):
                 return reason
 
@@ -201,7 +218,7 @@ class PostgresStorage(ServerStorage):
             f"UPDATE {{s}}.meta SET {changes}, cut_term = {new_term}, owner = '', condemned = ''"
         ]
         try:
-            self._client.run_script(script)
+            self._client.run_script(script, more_s=SCRIPT_S)
         except StorageUnusable as error:
             if isinstance(error.__cause__, pg.RaiseException):
                 raise Locked(

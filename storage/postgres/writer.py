@@ -22,15 +22,12 @@ from .statements import (
     WRITE_BLOB,
     WRITE_SNAPSHOT,
 )
-from .tables import META, lose, parse_meta
+from .tables import META, REMEDY, lose, parse_meta
 
-CONDEMNED = (
-    "restore the database from a backup that has them, or accept their loss: "
-    "forebay journal repair --truncate-corrupt"
-)
 TRIES = 50
 """How often a statement is tried that finds no row, although the meta is as it should be: the meta
 changed while the statement ran."""
+PAUSE_S = 0.01  # between these tries
 
 _SEEN = (
     f"SELECT {META}, (SELECT max(l.last) FROM {{s}}.log l), "
@@ -126,6 +123,8 @@ class PostgresWriter(ServerWriter):
                 statement, values = BEAT, {}
             elif absent:
                 raise absent
+            else:
+                self._closed.wait(PAUSE_S)
         raise Away(f"{self._url}: the journal's meta changes all the time")
 
     def _check(self, client: PostgresClient, values: dict[str, Any]) -> bool:
@@ -134,18 +133,19 @@ class PostgresWriter(ServerWriter):
         False if a statement may find its row now. Raises Fenced, Corrupt, StorageUnusable.
         """
         last, batch = values.get("last", 0), values.get("batch")
+        # Read before the query: its result may lack an append that is acknowledged meanwhile.
+        term, acknowledged = self.term, self.last_sequence
         try:
             rows = client.run(_SEEN, last=last)
         except Absent:
             rows = []
         meta = parse_meta(client, rows[0]) if rows else None
-        term, acknowledged = self.term, self.last_sequence
         known = f"record {acknowledged} was acknowledged in term {term}"
         if meta is None:
             raise self._lost(client, meta, f"{known}, and nothing is left")
         ends, stored = rows[0][-2:]
         if meta.condemned:
-            raise Corrupt(f"{self._url}: {meta.condemned}; {CONDEMNED}")
+            raise Corrupt(f"{self._url}: {meta.condemned}; {REMEDY}")
         if meta.term > term:
             if meta.began < acknowledged and meta.cut_term <= term:
                 what = f"{known}, and a later term began at record {meta.began}"
@@ -173,5 +173,5 @@ class PostgresWriter(ServerWriter):
     def _lost(self, client: PostgresClient, meta: Meta | None, what: str) -> StorageError:
         """Condemn the log; the error that says so."""
         if reason := lose(client, self.term, what, meta):
-            return Corrupt(f"{self._url}: {reason}; {CONDEMNED}")
+            return Corrupt(f"{self._url}: {reason}; {REMEDY}")
         return Away(f"{self._url}: the journal's meta changed while it was looked at")

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import Corrupt
-from ..server_log import Meta, check_format
+from ..server_log import ACCEPT_LOSS, Meta, check_format
 from .client import RENAME
 
 RESTORE = "restore Redis's data from a backup"
 MEND = f"{RESTORE}, or repair the journal"
+REMEDY = f"{RESTORE} that has them, or {ACCEPT_LOSS}"  # for a condemned log
 
 
 class Keys(NamedTuple):

@@ -149,11 +149,13 @@ LOSE = Script(
     _CHECK
     + """
 if tonumber(m[7] or 0) > term then return {'ok'} end
-return m[8] and {'corrupt', m[8]} or lose(ARGV[4])
+if m[8] then return {'corrupt', m[8]} end
+if last >= acknowledged then return {'ok'} end  -- the reader looked at a replica that lags behind
+return lose(ARGV[4])
 """
 )
 """For readers that find acknowledged records missing: condemns the log, whoever is its writer,
-unless a repair removed them."""
+unless they are there, or a repair removed them."""
 
 WRITE_SNAPSHOT = Script(
     _CHECK + _REFUSE + "redis.call('HSET', snapshots, ARGV[4], ARGV[5]) return {'ok'}"

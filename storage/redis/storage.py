@@ -16,9 +16,9 @@ from ..server_storage import ServerStorage
 from .address import parse_redis_url
 from .checks import find_volatile
 from .client import RedisClient
-from .log import MEND, Keys, RedisMeta, parse_meta
+from .log import MEND, REMEDY, Keys, RedisMeta, parse_meta
 from .scripts import COPY, CUT, LOSE, OPEN
-from .writer import CONDEMNED, RedisWriter
+from .writer import RedisWriter
 
 LEAST_WATCH_TIMEOUT_S = 1.0
 """With a shorter timeout, a slow Redis would never answer in time."""
@@ -40,8 +40,9 @@ class RedisStorage(ServerStorage):
             snapshots=self._keys.snapshots,
             blobs=self._keys.blobs,
             mend=MEND,
+            remedy=REMEDY,
         )
-        super().__init__(names, CONDEMNED, allow_volatile)
+        super().__init__(names, allow_volatile)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -152,8 +153,7 @@ class RedisStorage(ServerStorage):
             self._address, self._keys, term, token, last, lease_ms, self._inspect_again
         )
 
-    def _lose(self, term: int, what: str) -> str:
-        last = self._acknowledged[1]
+    def _lose(self, term: int, last: int, what: str) -> str:
         result = self._client.run_script(LOSE, self._keys, (term, "", last, what))
         return "" if result == [b"ok"] else result[1].decode()
 

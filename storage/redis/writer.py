@@ -9,7 +9,7 @@ from ..errors import Corrupt, OutOfSequence, StorageUnusable
 from ..server_writer import CONFIRM_S, ServerWriter
 from .address import RedisAddress
 from .client import RedisClient, Script
-from .log import Keys
+from .log import REMEDY, Keys
 from .scripts import (
     APPEND,
     CLOSE,
@@ -21,11 +21,6 @@ from .scripts import (
     TRIM,
     WRITE_BLOB,
     WRITE_SNAPSHOT,
-)
-
-CONDEMNED = (
-    "restore Redis's data from a backup that has them, or accept their loss: "
-    "forebay journal repair --truncate-corrupt"
 )
 
 
@@ -98,7 +93,7 @@ class RedisWriter(ServerWriter):
             case [b"fenced"]:
                 raise self._fenced()
             case [b"corrupt", bytes() as reason]:
-                raise Corrupt(f"{self._url}: {reason.decode()}; {CONDEMNED}")
+                raise Corrupt(f"{self._url}: {reason.decode()}; {REMEDY}")
             case [b"no snapshot", newest]:
                 raise OutOfSequence(
                     f"{self._url}: no trimming before {args[0]}: the newest snapshot is at {newest}"

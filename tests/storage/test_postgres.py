@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from forebay.storage import (
+    Away,
     Corrupt,
     Extent,
     Fenced,
@@ -335,6 +336,16 @@ def test_many_begin_a_journal_at_once(journal: Journal) -> None:
     (writer,) = race([journal.open() for _ in range(6)])
     assert writer.term == 1
     assert writer.append([b"x"]) == 1
+
+
+def test_beginning_a_journal_does_not_wait_for_long(journal: Journal) -> None:
+    """Another one that makes the tables hangs, and holds their lock."""
+    storage = PostgresStorage(f"{journal.url}&reply_s=0.2")
+    with psycopg.connect(journal.url.partition("?")[0]) as other:
+        other.execute("SELECT pg_advisory_xact_lock(hashtext('forebay'))")
+        with pytest.raises(Away, match=r"it has not answered for 0\.2 s"):
+            storage.open_writer("the test")
+    assert storage.open_writer("the test").append([b"x"]) == 1
 
 
 def race(challengers: list[PostgresStorage]) -> list[Writer]:

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from forebay.chaos.postgres import USER
 from forebay.storage import Storage, Writer
 from forebay.storage.contract import StorageContract
 from forebay.storage.postgres.storage import PostgresStorage
@@ -23,7 +24,7 @@ class TestPostgresStorage(StorageContract):
         return PostgresStorage(f"{self.url}-{next(self.numbers)}")
 
     def reopen(self, storage: Storage) -> Storage:
-        return PostgresStorage(storage.url.replace("***", PASSWORD))
+        return PostgresStorage(storage.url.replace("***", f"{USER}:{PASSWORD}"))
 
     def steal(self, storage: Storage) -> Writer:
         self.postgres.execute(f"UPDATE \"{schema_of(storage.url)}\".meta SET owner = ''")

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from forebay.chaos.postgres import postgres_programs
-from forebay.storage import Corrupt, Extent, Fenced, Record, Storage, Writer, open_storage
+from forebay.storage import Corrupt, Extent, Fenced, Locked, Record, Storage, Writer, open_storage
+from forebay.storage.postgres.address import parse_postgres_url
+from forebay.storage.postgres.client import PostgresClient
+from forebay.storage.postgres.storage import PostgresStorage
 
 from ..postgres_server import PostgresServer, schema_of
 
@@ -192,6 +195,27 @@ def test_a_standby_remembers_what_it_has_read(journal: Journal) -> None:
     with pytest.raises(Corrupt, match="record 6 was read in term 1, and the log ends at record 0"):
         standby.open_writer("the standby")
     expect_condemned(journal, "record 6 was read")
+
+
+def test_a_server_that_lags_behind_has_lost_nothing(
+    journal: Journal, postgres: PostgresServer
+) -> None:
+    """The connection that polls the meta may have been cut, and made anew to another server."""
+    name = "behind"
+    postgres.execute(f"CREATE DATABASE {name}")
+    behind = journal.url.replace("/postgres?", f"/{name}?")
+    open_storage(behind).open_writer("the test").append([b"a"])
+    writer = journal.open_writer()
+    standby = PostgresStorage(journal.url)
+    for i in range(4):
+        writer.append([b"a"])
+        assert follow(standby) == i + 1
+    standby._watcher = PostgresClient(parse_postgres_url(behind))
+    with pytest.raises(Locked):
+        standby.open_writer("the standby", place="here")
+    assert standby.condemned() == ""
+    writer.append([b"a"])
+    standby.close()
 
 
 def test_an_unacknowledged_record_may_vanish(journal: Journal) -> None:

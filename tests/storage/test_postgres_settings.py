@@ -13,6 +13,7 @@ from forebay.service.processes import free_port
 from forebay.storage import Away, StorageUnusable, Volatile, open_storage
 from forebay.storage.postgres import checks
 from forebay.storage.postgres.address import parse_postgres_url
+from forebay.storage.postgres.client import PostgresClient
 from forebay.storage.postgres.storage import PostgresStorage
 
 from ..postgres_server import PASSWORD, PostgresServer, new_storage
@@ -28,7 +29,7 @@ def test_a_url() -> None:
         "postgres://forebay:p%40ss@[::1]:5433/db?prefix=training&retry_s=1.5&sslmode=require"
     )
     assert address.url == (
-        "postgres://forebay:***@[::1]:5433/db?prefix=training&retry_s=1.5&sslmode=require"
+        "postgres://***@[::1]:5433/db?prefix=training&retry_s=1.5&sslmode=require"
     )
     assert address.options == {
         "user": "forebay",
@@ -52,6 +53,20 @@ def test_what_a_url_leaves_out_is_libpqs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("postgresql://a/db", None),
+        ("postgresql://a,b/db", "read-write"),
+        ("postgresql:///db?host=a,b", "read-write"),
+        ("postgresql://a,b/db?target_session_attrs=any", "any"),
+    ],
+)
+def test_of_several_servers_the_one_that_can_be_written(url: str, wanted: str | None) -> None:
+    client = PostgresClient(parse_postgres_url(url))
+    assert client.options.get("target_session_attrs") == wanted
+
+
+@pytest.mark.parametrize(
     ("url", "message"),
     [
         ("postgresql://user:se@cret@host/db", HINT),
@@ -64,6 +79,9 @@ def test_what_a_url_leaves_out_is_libpqs(monkeypatch: pytest.MonkeyPatch) -> Non
         ("postgresql://user:cret@host:port/db", HINT),
         ("postgresql://user:cret@ho st/db", HINT),
         ("postgresql://user:cret@host/db/x", HINT),
+        ("postgresql:user:cret@host/db", HINT),
+        ("postgresql://us/er:cret@host/db", HINT),
+        ("postgres//user:cret@host/db", "lacks the colon of a scheme"),
         ("postgresql://user:cret@host/db?prefx=a", r"no parameter 'prefx'; there are prefix"),
         ("postgresql://user:cret@host/db?prefix=pg_a", "prefix='pg_a' is not 1 to 63 letters"),
         ("postgresql://user:cret@host/db?prefix=a.b", "prefix='a.b' is not 1 to 63 letters"),

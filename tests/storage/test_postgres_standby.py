@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from urllib.parse import urlencode
 
 import pytest
 
 from forebay.chaos.postgres import USER
-from forebay.storage import Corrupt, StorageUnusable, open_storage
+from forebay.storage import Away, Corrupt, Locked, StorageUnusable, open_storage
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
 from ..redis_server import wait_until
@@ -25,9 +28,9 @@ def pair() -> Iterator[Pair]:
         yield primary, standby
 
 
-def url_of(*servers: PostgresServer) -> str:
+def url_of(*servers: PostgresServer, **parameters: object) -> str:
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    return f"postgresql://{USER}:{PASSWORD}@{hosts}/postgres?target_session_attrs=read-write"
+    return f"postgresql://{USER}:{PASSWORD}@{hosts}/postgres?{urlencode(parameters)}"
 
 
 def configure(server: PostgresServer, name: str, value: str) -> None:
@@ -39,6 +42,29 @@ def configure(server: PostgresServer, name: str, value: str) -> None:
 def test_a_standby_is_refused(pair: Pair) -> None:
     with pytest.raises(StorageUnusable, match="is a standby, which cannot be written; name the pr"):
         open_storage(pair[1].url).open_writer("the test")
+
+
+@pytest.mark.parametrize("asked", [{}, {"target_session_attrs": "any"}], ids=["", "any"])
+def test_a_poll_that_reaches_a_standby_condemns_nothing(pair: Pair, asked: dict[str, str]) -> None:
+    """The standby lags behind, and the primary accepts no further connections for a while."""
+    primary, standby = pair
+    writer = open_storage(primary.url).open_writer("the test")
+    writer.append([b"1"])
+    wait_until("it has it", lambda: read_numbers(standby.url) == [1])
+    standby.execute("SELECT pg_wal_replay_pause()")
+    storage = open_storage(url_of(*pair, **asked), allow_volatile=True)
+    for number in range(2, 5):
+        writer.append([b"%d" % number])
+        assert len(list(storage.read())) == number
+    assert read_numbers(standby.url) == [1]
+    os.kill(primary.pid, signal.SIGSTOP)  # not those that serve the present connections
+    try:
+        with pytest.raises(Locked if asked else Away, match=r"in use|promote a standby"):
+            storage.open_writer("the standby", place="here")
+    finally:
+        os.kill(primary.pid, signal.SIGCONT)
+    assert storage.condemned() == ""
+    assert writer.append([b"5"]) == 5
 
 
 def test_a_failover_that_appends_have_waited_for_loses_nothing(pair: Pair) -> None:
@@ -61,7 +87,7 @@ def test_an_append_waits_for_its_synchronous_standby(
 ) -> None:
     primary, standby = pair
     configure(primary, "synchronous_standby_names", "*")
-    appender = Appender(open_storage(f"{url_of(*pair)}&reply_s=0.5").open_writer("the test"))
+    appender = Appender(open_storage(url_of(*pair, reply_s=0.5)).open_writer("the test"))
     try:
         appender.wait_for_more()
         standby.kill()

@@ -10,6 +10,9 @@ import pytest
 import redis
 
 from forebay.storage import Corrupt, Extent, Fenced, Locked, Record, Storage, Writer, open_storage
+from forebay.storage.redis.address import parse_redis_url
+from forebay.storage.redis.client import RedisClient
+from forebay.storage.redis.storage import RedisStorage
 
 from ..redis_server import RedisServer, running_redis
 
@@ -192,6 +195,23 @@ def test_a_standby_remembers_what_it_has_read(server: RedisServer) -> None:
     with pytest.raises(Corrupt, match="record 6 was read in term 1, and the log ends at record 0"):
         standby.open_writer("the standby")
     expect_condemned(server, "record 6 was read")
+
+
+def test_a_server_that_lags_behind_has_lost_nothing(server: RedisServer) -> None:
+    """The connection that polls the meta may have been cut, and made anew to a replica."""
+    behind = f"{server.url}/1"
+    open_storage(behind).open_writer("the test").append([b"a"])
+    writer = open_writer(server)
+    standby = RedisStorage(server.url)
+    for i in range(4):
+        writer.append([b"a"])
+        assert follow(standby) == i + 1
+    standby._watcher = RedisClient(parse_redis_url(behind))
+    with pytest.raises(Locked):
+        standby.open_writer("the standby", place="here")
+    assert standby.condemned() == ""
+    writer.append([b"a"])
+    standby.close()
 
 
 def test_an_unacknowledged_record_may_vanish(server: RedisServer) -> None:

@@ -75,6 +75,13 @@ def test_postgres_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         open_storage("postgresql://user:secret@host/db")
 
 
+@pytest.mark.parametrize("url", ["s3://me:cret@host", "S3:m/e:cret@host", "redis//m:cret@host"])
+def test_a_wrong_scheme_is_explained_without_the_password(url: str) -> None:
+    with pytest.raises(StorageUnusable) as error:
+        open_storage(url)
+    assert "cret" not in str(error.value)
+
+
 def test_a_misspelt_parameter() -> None:
     with pytest.raises(StorageUnusable, match=r"no parameter 'prefx'; there are prefix, retry_s"):
         open_storage("redis://localhost?prefx=a")
