@@ -567,7 +567,9 @@ def _blocks_of(reader: Reader) -> Any:
         return reader.iterate(NOTHING)
     if reader.how.claimed is not None:
         refuse_at_least_once(AT_LEAST_ONCE, IN_LOCKSTEP)
-    return lockstep.blocks_of(partial(reader.iterate, NOTHING), reader.name)
+    ordered = reader.how.ordered
+    size = 1 if ordered is None else ordered.batch_size or 1
+    return lockstep.blocks_of(partial(reader.iterate, NOTHING), reader.name, size)
 
 
 @plain

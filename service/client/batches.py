@@ -87,6 +87,33 @@ def batched(
         yield _whole(parts)
 
 
+def in_whole_batches(
+    blocks: Iterable[Block], size: int, is_over: Callable[[], bool]
+) -> Iterator[Block]:
+    """The blocks, cut so that what was given is always whole batches of `size` elements. The last
+    batch is smaller only if `is_over()` then: elsewhere the blocks were broken off, and the
+    elements of a batch that was begun are left out."""
+    held: list[Block] = []  # of a batch that was begun
+    count = 0
+    for block in blocks:
+        if not block.count:
+            yield block
+            continue
+        given = (count + block.count) // size * size - count
+        count = (count + block.count) % size
+        if given <= 0:
+            held.append(block)
+            continue
+        yield from held
+        held.clear()
+        if given < block.count:
+            block, rest = split(block, given)
+            held.append(rest)
+        yield block
+    if is_over():
+        yield from held
+
+
 def _whole(parts: list[Block]) -> Block:
     for column in zip(*(part.components for part in parts), strict=True):
         if len(ranks := {rank(component) for component in column}) > 1:

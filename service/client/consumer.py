@@ -130,6 +130,7 @@ class Consumer:
             self.mode = FirstCome(reading, self.links)
         if joined.HasField("news"):
             self._hear(joined.news)
+        self.is_over = False  # all blocks were given
         self._heartbeats.start()
         open_iterations.opened(self)
 
@@ -152,6 +153,7 @@ class Consumer:
                 taken = self.mode.take()
                 if taken is None:  # else the block is given, even if its worker is gone by now
                     if self.mode.has_ended():
+                        self.is_over = True
                         return
                     self._handle_next()
                     continue

@@ -52,8 +52,10 @@ class ElementLimits:
         self._limits: Mapping[str, int] | None = None
         self._pauses = 0
         self._agreements: set[str] = set()
+        # Of each iteration: the count at its beginning, and the elements of a batch.
+        self._batches: dict[str, tuple[int, int]] = {}
 
-    def begin(self, name: str) -> str:
+    def begin(self, name: str, batch_size: int = 1) -> str:
         """Returns the iteration's own name. It is the same in all processes if they begin
         iterations in the same order. The next iteration of a name continues its count, because
         epochs may differ in length between processes.
@@ -61,7 +63,7 @@ class ElementLimits:
         with self.changed:
             own = self._next(name)
             self._open.add(own)
-            self._given.setdefault(own, 0)
+            self._batches[own] = self._given.setdefault(own, 0), batch_size
             return own
 
     def _next(self, name: str) -> str:
@@ -110,7 +112,7 @@ class ElementLimits:
         with self.changed:
             self.changed.wait_for(lambda: not self.are_paused())
             if self._limits is not None:
-                count = max(0, min(count, self._limits.get(name, 0) - self._given[name]))
+                count = max(0, min(count, self._limit(name) - self._given[name]))
             self._given[name] += count
             self.changed.notify_all()
             return count
@@ -123,7 +125,13 @@ class ElementLimits:
     def _has_reached_limit(self, name: str) -> bool:
         if self._pauses or self._limits is None:
             return False
-        return self._given.get(name, 0) >= self._limits.get(name, 0)
+        return self._given.get(name, 0) >= self._limit(name)
+
+    def _limit(self, name: str) -> int:
+        """At the end of a batch: a part of one would be a step with too little."""
+        assert self._limits is not None
+        begun, size = self._batches.get(name, (0, 1))
+        return begun + -(-max(0, self._limits.get(name, 0) - begun) // size) * size
 
     def may_begin(self, name: str) -> bool:
         """Whether the next iteration of this name may give elements although this process must
@@ -184,9 +192,10 @@ class LimitedTaker(Taker):
         return stopping.is_set() and not element_limits.may_continue(self._name)
 
 
-def blocks_of(iterate: Callable[[Taker], Blocks], name: str) -> Blocks:
-    """The blocks of an iteration of this name, up to the limit that all processes share."""
-    own = element_limits.begin(name)
+def blocks_of(iterate: Callable[[Taker], Blocks], name: str, batch_size: int = 1) -> Blocks:
+    """The blocks of an iteration of this name, up to the limit that all processes share: in whole
+    batches, if the trainer makes some."""
+    own = element_limits.begin(name, batch_size)
     given = LimitedTaker(own)
     try:
         with closing(iterate(given)) as blocks:

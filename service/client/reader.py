@@ -20,7 +20,7 @@ from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..transport import has_local_workers
-from .batches import Layout, laid_out
+from .batches import Layout, in_whole_batches, laid_out
 from .consumer import Consumer
 from .lockstep import must_stop
 from .open_iterations import Taker, stopping
@@ -186,7 +186,11 @@ class Reader:
             )
             if must_stop(taker):
                 consumer.leave()
-            yield from consumer.blocks(nothing)
+            blocks = consumer.blocks(nothing)
+            if (ordered := self.how.ordered) is not None and ordered.batch_size is not None:
+                reading = consumer
+                blocks = in_whole_batches(blocks, ordered.batch_size, lambda: reading.is_over)
+            yield from blocks
         finally:
             if consumer is not None:
                 consumer.close(0 if taker is None else taker.left())

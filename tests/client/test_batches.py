@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.service.block_limits import check_block
 from forebay.service.blocks import Block, Component, buffers
-from forebay.service.client.batches import Layout, batched, padded
+from forebay.service.client.batches import Layout, batched, in_whole_batches, padded
 from forebay.service.errors import InvalidArgument
 from forebay.service.structure import Ragged, Sparse
 
@@ -189,3 +189,18 @@ def test_a_pad_value_of_what_is_not_there_or_too_wide() -> None:
     with pytest.raises(InvalidArgument, match=r"pad_value=9 is no value of element\['x'\]"):
         Layout(structure, pad_value={"x": 9})
     Layout(structure, pad_value={"x": -8})
+
+
+@pytest.mark.parametrize("counts", [[1] * 9, [9], [4, 5], [2, 3, 4], [6, 3]])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_read_that_is_broken_off_ends_behind_a_whole_batch(
+    counts: list[int], is_over: bool
+) -> None:
+    numbers = iter(range(9))
+    blocks = [
+        Block(count, (Component(np.array([next(numbers) for _ in range(count)])),))
+        for count in counts
+    ]
+    found_blocks = in_whole_batches(blocks, 4, lambda: is_over)
+    found = np.concatenate([block.components[0].values for block in found_blocks])
+    assert found.tolist() == [*range(9 if is_over else 8)]

@@ -53,14 +53,14 @@ def wait_to_begin() -> None:
 
 
 def in_order() -> None:
-    """Two epochs of 200 steps, from the checkpoint on that the last such program saved."""
+    """Two epochs of 25 steps, from the checkpoint on that the last such program saved."""
     import tensorflow as tf
 
     position, steps = service.OrderedPosition(), tf.Variable(0, dtype=tf.int64)
     checkpoint = tf.train.Checkpoint(position=position, steps=steps)
     manager = tf.train.CheckpointManager(checkpoint, f"{PATH} saved", max_to_keep=1)
     checkpoint.restore(manager.latest_checkpoint)
-    how: Any = {"ordered": True, "seed": 3, "bundle_splits": 20, "batch_size": 2}
+    how: Any = {"ordered": True, "seed": 3, "bundle_splits": 20, "batch_size": 16}
     dataset = service.from_dataset_id(
         "distributed_epoch", TARGET, DATASET_ID, add_position=True, start_position=position, **how
     )
@@ -70,7 +70,7 @@ def in_order() -> None:
         save(remaining_s)
 
     with service.PreemptionHandler(save_position, grace_period_s=float(GRACE_S)):
-        for numbers, behind in dataset.repeat().take(400 - steps.numpy()).prefetch(2):
+        for numbers, behind in dataset.repeat().take(50 - steps.numpy()).prefetch(2):
             step(numbers.numpy()[:, 0].tolist())
             position.assign(behind)
             steps.assign_add(1)

@@ -91,6 +91,19 @@ def test_an_iteration_ends_in_the_midst_of_a_block(element_limits: ElementLimits
     assert left == [1]
 
 
+def test_a_batch_that_one_process_has_begun_is_made_whole_in_all(
+    element_limits: ElementLimits,
+) -> None:
+    """Also in the second epoch, which begins behind another epoch's smaller last batch."""
+    for begun, limit, expected in ((0, 5, 8), (8, 8, 8), (8, 17, 20)):
+        own = element_limits.begin("a", 4)
+        element_limits.pause()
+        element_limits.resume({own: limit})
+        assert begun + element_limits.admit_elements(own, 100) == expected
+        element_limits.end(own)
+        element_limits.forget_limits()
+
+
 def test_all_processes_stop_at_the_step_of_the_furthest_one(element_limits: ElementLimits) -> None:
     board, told = Board(), threading.Event()
     mine = StopAgreement(Seat(board, 0), told.set)
