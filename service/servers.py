@@ -86,7 +86,7 @@ class DispatcherConfig:
     worker_timeout_ms: int | None = None
     worker_max_concurrent_snapshots: int = 0
     _: KW_ONLY
-    storage: str | None = None
+    storage: str | None = dataclasses.field(default=None, repr=False)  # it may have a password
     existing: bool | None = None
     host: str | None = None
     address: str | None = None
@@ -193,12 +193,15 @@ class DispatchServer(_Server):
             return
         self._end()
         level = os.environ.get(LOG_LEVEL)
+        # Its password, if it has one, would be seen among the arguments.
+        of_storage = "FOREBAY_STORAGE", self._options.storage
+        others = dataclasses.replace(self._options, storage=DispatcherOptions().storage)
         process = ChildProcess(
-            forebay("service.cli", "dispatcher", *flags(self._options)),
+            forebay("service.cli", "dispatcher", *flags(others)),
             subprocess.PIPE,
             piped=True,
             exit_with_parent=True,
-            environment={} if level is None else {LOG_LEVEL: level},
+            environment=dict([of_storage, *([] if level is None else [(LOG_LEVEL, level)])]),
         )
         self._target = process.line()
         if not self._target:

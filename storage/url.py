@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import unquote, urlsplit
 
 from .base import Storage
-from .errors import StorageUnusable
+from .errors import ForebayError, StorageUnusable
 from .local.files import FileStorage
 from .memory import MemoryStorage
 from .parameters import redact
@@ -85,7 +85,15 @@ def open_storage(url: str, *, allow_volatile: bool = False) -> Storage:
         return FileStorage(url)
     name = scheme[1].lower()
     factory = _OURS.get(name) or _load(name, url)
-    storage = factory(url, allow_volatile=allow_volatile)
+    try:
+        storage = factory(url, allow_volatile=allow_volatile)
+    except ForebayError:
+        raise
+    except Exception as error:
+        raise StorageUnusable(
+            f"storage {redact(url)!r}: what the scheme {name!r} names raised "
+            f"{type(error).__name__}; mend that package"
+        ) from error
     if not isinstance(storage, Storage):
         raise StorageUnusable(
             f"storage {redact(url)!r}: what the scheme {name!r} names returned a "
@@ -108,10 +116,10 @@ def _load(scheme: str, url: str) -> Factory:
     (entry,) = found.values()
     try:
         factory: Factory = entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise StorageUnusable(
-            f"{where}: {entry.value} of the package {_package(entry)} cannot be loaded ({error}); "
-            "mend that package, or remove it"
+            f"{where}: {entry.value} of the package {_package(entry)} cannot be loaded "
+            f"({type(error).__name__}: {error}); mend that package, or remove it"
         ) from error
     return factory
 

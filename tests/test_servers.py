@@ -135,6 +135,18 @@ def test_a_stock_worker_and_a_stock_client_in_the_dispatchers_process() -> None:
         del worker
 
 
+def test_a_storage_is_not_among_the_arguments_of_a_process(tmp_path: pathlib.Path) -> None:
+    """Its URL may have a password."""
+    config = service.DispatcherConfig(storage=f"file://{tmp_path}")
+    assert str(tmp_path) not in repr(config)
+    with service.DispatchServer(config) as dispatcher:
+        assert dispatcher._process is not None
+        arguments = pathlib.Path(f"/proc/{dispatcher._process.pid}/cmdline").read_text()
+        assert "dispatcher" in arguments
+        assert str(tmp_path) not in arguments
+        assert [*tmp_path.iterdir()], "it is used"
+
+
 def test_a_journal_outlives_its_server(tmp_path: pathlib.Path) -> None:
     config = service.DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
     with service.DispatchServer(config) as dispatcher:

@@ -62,6 +62,7 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 """For every server. Without SO_REUSEPORT, a used port is an error. Clients may ping."""
 
@@ -231,7 +232,7 @@ def _refusal(admission: Admission, details: Any) -> str:
     try:
         admission.of_metadata(details.invocation_metadata or ())
     except Unauthenticated as error:
-        log.warning("refused a call of %s: %s", details.method, error)
+        log.warning("refused a call of %.100r: %s", details.method, error)
         return str(error)
     return ""
 

@@ -59,8 +59,13 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 f"Position(model) of the model {model.name!r}, which is not built or not compiled: "
                 "call model.compile(…), and begin the model with keras.Input or call model.build(…)"
             )
+        if getattr(model, "forebay_position", None) is not None:
+            raise InvalidArgument(
+                f"a second Position of the model {model.name!r}, whose files have one: use the "
+                "first"
+            )
         model.optimizer.build(model.trainable_variables)
-        model.forebay_position = _InModel(self)
+        model.forebay_position = self._in_model = _InModel(self)
         self.set_model(model)
         self.epoch = self.step = 0
         self._base = self._ended = 0  # steps before the epoch, and in it
@@ -135,6 +140,11 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
             raise InvalidArgument(
                 f"steps_per_execution={self.model.steps_per_execution} with a Position, which "
                 "counts each step: leave it at 1 in compile()"
+            )
+        if getattr(self.model, "forebay_position", None) is not self._in_model:
+            raise InvalidArgument(
+                f"a Position of another model than {self.model.name!r}, which fit trains: give it "
+                "one of its own, made before fit"
             )
         self._in_fit = self._counts = self._begins = True
         self._was_loaded = False

@@ -22,6 +22,7 @@ from ..block_limits import MAX_PAYLOAD_BYTES
 from ..blocks import Block
 from ..connections.credentials import token_to_send
 from ..connections.protocols import TCP, UNIX
+from ..connections.tls_socket import TlsError
 from ..delivery import ANY, End, EndPending, Order
 from ..errors import ForebayError, ProtocolError
 from ..proto import transfer_pb2 as pb
@@ -97,6 +98,7 @@ class BlockClient(WorkerClient):
         self._connected = False
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
+        self._was_told = False  # why TLS fails
         self._sent_at = 0.0
         self._unsent: list[frames.Buffer] = []  # messages to send with the next one
         self._collects = False  # whether messages wait for the end of `together`
@@ -201,6 +203,9 @@ class BlockClient(WorkerClient):
             useful = self._payloads.keep_cut(reader) or useful
             # A connection that was only idle for long was useful, too.
             if not useful and time.monotonic() - started_at < self._give_up_s:
+                if isinstance(error, TlsError) and not self._was_told:
+                    self._was_told = True
+                    _log.warning("no elements come from worker %d: %s", self.worker_uid, error)
                 raise
             _log.info("connecting again: %s", error)
         finally:

@@ -68,7 +68,7 @@ def test_what_is_said_of_other_packages(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "etcd_of_one", {"etcd": "one:open", "redis": "one:open"})
     assert "etcd:…, or install the package that brings the scheme" in refusal("etdc://host")
-    assert "one:open of the package etcd_of_one cannot be loaded (No module named 'one'); mend" in (
+    assert "one:open of the package etcd_of_one cannot be loaded (ModuleNotFoundError: No " in (
         refusal("etcd://user:secret@host")
     )
     (tmp_path / "one.py").write_text("")
@@ -76,6 +76,11 @@ def test_what_is_said_of_other_packages(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "three.py").write_text("def make(url, *, allow_volatile):\n    return {}\n")
     install(tmp_path, "list_of_three", {"list": "three:make"})
     assert "returned a dict, which is no forebay.storage.Storage" in refusal("list://host")
+    (tmp_path / "four.py").write_text("def make(url, **_):\n    raise OSError(url)\n")
+    install(tmp_path, "bad_of_four", {"bad": "four:make", "worse": "five:make"})
+    assert "raised OSError; mend" in refusal("bad://user:secret@host")
+    (tmp_path / "five.py").write_text("raise RuntimeError('no such machine')\n")
+    assert "(RuntimeError: no such machine); mend" in refusal("worse://host")
     install(tmp_path, "etcd_of_two", {"etcd": "two:open"})
     said = refusal("etcd://user:secret@host")
     assert "several packages" in said
