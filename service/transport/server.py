@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import select
@@ -192,7 +193,11 @@ class BlockServer:
                     if key.fileobj is not self._wakened:
                         assert isinstance(key.fileobj, socket.socket)
                         self._accept_from(key.fileobj)
-                self.sessions.expire(time.monotonic())
+                now = time.monotonic()
+                self.sessions.expire(now)
+                with self._lock:
+                    for handler in self._handlers:
+                        handler.cut_if_late(now)
 
     def _accept_from(self, listener: socket.socket) -> None:
         try:
@@ -292,6 +297,7 @@ class _Handler:
         self._writing = threading.Lock()  # on the socket
         self._process: int | None = None  # a pidfd of the consumer's process, if available
         self._packer: Packer | None = None  # if the consumer can decompress
+        self._late_s = time.monotonic() + _HANDSHAKE_S  # until it is greeted
 
     def start(self) -> None:
         self._receiver.start()
@@ -369,16 +375,18 @@ class _Handler:
     def _admitted(self) -> Connection:
         """The connection of a consumer that says who it is in time."""
         frames.set_timeout(self._socket, socket.SO_RCVTIMEO, _HANDSHAKE_S)
-        late = threading.Timer(_HANDSHAKE_S, self._cut)  # also if bytes come now and then
-        late.daemon = True
-        late.start()
-        try:
-            if self._tls is not None:
-                self._tls.handshake(_HANDSHAKE_S)
-            self._process = watch_process(self._socket)
-            return self._greet()
-        finally:
-            late.cancel()
+        if self._tls is not None:
+            self._tls.handshake(_HANDSHAKE_S)
+        self._process = watch_process(self._socket)
+        connection = self._greet()
+        self._late_s = math.inf
+        return connection
+
+    def cut_if_late(self, now_s: float) -> None:
+        """Cut a connection that has not said who it is in time, though bytes come now and then."""
+        if now_s > self._late_s:
+            self._late_s = math.inf
+            self._cut()
 
     def _greet(self) -> Connection:
         message = self._next()

@@ -142,7 +142,7 @@ class WorkerThere:
     def __init__(self, host: Host, dispatcher: str) -> None:
         self.host = host
         options = ["--dispatcher", dispatcher, "--host", host.address, "--processes=1"]
-        options += ["--allow-python", "--drain-timeout-ms=80000"]
+        options += ["--allow-python", "--drain-timeout-ms=80000", "--insecure"]
         namespace = f"/proc/{os.getpid()}/fd/{host.namespace}"
         self.process = Fork(["-c", WORKER, namespace, "worker", *options])
 
@@ -153,7 +153,7 @@ class WorkerThere:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     network = Network(WORKERS)
-    with DispatcherProcess("memory:", host=OWN_ADDRESS) as dispatcher:
+    with DispatcherProcess("memory:", host=OWN_ADDRESS, insecure=True) as dispatcher:
         workers = [WorkerThere(network.hosts[name], dispatcher.address) for name in WORKERS]
         for worker in workers:
             worker.wait_until_registered()
