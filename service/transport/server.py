@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import secrets
 import select
@@ -193,11 +192,7 @@ class BlockServer:
                     if key.fileobj is not self._wakened:
                         assert isinstance(key.fileobj, socket.socket)
                         self._accept_from(key.fileobj)
-                now = time.monotonic()
-                self.sessions.expire(now)
-                with self._lock:
-                    for handler in self._handlers:
-                        handler.cut_if_late(now)
+                self.sessions.expire(time.monotonic())
 
     def _accept_from(self, listener: socket.socket) -> None:
         try:
@@ -297,7 +292,6 @@ class _Handler:
         self._writing = threading.Lock()  # on the socket
         self._process: int | None = None  # a pidfd of the consumer's process, if available
         self._packer: Packer | None = None  # if the consumer can decompress
-        self._late_s = time.monotonic() + _HANDSHAKE_S  # until it is greeted
 
     def start(self) -> None:
         self._receiver.start()
@@ -378,15 +372,7 @@ class _Handler:
         if self._tls is not None:
             self._tls.handshake(_HANDSHAKE_S)
         self._process = watch_process(self._socket)
-        connection = self._greet()
-        self._late_s = math.inf
-        return connection
-
-    def cut_if_late(self, now_s: float) -> None:
-        """Cut a connection that has not said who it is in time, though bytes come now and then."""
-        if now_s > self._late_s:
-            self._late_s = math.inf
-            self._cut()
+        return self._greet()
 
     def _greet(self) -> Connection:
         message = self._next()

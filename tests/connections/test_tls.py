@@ -625,25 +625,6 @@ def test_a_fork_has_its_credentials_whatever_other_threads_did(server: Credentia
     assert ended, "it waits for a lock that another thread held"
 
 
-def test_who_says_hello_byte_by_byte_is_cut_off(
-    closing: ExitStack, server: Credentials, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forebay.service.transport.server._HANDSHAKE_S", 0.5)
-    hello = b"".join(frames.encode(wire.ToWorker(hello=wire.Hello()).SerializeToString()))
-    for credentials in None, server:
-        worker = block_server(closing, credentials)
-        host, _, port = only(worker, "tcp")[0][1].rpartition(":")
-        stranger = closing.enter_context(socket.create_connection((host, int(port))))
-        stranger.settimeout(0.2)
-        give_up_s = time.monotonic() + PATIENCE_S
-        for byte in hello[: len(hello) - 1] * 99:
-            with contextlib.suppress(TimeoutError):
-                if not stranger.recv(100):
-                    break
-            assert time.monotonic() < give_up_s
-            stranger.sendall(bytes([byte]))
-
-
 def test_a_port_that_closes_each_connection_may_be_a_dispatcher_s_soon(
     closing: ExitStack, trainer: Credentials
 ) -> None:

@@ -594,7 +594,7 @@ BROKEN: dict[str, Variant] = {
             lambda scenario: scenario.trainers > 1 and not scenario.together, "rounds",
         ),
         Variant(
-            ends_shards_early, "came to nobody", ("kill worker",), 200,
+            ends_shards_early, "came to nobody", ("kill worker",), 450,
             lambda scenario: (
                 scenario.step_s > 0 and scenario.credit_bytes < 5_000
                 and scenario.pipeline.split_s < 2e-3 and scenario.output_bytes > 600
