@@ -258,6 +258,10 @@ def _decode_component(header: pb.Component, count: int, arrays: list[frames.Byte
         total = np.prod(shapes, axis=1, dtype=np.float64).sum()
     if (shapes < 0).any() or total != shape[0]:
         raise _Broken(f"shapes of {total:g} values, but {shape[0]} of them")
+    # NumPy refuses even arrays of no values if their other dimensions are too large.
+    spanned = np.prod(np.where(shapes == 0, 1, shapes), axis=1, dtype=np.float64)
+    if len(spanned) and spanned.max() * dtype.itemsize > MAX_SPANNED_BYTES:
+        raise _Broken(f"shapes with dimensions of up to {shapes.max()}")
     return Component(values, shapes)
 
 
