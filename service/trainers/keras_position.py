@@ -65,7 +65,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 "first"
             )
         model.optimizer.build(model.trainable_variables)
-        model.forebay_position = self._in_model = _InModel(self)
+        model.forebay_position = _InModel(self)
         self.set_model(model)
         self.epoch = self.step = 0
         self._base = self._ended = 0  # steps before the epoch, and in it
@@ -140,11 +140,6 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
             raise InvalidArgument(
                 f"steps_per_execution={self.model.steps_per_execution} with a Position, which "
                 "counts each step: leave it at 1 in compile()"
-            )
-        if getattr(self.model, "forebay_position", None) is not self._in_model:
-            raise InvalidArgument(
-                f"a Position of another model than {self.model.name!r}, which fit trains: give it "
-                "one of its own, made before fit"
             )
         self._in_fit = self._counts = self._begins = True
         self._was_loaded = False

@@ -210,11 +210,6 @@ def wrong(folder: pathlib.Path) -> None:
     refused("keras.Input", lambda: forebay.keras.Position(keras.Sequential([Weights(1)])))
     model, position = model_of()
     refused("a second Position", lambda: forebay.keras.Position(model))
-    another = keras.Sequential([keras.Input([64]), keras.layers.Dense(10, "softmax")])
-    another.compile("sgd", "sparse_categorical_crossentropy")
-    refused(
-        "of another model", lambda: another.fit(epochs(position), callbacks=[position], verbose=0)
-    )
     zeros = keras.ops.zeros([1, 64])
     refused(
         "Epochs(dataset, position=position)",
