@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from .errors import StorageUnusable
@@ -72,11 +72,18 @@ def is_blob(name: str, data: bytes) -> bool:
     return name.partition(".")[0] == blob_digest(data)
 
 
+Listens = Callable[[int], bool | None]
+"""Whether somebody listens at the address of this term's leader; None if nobody knows."""
+
+
 class Storage(ABC):
     """A place for one journal. Opening it changes nothing in it."""
 
     url: str
     lasting = True  # whether the content survives a restart of the dispatcher
+    listens: Listens | None = None
+    """Set by a standby. A storage that sees who is connected to it may ask, and displace a writer
+    whose process has ended before its lease expires (`Writer.query_ms`)."""
 
     @abstractmethod
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> Writer:
@@ -88,7 +95,8 @@ class Storage(ABC):
         a second writer gets.
 
         Raises Locked while another writer may be at work: it has not closed, its process is not
-        known to have ended, and this storage object has not seen its lease expire. To take over,
+        known to have ended, and this storage object has not seen its lease expire. A writer that
+        renewed less than its `query_ms` ago counts as at work, unless it has closed. To take over,
         poll a few times per lease. A `place` is something that only one process can have, such as
         an address that it listens on. So an earlier writer with the same `place` must have ended
         ("" is no place).
@@ -171,9 +179,18 @@ class Writer(ABC):
     last_sequence: int
     lease_ms: int  # how long it stays the writer without renewing
 
+    @property
+    def query_ms(self) -> int:
+        """How long after a renewal was sent nobody else can be the writer: at most `lease_ms`.
+
+        Less, if the storage displaces a writer that seems to have ended before its lease expires.
+        """
+        return self.lease_ms
+
     @abstractmethod
     def renew(self) -> None:
-        """Renew the lease: nobody takes over for `lease_ms` from the time of the call.
+        """Renew the lease: nobody takes over for `query_ms` from the time of the call, and nobody
+        for `lease_ms` unless this process seems to have ended.
 
         May run while other threads append or write. Raises Fenced, and StorageError if the
         storage is unreachable. It is still the writer then: a retry may succeed.

@@ -17,6 +17,7 @@ from .proto.segment_pb2 import Batch
 from .tfrecord import unframe
 
 FORMAT = 1
+QUERY_MS = 500
 ACCEPT_LOSS = "accept their loss: forebay journal repair --truncate-corrupt"
 
 _CHUNK_BYTES = 4 << 20  # the approximate size of a request
@@ -42,9 +43,19 @@ class Meta:
     condemned: str  # the reason why no writer may begin; "" without one
 
     @property
+    def query_ms(self) -> int:
+        """See `Writer.query_ms`."""
+        return query_ms(self.lease_ms)
+
+    @property
     def fits(self) -> bool:
         """Whether its numbers can be true together."""
         return self.term >= 0 and 1 <= self.first <= self.last + 1 and self.began <= self.last
+
+
+def query_ms(lease_ms: int) -> int:
+    """See `Writer.query_ms`. Standbys compute it from the leader's lease, so it never grows."""
+    return min(QUERY_MS, lease_ms // 4)
 
 
 class JournalNames(NamedTuple):

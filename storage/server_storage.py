@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +13,7 @@ from .errors import Corrupt, Locked, Missing, Volatile
 from .server_log import Entry, JournalNames, LogScan, Meta, decode_entry
 from .server_writer import ServerWriter
 from .tfrecord import unframe
+from .writer_watch import WriterWatch
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,7 @@ class ServerStorage(Storage):
         self._allow_volatile = allow_volatile
         self._volatile: list[str] | None = None  # _find_volatile's last result
         self._names = names
-        # The present writer's meta, and since when (monotonic seconds) it has been the same.
-        self._watched: Meta | None = None
-        self._watched_since = 0.0
+        self._watch = WriterWatch(self._is_connected)
         # The latest term that was read, and a record that was acknowledged by then.
         self._acknowledged = (0, 0)
 
@@ -44,6 +42,10 @@ class ServerStorage(Storage):
     @abstractmethod
     def _look(self, lease_ms: int) -> Meta | None:
         """The same on a connection of its own, which does not wait for long."""
+
+    @abstractmethod
+    def _is_connected(self, token: str) -> bool:
+        """Whether the server has a connection of this writer, or cannot say so. Raises Away."""
 
     @abstractmethod
     def _fetch(self, sequence: int, count: int) -> tuple[Meta | None, Sequence[Entry]]:
@@ -178,16 +180,12 @@ class ServerStorage(Storage):
 
     def _meta_of_free_place(self, place: str, lease_ms: int = LEASE_MS) -> Meta | None:
         """The meta, if its writer has closed or ended, or its lease expired. Raises Locked."""
-        watched, self._watched = self._watched, None  # forget it if the poll below fails
-        asked = time.monotonic()
-        meta = self._look(lease_ms)
+        with self._watch.looking():
+            meta = self._look(lease_ms)
         self._check_acknowledged(meta)
         if meta is None or not meta.owner or (place and meta.place == place):
             return meta
-        if meta != watched:
-            self._watched_since = time.monotonic()
-        self._watched = meta
-        if meta == watched and asked - self._watched_since >= meta.lease_ms / 1000:
+        if self._watch.may_displace(meta, self.listens):
             return meta
         raise Locked(f"{self.url} is in use by {meta.owner}; stop that first")
 

@@ -28,6 +28,7 @@ from .errors import (
     StorageError,
     StorageUnusable,
 )
+from .server_log import query_ms
 from .tfrecord import frame
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,10 @@ class ServerWriter(Writer):
     def _disconnect(self) -> None: ...
 
     # -- the interface -------------------------------------------------------------------------
+
+    @property
+    def query_ms(self) -> int:
+        return query_ms(self.lease_ms)
 
     def append(self, records: Sequence[bytes]) -> int:
         self._check_open()

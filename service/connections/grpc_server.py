@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import logging
 import re
+import socket
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -101,6 +102,18 @@ def advertised_address(address: str, bound: str, option: str = "--address") -> s
             f"host: say the one that they reach it at, {option} HOST:%port%"
         )
     return told
+
+
+def is_listened_on(address: str, timeout_s: float) -> bool | None:
+    """Whether a HOST:PORT accepts connections; None if that cannot be told."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except ConnectionRefusedError:
+        return False
+    except (OSError, ValueError):
+        return None
+    return True
 
 
 def connect(

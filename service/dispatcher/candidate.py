@@ -26,6 +26,7 @@ from ...storage import (
     StorageUnusable,
     Writer,
 )
+from ..connections.grpc_server import is_listened_on
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
@@ -38,6 +39,7 @@ from .recovery import apply_journaled, recover
 log = logging.getLogger(__name__)
 
 POLLS_A_LEASE = 40
+LISTENS_S = 0.2  # a refusal takes a round trip
 PATIENCE_LEASES = 2.0
 """A dispatcher that is no standby waits this many leases to see if the current leader is alive."""
 
@@ -103,11 +105,19 @@ class Candidate:
         self._known = pb.JournalPosition()  # the newest acknowledged event known here
         self._complained = False
         self._exists = False  # a journal was found
+        storage.listens = self._listens
 
     def leader(self) -> str:
         """The leader's address by the followed journal; "" if unknown or this one."""
         leader = self._follower.state.leader
         return leader if leader != self._address else ""
+
+    def _listens(self, term: int) -> bool | None:
+        """See `Storage.listens`. Called by `open_writer`, while nobody follows."""
+        leader = self.leader()
+        if self._follower.state.term != term or not leader:
+            return None
+        return is_listened_on(leader, LISTENS_S)
 
     async def take_over(self) -> Dispatcher:
         """Wait until this process becomes the writer, and lead.

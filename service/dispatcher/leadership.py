@@ -1,9 +1,9 @@
 """The leader's lease: renewed in the background, and checked before answers to queries.
 
 Decisions need no lease: the storage itself refuses the append of a displaced dispatcher. Queries
-do. For one lease from when a renewal was *sent*, no other dispatcher can take over: it must first
-see this writer silent for that long. A process that was paused finds its lease expired, and renews
-before it answers.
+do. For the writer's `query_ms` from when a renewal was *sent*, no other dispatcher can take over:
+it must first see this writer silent for that long. A process that was paused finds that time over,
+and renews before it answers.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Leadership:
         self._writer = writer
         self._on_lost = on_lost
         self._lease_s = writer.lease_ms / 1000
+        self._query_s = writer.query_ms / 1000
         self._proved_s = -math.inf  # when the last renewal that succeeded was sent, monotonic
         self._led_s = -math.inf  # when the last append that succeeded was sent
         # A thread of its own: a renewal must not queue behind reads and writes of graphs.
@@ -49,17 +50,19 @@ class Leadership:
     async def prove(self, since_s: float = math.inf) -> None:
         """Wait for proof that this dispatcher led at `since_s`, at most now, or at a later time.
 
-        Returns at once within the lease. Raises StorageError.
+        Returns at once if a renewal was sent less than `query_ms` ago. Raises StorageError.
         """
         since_s = min(since_s, time.monotonic())
         # A renewal already in flight proves nothing: this process may have been paused between
         # its answer and now.
-        while not self.known and max(self._proved_s, self._led_s) < since_s:
+        while max(self._proved_s, self._led_s) < since_s:
+            if time.monotonic() <= self._proved_s + self._query_s:
+                return
             await self._renew()
 
     async def keep(self) -> None:
         """Renew periodically until cancelled or displaced."""
-        interval_s = self._lease_s / RENEWALS_A_LEASE
+        interval_s = min(self._lease_s / RENEWALS_A_LEASE, self._query_s / 2)
         while True:
             try:
                 await self._renew()

@@ -36,6 +36,7 @@ _DEFAULTS = {
 }
 _PRIMARY = {"target_session_attrs": "read-write"}
 """Of several servers, libpq would take the first that answers: maybe a standby that lags behind."""
+NAME_BYTES = 63  # the server cuts longer names
 SCRIPT_S = 3600.0  # a script that moves a whole journal aside
 SLOWEST_BYTES_S = 5e6  # at which a server may store a large value
 _TICK_S = 0.1  # how often a waiting call looks at the clock
@@ -103,8 +104,10 @@ def _limited(gen: PQGen[T], reply_s: float) -> PQGen[T]:
 class PostgresClient:
     """Connections to the server of an address, opened on demand. Thread-safe."""
 
-    def __init__(self, address: PostgresAddress, *, reply_s: float = 0.0) -> None:
-        """Does not connect yet. Waits for each reply as long as the address says, or `reply_s`."""
+    def __init__(self, address: PostgresAddress, *, reply_s: float = 0.0, token: str = "") -> None:
+        """Does not connect yet. Waits for each reply as long as the address says, or `reply_s`. The
+        names of its connections (`application_name`) end with the token.
+        """
         self._lock = threading.Lock()  # guards the list
         self._idle: list[_TimedConnection] = []
         self._closed = False
@@ -116,6 +119,9 @@ class PostgresClient:
             **address.options,
             "client_encoding": "utf8",
         }
+        if token:
+            name = str(self.options["application_name"])[: NAME_BYTES - 1 - len(token)]
+            self.options["application_name"] = f"{name} {token}"
 
     def close(self) -> None:
         """Drop all connections; those in use are dropped after their call. Idempotent."""

@@ -52,6 +52,10 @@ _HOLDINGS = "SELECT * FROM " + ", ".join(
     for table, data in (("log", "batch"), ("snapshots", "data"), ("blobs", "data"))
 )
 
+_CONNECTED = (
+    "SELECT EXISTS (SELECT FROM pg_stat_activity "
+    "WHERE application_name LIKE '%% ' || %(token)s::text)"
+)
 _STILL_MINE = """DO $$ BEGIN IF NOT EXISTS (
   SELECT FROM {s}.meta WHERE term = {term} AND token = '{token}' FOR UPDATE
 ) THEN RAISE 'fenced'; END IF; END $$"""
@@ -115,6 +119,10 @@ class PostgresStorage(ServerStorage):
             reply_s = max(LEAST_WATCH_TIMEOUT_S, lease_ms / 2000)
             self._watcher = PostgresClient(self._address, reply_s=reply_s)
         return read_meta(self._watcher)
+
+    def _is_connected(self, token: str) -> bool:
+        ((connected,),) = (self._watcher or self._client).run(_CONNECTED, token=token)
+        return bool(connected)
 
     def _get_snapshot(self, sequence: int) -> bytes | None:
         statement = "SELECT data FROM {s}.snapshots WHERE sequence = %(sequence)s"

@@ -51,9 +51,9 @@ class PostgresWriter(ServerWriter):
     ) -> None:
         """`renew` calls `inspect` now and then, to check the server's settings."""
         super().__init__(address.url, term, last_sequence, lease_ms, address.retry_s, inspect)
-        self._client = PostgresClient(address)
+        self._client = PostgresClient(address, token=token)
         # Half the lease, so that a hanging connection leaves time for a retry.
-        self._renewals = PostgresClient(address, reply_s=lease_ms / 2000)
+        self._renewals = PostgresClient(address, reply_s=lease_ms / 2000, token=token)
         self._token = token
 
     def _append(self, last: int, batch: bytes) -> None:

@@ -79,8 +79,11 @@ class Script:
 class RedisClient:
     """Connections to the Redis of an address, opened on demand. Thread-safe."""
 
-    def __init__(self, address: RedisAddress, *, timeout_s: float = math.inf) -> None:
-        """Does not connect yet. Waits at most `timeout_s` for each reply.
+    def __init__(
+        self, address: RedisAddress, *, timeout_s: float = math.inf, name: str = ""
+    ) -> None:
+        """Does not connect yet. Waits at most `timeout_s` for each reply. Gives its connections
+        the name, if Redis allows it.
 
         Raises StorageUnusable for unknown parameters.
         """
@@ -96,6 +99,8 @@ class RedisClient:
             options |= {"retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False}
             connect_timeout_s = min(CONNECT_TIMEOUT_S, options["socket_timeout"])
             options.setdefault("socket_connect_timeout", connect_timeout_s)
+            if name:
+                options["redis_connect_func"] = lambda connection: _introduce(connection, name)
             if not address.server.startswith("unix:"):
                 options |= _NOTICE_CUTS
             self._pool = self._make_pool(options)
@@ -244,6 +249,12 @@ class RedisClient:
             if found not in (wanted, "none"):
                 return f"{key} holds a {found}, where a {wanted} belongs; {RENAME}"
         return "a key held something else a moment ago; try again"
+
+
+def _introduce(connection: Any, name: str) -> None:
+    connection.on_connect()
+    connection.send_command("CLIENT", "SETNAME", name)
+    _reply(connection.read_response)  # a user may not be allowed to
 
 
 def _reply(read: Callable[[], Any]) -> Any:

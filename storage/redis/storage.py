@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 from ..base import LEASE_MS, Holdings
-from ..errors import Corrupt, Locked, Missing
+from ..errors import Away, Corrupt, Locked, Missing, StorageUnusable
 from ..server_log import Entry, JournalNames, Meta, decode_entry
 from ..server_storage import ServerStorage
 from .address import parse_redis_url
@@ -18,7 +18,7 @@ from .checks import find_volatile
 from .client import RedisClient
 from .log import MEND, REMEDY, Keys, RedisMeta, parse_meta
 from .scripts import COPY, CUT, LOSE, OPEN
-from .writer import RedisWriter
+from .writer import RedisWriter, connection_name
 
 LEAST_WATCH_TIMEOUT_S = 1.0
 """With a shorter timeout, a slow Redis would never answer in time."""
@@ -84,6 +84,15 @@ class RedisStorage(ServerStorage):
             timeout_s = max(LEAST_WATCH_TIMEOUT_S, lease_ms / 2000)
             self._watcher = RedisClient(self._address, timeout_s=timeout_s)
         return self._parse(self._watcher.run("HGETALL", self._keys.meta))
+
+    def _is_connected(self, token: str) -> bool:
+        try:
+            clients: bytes = (self._watcher or self._client).run("CLIENT", "LIST")
+        except Away:
+            raise
+        except StorageUnusable:  # this user may not ask
+            return True
+        return f" name={connection_name(token)} ".encode() in clients
 
     def _get_snapshot(self, sequence: int) -> bytes | None:
         framed: bytes | None = self._client.run("HGET", self._keys.snapshots, sequence)

@@ -24,6 +24,11 @@ from .scripts import (
 )
 
 
+def connection_name(token: str) -> str:
+    """The name of all connections of the writer with this token."""
+    return f"forebay-{token}"
+
+
 class RedisWriter(ServerWriter):
     """The writer of a RedisStorage."""
 
@@ -41,9 +46,10 @@ class RedisWriter(ServerWriter):
     ) -> None:
         """`renew` calls `inspect` now and then, to check Redis's settings."""
         super().__init__(address.url, term, last_sequence, lease_ms, address.retry_s, inspect)
-        self._client = RedisClient(address)
+        name = connection_name(token)
+        self._client = RedisClient(address, name=name)
         # Half the lease, so that a hanging connection leaves time for a retry.
-        self._renewals = RedisClient(address, timeout_s=lease_ms / 2000)
+        self._renewals = RedisClient(address, timeout_s=lease_ms / 2000, name=name)
         self._keys = keys
         self._token = token
 

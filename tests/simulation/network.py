@@ -37,6 +37,7 @@ class Network:
 
     kernel: Kernel
     weather: Weather = field(default_factory=Weather)
+    rejects: bool = False  # a cut refuses connections to dispatchers, as a firewall does
     ports: dict[tuple[str, int], Any] = field(default_factory=dict)  # who listens, by address
     names: dict[str, Any] = field(default_factory=dict)  # the same for Unix sockets
     streams: dict[Any, None] = field(default_factory=dict)  # connections that can be cut

@@ -27,10 +27,13 @@ from forebay.storage import (
     blob_name,
 )
 from forebay.storage.base import LEASE_MS
+from forebay.storage.server_log import Meta, query_ms
+from forebay.storage.writer_watch import WriterWatch
 
-from .kernel import Kernel, kernel
+from . import calls
+from .kernel import Kernel, Process, Violation, kernel
 from .oracle import Oracle
-from .threads import WaitingRoom, process, time
+from .threads import WaitingRoom, process
 
 T = TypeVar("T")
 
@@ -55,6 +58,9 @@ class Server:
         self.lease_ms = 0
         self.place = ""
         self.held = False  # the present writer has not closed
+        self.writer: Process | None = None  # the present one's
+        self.lived_s = 0.0  # when that gave its last sign of life
+        self.connected: set[int] = set()  # the terms of writers that are connected
         self.beats = 0  # signs of life of all writers
         self.condemned = ""
         self._kernel = this
@@ -67,11 +73,59 @@ class Server:
         if self.fences and (term != self.term or not self.held):
             raise Fenced(f"term {term} is over; the storage is at {self.term}")
 
+    def meta(self) -> Meta:
+        return Meta(
+            format=1, term=self.term, token=str(self.term), owner="somebody" if self.held else "",
+            place=self.place, lease_ms=self.lease_ms, beat=self.beats, first=self.first,
+            last=self.next - 1, began=0, cut_term=0, condemned=self.condemned,
+        )  # fmt: skip
+
+    def take(self, seen: Meta, writer: Process, lease_ms: int, place: str) -> int:
+        """Begin a term; return it."""
+        if self.condemned:
+            raise Corrupt(self.condemned)
+        if (self.term, self.beats, self.next - 1) != (seen.term, seen.beat, seen.last):
+            raise Locked("remote: somebody was faster")
+        early = self._kernel.now - self.lived_s < self.lease_ms / 1000
+        if self.held and early and self._serves(self.writer) and not self._kernel.network.rejects:
+            raise Violation(f"term {self.term} was cut short, and its dispatcher lives")
+        self.term += 1
+        self.beats += 1
+        self.held, self.lease_ms, self.place = True, lease_ms, place
+        self.writer, self.lived_s = writer, self._kernel.now
+        self.oracle.opened(self.term)
+        if early:
+            self._kernel.trace("early", self.term)
+        return self.term
+
+    def _serves(self, dispatcher: Process | None) -> bool:
+        """Whether it lives, and can be connected to."""
+        listeners = self._kernel.network.ports.values()
+        return any(
+            isinstance(one, calls.Server) and one.process is dispatcher for one in listeners
+        )
+
+    def connect(self, term: int, writer: Process) -> None:
+        """Something came from a writer, on a connection that lasts."""
+        if term in self.connected or not writer.alive:
+            return
+        self.connected.add(term)
+
+        def end() -> None:
+            if not writer.vanished:  # else nobody says so
+                self._kernel.at(self.delay_s, self.connected.discard, term)
+
+        writer.at_kill.append(end)
+
+    def hang_up(self) -> None:
+        """It ends all connections, as when it is started again."""
+        self.connected.clear()
+
     def append(self, term: int, after: int, records: Sequence[bytes]) -> int:
         self.check(term)
         if self.fences and after + 1 != self.next:
             raise Fenced(f"the log ends at {self.next - 1}, not at {after}")
-        first = self.next
+        first, self.lived_s = self.next, self._kernel.now
         self.records += [Record(n, term, data) for n, data in enumerate(records, first)]
         self.oracle.stored(term, first, records)
         return self.next - 1
@@ -91,8 +145,7 @@ class RemoteStorage(Storage):
     def __init__(self, server: Server) -> None:
         self.url = "remote:"
         self.server = server
-        self._seen: tuple[int, int] = (0, 0)  # term and beats, when somebody last looked
-        self._seen_since_s = 0.0
+        self._watch = WriterWatch(lambda token: self.ask(lambda: int(token) in server.connected))
 
     def ask(self, act: Callable[[], T], error: type[StorageError] = Away) -> T:
         """Have the server do something; wait for its answer. Raises what it raises."""
@@ -129,30 +182,15 @@ class RemoteStorage(Storage):
         return self.server.delay_s * (rng.uniform(10, 300) if rng.random() < 0.02 else rng.random())
 
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> RemoteWriter:
-        server = self.server
-        looked_s = time.monotonic()  # before: a sign of life may come while the answer travels
-        mine = self._seen
-        term, beats, held, held_ms, held_place = self.ask(
-            lambda: (server.term, server.beats, server.held, server.lease_ms, server.place)
+        server, me = self.server, process()
+        with self._watch.looking():
+            meta = self.ask(server.meta)
+        mine = bool(place) and place == meta.place
+        if meta.owner and not mine and not self._watch.may_displace(meta, self.listens):
+            raise Locked(f"{self.url} is in use, in term {meta.term}")
+        mine_term, last = self.ask(
+            lambda: (server.take(meta, me, lease_ms, place), server.next - 1)
         )
-        if (term, beats) != mine:
-            self._seen, self._seen_since_s = (term, beats), time.monotonic()
-        silent_ms = 1000 * (looked_s - self._seen_since_s)
-        if held and silent_ms < held_ms and not (place and place == held_place):
-            raise Locked(f"{self.url} is in use, in term {term}")
-
-        def take() -> tuple[int, int]:
-            if server.condemned:
-                raise Corrupt(server.condemned)
-            if (server.term, server.beats) != (term, beats):
-                raise Locked(f"{self.url}: somebody was faster")
-            server.term += 1
-            server.beats += 1
-            server.held, server.lease_ms, server.place = True, lease_ms, place
-            server.oracle.opened(server.term)
-            return server.term, server.next - 1
-
-        mine_term, last = self.ask(take)
         process().local.update(term=mine_term, oracle=server.oracle)
         return RemoteWriter(self, mine_term, last, lease_ms)
 
@@ -231,13 +269,18 @@ class RemoteWriter(Writer):
         self._failed = ""
         self._closed = False
 
+    @property
+    def query_ms(self) -> int:
+        return query_ms(self.lease_ms)
+
     def renew(self) -> None:
         def beat() -> None:
             self._server.check(self.term)
             self._server.beats += 1
+            self._server.lived_s = kernel().now
 
         self._open()
-        self._storage.ask(beat)
+        self._send(beat)
 
     def append(self, records: Sequence[bytes]) -> int:
         self._open()
@@ -248,7 +291,7 @@ class RemoteWriter(Writer):
         self._failed = "its outcome is unknown"
         after, batch = self.last_sequence, list(records)
         append = lambda: self._server.append(self.term, after, batch)  # noqa: E731
-        self.last_sequence = self._storage.ask(append, AppendFailed)
+        self.last_sequence = self._send(append, AppendFailed)
         self._failed = ""
         return self.last_sequence
 
@@ -297,6 +340,15 @@ class RemoteWriter(Writer):
             self._storage.ask(release)
         except StorageError:
             pass  # its lease will run out
+
+    def _send(self, act: Callable[[], T], error: type[StorageError] = Away) -> T:
+        me = process()
+
+        def connected() -> T:
+            self._server.connect(self.term, me)
+            return act()
+
+        return self._storage.ask(connected, error)
 
     def _change(self, act: Callable[[], object]) -> None:
         def checked() -> None:

@@ -70,7 +70,7 @@ class Run:
     ) -> None:
         self.kernel = this
         self.scenario = scenario
-        self.network = this.network = Network(this, scenario.weather)
+        self.network = this.network = Network(this, scenario.weather, rejects=scenario.rejects)
         self.oracle = this.oracle = Oracle(this)
         self.storages = dispatchers.Storages(this, directory)
         self.disk = this.disk = None if directory is None else Disk(this, directory)
@@ -417,6 +417,7 @@ class Run:
         else:
             self.storages.remote.down = begins and rng.random() < 0.4
             self.storages.remote.lost = rng.choice([0.05, 0.5]) if begins else 0
+            self.storages.remote.hang_up()
 
     def _mount(self, whole: bool) -> None:
         """Have the dispatchers restarted on the storage, or on an empty one in its place.

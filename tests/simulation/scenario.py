@@ -130,6 +130,7 @@ class Scenario:
     memory_budget: int = 1 << 30  # of a worker
     kept_pipelines: int = 1_000  # of tasks that nobody reads; without leases they would begin anew
     expected_s: float = 2.0  # for a task's first reader to come
+    rejects: bool = False  # partitions are firewalls that reject, where dispatchers listen
     asked: Asked | None = None  # of a read in bundles
     faults: list[Fault] = field(default_factory=list)
 
@@ -218,6 +219,7 @@ def draw(seed: int, only: Sequence[str] = (), mode: str = "") -> Scenario:
     if spot.random() < 0.4 and scenario.mode in ("shared", "save") and ends:
         scenario.preempted = spot.choice([0.01, 0.05, 0.3])
         scenario.named, scenario.trainers = True, spot.randint(1, 3)
+    scenario.rejects = random.Random(f"rejects {seed}").random() < 0.3
     functions = random.Random(f"python {seed}")
     if functions.random() < 0.3 and scenario.mode == "shared" and not only:
         scenario.pipeline = replace(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Self
 
+from .calls import Server
 from .kernel import Process, kernel
 from .network import DEAD_PEER_S, Network
 from .threads import WaitingRoom, process
@@ -223,6 +224,10 @@ class Socket:
 
     # -- the end -----------------------------------------------------------------------------
 
+    def sendall(self, data: bytes) -> None:
+        """To a server of gRPC: `tls_socket.probe` asks it for TLS."""
+        raise ConnectionResetError(104, "Connection reset by peer")
+
     def shutdown(self, how: int) -> None:
         if self.closed or self._out is None or self._in is None or self._in.error:
             raise OSError(107, "Transport endpoint is not connected")
@@ -326,7 +331,11 @@ def _create_connection(address: tuple[str, int], timeout: float | None = None) -
         if this.now >= give_up:
             raise TimeoutError(110, "Connection timed out")
         this.sleep(min(1.0, give_up - this.now))
+        if network.rejects and isinstance(network.ports.get(address), Server):
+            raise ConnectionRefusedError(111, "Connection refused")  # by a firewall
     listener = network.ports.get(address)
+    if isinstance(listener, Server):  # of gRPC: the caller wants to know whether one listens
+        return sock
     if not isinstance(listener, Socket) or listener._backlog is None:
         raise ConnectionRefusedError(111, "Connection refused")
     sock._join(listener)

@@ -20,7 +20,7 @@ from forebay.storage import (
     Fenced,
     Locked,
     open_storage,
-    server_storage,
+    writer_watch,
 )
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
@@ -176,7 +176,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_its_server_was_away(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1.0)
-    monkeypatch.setattr(server_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(writer_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
     open_storage(server.url).open_writer("the leader", lease_ms=1000)
     standby = open_storage(server.url)
     with pytest.raises(Locked):

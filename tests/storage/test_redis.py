@@ -22,7 +22,7 @@ from forebay.storage import (
     StorageUnusable,
     Writer,
     blob_name,
-    server_storage,
+    writer_watch,
 )
 from forebay.storage.proto.segment_pb2 import Batch
 from forebay.storage.redis.log import Keys
@@ -244,7 +244,7 @@ def test_trimming_keeps_batches_whole(journal: Journal) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The storage's monotonic clock: `now`, in seconds."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(server_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(writer_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -23,7 +23,7 @@ from forebay.storage import (
     Fenced,
     Locked,
     open_storage,
-    server_storage,
+    writer_watch,
 )
 from forebay.storage.redis import client as redis_client
 
@@ -156,7 +156,7 @@ def test_a_writer_is_not_displaced_for_the_time_that_redis_was_away(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1.0)
-    monkeypatch.setattr(server_storage, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(writer_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
     open_storage(server.url).open_writer("the leader", lease_ms=1000)
     standby = open_storage(server.url)
     with pytest.raises(Locked):
