@@ -53,6 +53,8 @@ from forebay.service.worker.leases import LeaseFeed, _SourceLeases
 from forebay.service.worker.saves import StreamWriter
 from forebay.service.worker.tasks import DeliveryCounter
 from forebay.service.worker.worker import Worker
+from forebay.storage.server_log import Meta
+from forebay.storage.writer_watch import WriterWatch
 
 from .disk import Disk
 from .patches import replaced
@@ -74,6 +76,17 @@ def answers_unproven() -> AbstractContextManager[None]:
     async def prove(self: Leadership, since_s: float) -> None: ...
 
     return replaced(Leadership, prove=prove)
+
+
+def takes_silence_for_death() -> AbstractContextManager[None]:
+    """A standby that displaces a leader that is connected, and listened on."""
+
+    watch = WriterWatch.may_displace
+
+    def may_displace(self: WriterWatch, meta: Meta, _: object) -> bool:
+        return watch(self, dataclasses.replace(meta, lease_ms=meta.query_ms), None)
+
+    return replaced(WriterWatch, may_displace=may_displace)
 
 
 def forgets_requests() -> AbstractContextManager[None]:
@@ -553,6 +566,10 @@ BROKEN: dict[str, Variant] = {
     for variant in (
         Variant(answers_before_durable, "which the journal does not say"),
         Variant(answers_unproven, "when it was asked in term", ("pause dispatcher",), 200),
+        Variant(
+            takes_silence_for_death, "was cut short", ("isolate dispatcher",),
+            fits=lambda scenario: not scenario.files,
+        ),
         Variant(forgets_requests, "answered"),
         Variant(leases_returned_splits_twice, "is leased by", ("drain worker",)),
         Variant(resends_what_has_arrived, "came to", ("cut connections",)),

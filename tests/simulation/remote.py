@@ -50,6 +50,7 @@ class Server:
         self.delay_s = this.rng.choice([1e-4, 1e-3, 1e-2])
         self.lost = 0.0  # how likely a request or its answer is lost
         self.down = False
+        self.cut_off = ""  # the host that does not reach it
         self.records: list[Record] = []
         self.first = 1
         self.snapshots: dict[int, bytes] = {}
@@ -86,8 +87,10 @@ class Server:
             raise Corrupt(self.condemned)
         if (self.term, self.beats, self.next - 1) != (seen.term, seen.beat, seen.last):
             raise Locked("remote: somebody was faster")
-        early = self._kernel.now - self.lived_s < self.lease_ms / 1000
-        if self.held and early and self._serves(self.writer) and not self._kernel.network.rejects:
+        silent_s = self._kernel.now - self.lived_s
+        # Who was not answered tries again.
+        early = self.held and self.writer is not writer and silent_s < self.lease_ms / 1000
+        if early and self._serves(self.writer) and not self._kernel.network.rejects:
             raise Violation(f"term {self.term} was cut short, and its dispatcher lives")
         self.term += 1
         self.beats += 1
@@ -101,9 +104,7 @@ class Server:
     def _serves(self, dispatcher: Process | None) -> bool:
         """Whether it lives, and can be connected to."""
         listeners = self._kernel.network.ports.values()
-        return any(
-            isinstance(one, calls.Server) and one.process is dispatcher for one in listeners
-        )
+        return any(isinstance(one, calls.Server) and one.process is dispatcher for one in listeners)
 
     def connect(self, term: int, writer: Process) -> None:
         """Something came from a writer, on a connection that lasts."""
@@ -149,12 +150,12 @@ class RemoteStorage(Storage):
 
     def ask(self, act: Callable[[], T], error: type[StorageError] = Away) -> T:
         """Have the server do something; wait for its answer. Raises what it raises."""
-        server, this = self.server, kernel()
+        server, this, host = self.server, kernel(), process().host
         room = WaitingRoom()
         answers: list[T | StorageError] = []
 
         def arrive() -> None:
-            if server.down:
+            if server.down or server.cut_off == host:
                 return
             try:
                 answer: T | StorageError = act()

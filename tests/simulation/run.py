@@ -360,6 +360,9 @@ class Run:
             case "storage slow":
                 self._slow(10 ** rng.uniform(-2, 0.3))
                 this.at(fault.for_s, self._slow, 0.0)
+            case "isolate dispatcher":
+                assert isinstance(node, dispatchers.DispatcherNode)
+                self._isolate(node, fault.for_s)
             case "storage emptied":
                 self._mount(False)
                 this.at(fault.for_s, self._mount, True)
@@ -408,6 +411,19 @@ class Run:
             dispatcher.fall_silent()
         self.kernel.at(for_s, self.network.heal)
 
+    def _isolate(self, dispatcher: dispatchers.DispatcherNode, for_s: float) -> None:
+        """From the storage, which notices, and from the other dispatchers; but not from members."""
+        self.storages.remote.cut_off = dispatcher.host
+        self.storages.remote.hang_up()
+        for other in self.dispatchers:
+            self.network.cut(dispatcher.host, other.host)
+        dispatcher.disturbed = True
+        self.kernel.at(for_s, self._reconnect)
+
+    def _reconnect(self) -> None:
+        self.storages.remote.cut_off = ""
+        self.network.heal()
+
     def _trouble(self, begins: bool) -> None:
         rng = self.kernel.rng
         if self.shared is not None:
@@ -452,7 +468,7 @@ class Run:
         self.kernel.trace("heal")
         calm = self.network.weather
         self.network.weather = Weather(calm.delay_s, pipe_bytes=calm.pipe_bytes)
-        self.network.heal()
+        self._reconnect()
         self._trouble(False)
         self._slow(0)
         self._mount(True)

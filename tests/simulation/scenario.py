@@ -33,7 +33,7 @@ FAULTS = (
     "freeze worker",
 )
 
-ON_DEMAND = ("storage emptied",)
+ON_DEMAND = ("storage emptied", "isolate dispatcher")
 """Faults that no seed draws by itself."""
 OLD_MODES = ("shared", "rounds", "cached", "static", "save")
 MODES = (*OLD_MODES, "ordered", "claimed")

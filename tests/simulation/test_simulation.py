@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRAINS = ("drain worker", "pause dispatcher", "storage slow")
 KILLS = ("drain worker", "kill dispatcher", "pause dispatcher")
 EMPTIED = ("storage emptied", "drain worker", "power failure", "cut connections", *KILLS[1:])
+ISOLATED = ("isolate dispatcher", "storage trouble", "partition", *KILLS[1:])
 FOUND: dict[str, tuple[int, tuple[str, ...]]] = {
     # What was found, and is mended: the seed that found it, and its faults. Each failed before.
     "a drained worker whose pipeline was waiting for a lease worked on that and kept another": (
@@ -68,6 +69,12 @@ def test_nobody_begins_anew_on_an_emptied_storage(first: int) -> None:
     with simulated():
         for seed in range(first, first + CHUNK):
             check(seed, EMPTIED)
+
+
+def test_no_dispatcher_that_lives_is_taken_for_dead() -> None:
+    with simulated():
+        for seed in range(2 * CHUNK):
+            check(seed, ISOLATED, "shared")
 
 
 def check(seed: int, faults: tuple[str, ...] = (), mode: str = "") -> None:
