@@ -39,6 +39,7 @@ from .recovery import apply_journaled, recover
 log = logging.getLogger(__name__)
 
 POLLS_A_LEASE = 40
+LONGEST_POLL_S = 0.05  # however long the lease: its holder may end before
 LISTENS_S = 0.2  # a refusal takes a round trip
 PATIENCE_LEASES = 2.0
 """A dispatcher that is no standby waits this many leases to see if the current leader is alive."""
@@ -229,7 +230,7 @@ class Candidate:
                 self._complain(error)
             if options.standby:
                 await self._follow()
-            await asyncio.sleep(lease_s / POLLS_A_LEASE)
+            await asyncio.sleep(min(lease_s / POLLS_A_LEASE, LONGEST_POLL_S))
 
     async def _open_writer(self, owner: str) -> Writer:
         opening = asyncio.create_task(asyncio.to_thread(self._open_writer_now, owner))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pathlib
 import subprocess
@@ -18,9 +19,12 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import LEADER_KEY
+from forebay.service.dispatcher.candidate import Candidate
+from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import ForebayError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
+from forebay.storage.server_storage import ServerStorage
 
 from ..standbys import (
     LONG_LEASE_MS,
@@ -33,6 +37,7 @@ from ..standbys import (
     wait_until,
 )
 from ..stock import GRAPH, DispatcherProcess, call
+from .leading import until
 
 SPLITS = 500
 AT_A_TIME = 100
@@ -155,6 +160,27 @@ def test_a_killed_leader_is_succeeded_and_no_split_is_lost_or_repeated(
     for one in pair:
         assert one.stop() == 0
     assert verify(open_storage(any_storage)).ok
+
+
+@pytest.mark.parametrize("any_storage", ["redis", "postgres"], indirect=True)
+def test_a_leader_whose_process_is_dead_is_succeeded_before_its_lease_expires(
+    any_storage: str,
+) -> None:
+    """On local files its lock is free; here its connections are gone, and nobody listens."""
+    options = DispatcherOptions(standby=True, leader_lease_ms=LONG_LEASE_MS)
+
+    async def succeed(leader: DispatcherProcess) -> None:
+        storage = open_storage(any_storage)
+        assert isinstance(storage, ServerStorage)
+        taking = asyncio.create_task(Candidate(storage, options, "here:1").take_over())
+        await until(lambda: bool(storage._watch._seen))
+        leader.kill()
+        dispatcher = await asyncio.wait_for(taking, PATIENCE_S)
+        assert dispatcher.state.term == 2
+        await dispatcher.close()
+        storage.close()
+
+    asyncio.run(succeed(DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS)))
 
 
 @pytest.mark.long

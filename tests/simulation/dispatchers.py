@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,7 +123,7 @@ def on(storages: Storages) -> Iterator[None]:
     """Have dispatchers use this storage."""
     with (
         replaced(product, open_storage=storages.open, ForebayFace=WatchedFace),
-        replaced(candidate, POLLS_A_LEASE=POLLS_A_LEASE),
+        replaced(candidate, POLLS_A_LEASE=POLLS_A_LEASE, LONGEST_POLL_S=math.inf),
     ):
         yield
 

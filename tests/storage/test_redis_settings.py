@@ -15,6 +15,7 @@ from forebay.storage.parameters import redact
 from forebay.storage.redis.address import parse_redis_url
 from forebay.storage.redis.checks import _check_usable
 from forebay.storage.redis.client import RedisClient
+from forebay.storage.redis.storage import RedisStorage
 
 from ..redis_server import RedisServer, running_redis
 
@@ -137,6 +138,17 @@ def test_a_user_that_may_not_ask_for_settings(server: RedisServer) -> None:
         open_storage(url).open_writer("the test")
     writer = open_storage(url, allow_volatile=True).open_writer("the test")
     assert writer.append([b"1"]) == 1
+
+
+def test_a_user_that_may_not_ask_for_connections(server: RedisServer) -> None:
+    """Then a standby waits for the whole lease."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "joe", "on", ">secret", "~*", "+@all", "-client")
+    storage = RedisStorage(server.url.replace("//", "//joe:secret@"))
+    writer = storage.open_writer("the test")
+    assert writer.append([b"1"]) == 1
+    writer.close()
+    assert storage._is_connected("any")
 
 
 def test_a_user_that_may_not_write(server: RedisServer) -> None:
