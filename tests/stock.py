@@ -12,6 +12,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import grpc
@@ -62,15 +63,19 @@ sys.stdin.read()
 class ServerProcess:
     """A process that says on its first line of output where it serves, and lives until told.
 
-    It is `command` behind `python`, or a fork.
+    It is `command` behind `python`, with more `environment`, or a fork.
     """
 
-    def __init__(self, command: list[str] | Fork) -> None:
+    def __init__(
+        self, command: list[str] | Fork, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._process: ChildProcess | Fork
         if isinstance(command, Fork):
             self._process = command
         else:
-            self._process = ChildProcess([sys.executable, *command], None, piped=True)
+            self._process = ChildProcess(
+                [sys.executable, *command], None, piped=True, environment=environment
+            )
 
     def first_line(self) -> str:
         """Wait until it serves."""

@@ -38,6 +38,7 @@ from forebay.storage import (
     MemoryStorage,
     StorageError,
 )
+from forebay.storage.memory import MemoryWriter
 
 from .leading import Renewals, run_dispatcher, until
 
@@ -60,8 +61,12 @@ def test_a_leader_renews_at_most_once_a_lease_to_answer_queries() -> None:
     assert leads.known
 
 
-def test_a_leader_whose_lease_has_expired_renews_before_it_answers() -> None:
-    storage, leads, _ = leadership(1)
+@pytest.mark.parametrize(("lease_ms", "query_ms"), [(1, 1), (60_000, 1)])
+def test_a_leader_that_others_may_displace_renews_before_it_answers(
+    lease_ms: int, query_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryWriter, "query_ms", query_ms)
+    storage, leads, _ = leadership(lease_ms)
 
     async def prove() -> None:
         for _ in range(3):
