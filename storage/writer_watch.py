@@ -15,12 +15,16 @@ nobody is displaced within `query_ms`, and the term fences appends.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .base import Listens
 from .server_log import Meta
+
+
+log = logging.getLogger(__name__)
 
 
 class WriterWatch:
@@ -58,8 +62,12 @@ class WriterWatch:
             return False
         if meta.token != self._seen:
             self._see(meta, listens)
-        elif silent_ms >= meta.query_ms:
-            return listens(meta.term) is False and not self._is_connected(meta.token)
+        elif silent_ms >= meta.query_ms and listens(meta.term) is False:
+            if not self._is_connected(meta.token):
+                log.info(
+                    "%s seems to have ended: nobody listens there, and its connections are gone", meta.owner
+                )
+                return True
         return False
 
     def _see(self, meta: Meta, listens: Listens) -> None:

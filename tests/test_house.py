@@ -361,7 +361,8 @@ ONE_DOOR: dict[str, set[str]] = {
     "wrap_bio": {"service.connections.tls_socket"},
     "wrap_socket": set(),
     "socket.create_connection": {
-        *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback")
+        *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback"),
+        "service.connections.grpc_server",  # whether anybody listens
     },
     "socket.create_server": {"benchmarks.loopback"},
     "listen": {"service.transport.server", "chaos.proxy"},
