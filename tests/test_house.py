@@ -51,7 +51,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto"),
-        "service.connections.credentials",
+        *(f"service.connections.{module}" for module in ("access", "admission", "credentials")),
         "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
@@ -111,7 +111,8 @@ PURE = {
 # draws lots; or the simulation replaces what of it does (asyncio's loop, LIBRARIES in patches.py).
 HARMLESS = PURE | {
     *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "errno", "importlib"),
-    *("inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "urllib", "weakref"),
+    *("fnmatch", "inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "tomllib"),
+    *("urllib", "weakref"),
     *(
         "google_crc32c",
         "grpc_health",
@@ -132,7 +133,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     **{
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
-            *(("admission", "hmac"), ("credentials", "ssl"), ("credentials", "os")),
+            *(("admission", "hmac"), ("credentials", "ssl"), ("reloaded", "os")),
             ("grpc_server", "grpc"),
             *(("tls_socket", what) for what in ("select", "socket", "ssl")),
         )

@@ -25,7 +25,7 @@ from ..core.claims import Claimed
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
 from ..core.read_kinds import why_no_task
-from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
+from ..core.state import Iteration, Job, Save, State, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
 from ..metrics import shown
@@ -41,6 +41,7 @@ from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .permissions import Permissions
 from .worker_polls import worker_poll
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ _DECIDING = (
 class ForebayFace:
     """The methods of forebay.v1.Dispatcher, one each."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, permissions: Permissions | None = None) -> None:
         self._dispatcher = dispatcher
+        self._permissions = permissions
         self._warned_of_lengths: set[str] = set()  # datasets
         self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
@@ -130,7 +132,7 @@ class ForebayFace:
             "EndStream": self.end_stream,
             "GetStatus": self.get_status,
         }
-        return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS)
+        return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS, self._permissions)
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
@@ -565,8 +567,12 @@ class ForebayFace:
             )
         return pb.EndStreamResponse()
 
-    async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
+    async def get_status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         dispatcher = self._dispatcher
+        if request.workers_only:
+            workers = State(workers={**dispatcher.state.workers})
+            pieces = encoded_status(workers, (), lambda _: None)
+            return pb.GetStatusResponse(status=b"".join(pieces).decode())
 
         def counted(iteration_id: int) -> dict[str, Any] | None:
             total = dispatcher.user_metrics.total(iteration_id)

@@ -12,7 +12,9 @@ import signal
 from collections.abc import Callable
 
 from ...storage import open_storage
-from ..connections.credentials import credentials_of_server
+from ..connections.access import AccessRules
+from ..connections.admission import Admission
+from ..connections.credentials import Credentials, credentials_of_server, serves_tensorflow
 from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
 from ..pipelines.definitions import check_op_libraries
@@ -20,6 +22,7 @@ from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
 from .listener import ServedPort, StandbyHandler
 from .options import DispatcherOptions
+from .permissions import Permissions
 from .tensorflow_face import TensorFlowFace
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     """
     _check(options)
     credentials = credentials_of_server(options)
+    serves_tf = serves_tensorflow(options, credentials)
+    permissions = _permissions(options, credentials)
     listener = ServedPort(
         options.host, options.port, standby=options.standby, credentials=credentials
     )
@@ -50,7 +55,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
         loop.add_signal_handler(number, interrupted.set)
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
-        _lead(listener, candidate, lambda: ready(address)), name="forebay-dispatcher"
+        _lead(listener, candidate, lambda: ready(address), permissions, serves_tf=serves_tf),
+        name="forebay-dispatcher",
     )
     try:
         await asyncio.wait((lead, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -79,7 +85,25 @@ def _check(options: DispatcherOptions) -> None:
     check_op_libraries(options.load_op_library)
 
 
-async def _lead(listener: ServedPort, candidate: Candidate, ready: Callable[[], None]) -> None:
+def _permissions(options: DispatcherOptions, credentials: Credentials | None) -> Permissions | None:
+    if not options.access_file:
+        return None
+    if credentials is None:
+        raise InvalidArgument(
+            f"--access-file {options.access_file} without TLS: nobody proves who he is; give "
+            "--tls-cert, --tls-key and --tls-ca, too"
+        )
+    return Permissions(AccessRules(options.access_file), Admission(credentials))
+
+
+async def _lead(
+    listener: ServedPort,
+    candidate: Candidate,
+    ready: Callable[[], None],
+    permissions: Permissions | None = None,
+    *,
+    serves_tf: bool = True,
+) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
     refusal = StandbyHandler(candidate.leader)
     if candidate.standby:
@@ -89,7 +113,8 @@ async def _lead(listener: ServedPort, candidate: Candidate, ready: Callable[[], 
         dispatcher = await candidate.take_over()
         tensorflow = TensorFlowFace(dispatcher)
         try:
-            faces = [ForebayFace(dispatcher).handlers(), tensorflow.handlers()]
+            own = ForebayFace(dispatcher, permissions).handlers()
+            faces = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
             await listener.open(faces, standby=False)
             if not candidate.standby:
                 ready()

@@ -630,8 +630,10 @@ class EndStreamResponse(_message.Message):
     def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("workers_only",)
+    WORKERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    workers_only: bool
+    def __init__(self, workers_only: bool = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)

@@ -21,7 +21,11 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
-from ..connections.credentials import credentials_of_server, is_loopback
+from ..connections.credentials import (
+    credentials_of_server,
+    is_loopback,
+    serves_tensorflow,
+)
 from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind, interceptors
 from ..connections.protocols import GRPC, SERVED, TCP
@@ -122,7 +126,7 @@ class Worker:
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
             ),
             handlers=[
-                self._face.handlers(),
+                self._face.handlers(serves=serves_tensorflow(options, own)),
                 tunnel.handlers(self._blocks.serve),
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
