@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -34,7 +35,7 @@ PREVIOUS = "5e366f69"
 
 ROOT = pathlib.Path(__file__).parents[2]
 ELEMENTS = 1_500
-ORDER = {"ordered": True, "seed": 7, "cycle_length": 4}
+ORDER: dict[str, Any] = {"ordered": True, "seed": 7, "cycle_length": 4}
 SHARED = {"processing_mode": "distributed_epoch", "job_name": "shared"}
 
 TRAINER = """
