@@ -22,7 +22,7 @@ from ..stock import DispatcherProcess
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKERS = ("worker0", "worker1")
 
-WORKER = """
+THERE = """
 import os, runpy, sys
 from forebay.chaos.hosts import Host
 namespace, *sys.argv[1:] = sys.argv[1:]
@@ -144,7 +144,7 @@ class WorkerThere:
         options = ["--dispatcher", dispatcher, "--host", host.address, "--processes=1"]
         options += ["--allow-python", "--drain-timeout-ms=80000", "--insecure"]
         namespace = f"/proc/{os.getpid()}/fd/{host.namespace}"
-        self.process = Fork(["-c", WORKER, namespace, "worker", *options])
+        self.process = Fork(["-c", THERE, namespace, "worker", *options])
 
     def wait_until_registered(self) -> None:
         assert self.process.line().startswith(f"{self.host.address}:")
