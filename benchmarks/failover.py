@@ -38,7 +38,7 @@ CUT_S = 8.0
 QUICK_CUT_S = 1.0
 CUTS_A_ROUND = 1
 REQUIRED_CUT_S = 2.0
-SETTLE_S = 1.5  # of reading before each kill
+SETTLE_S = 3.0  # of reading before each kill; a standby that has just begun waits for the lease
 OVER_S = 4.0  # after each kill or cut; by then all is as before
 
 

@@ -77,3 +77,4 @@ class WriterWatch:
         self._look_at_s = now + meta.query_ms / 1000  # the server may have many connections
         if listened and self._is_connected(meta.token):
             self._seen = meta.token
+            log.info("%s is connected, and listens: its end would be noticed", meta.owner)

@@ -30,6 +30,8 @@ from ..cluster import WorkerProcess
 from ..standbys import LEASE_MS, leads, wait_until
 from ..stock import DispatcherProcess, ServerProcess
 
+pytestmark = pytest.mark.long
+
 PREVIOUS = "5e366f69"
 """The commit of v0.1.0. Once a later version is released, that one's."""
 
@@ -134,7 +136,6 @@ def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(wait)
 
 
-@pytest.mark.long
 def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
     previous: dict[str, str], redis_storage_url: str, tmp_path: pathlib.Path
 ) -> None:
