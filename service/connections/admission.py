@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -89,12 +90,16 @@ class Admission:
 
 
 def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
-    """The names in a peer's certificate, as Python's ssl describes it."""
+    """The names in a peer's certificate, as Python's ssl describes it: those that gRPC finds, too."""
     found = certificate or {}
     subject = [
         value for part in found.get("subject", ()) for key, value in part if key == "commonName"
     ]
-    others = [value for _, value in found.get("subjectAltName", ())]
+    others = [
+        str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
+        for kind, value in found.get("subjectAltName", ())
+        if kind in ("DNS", "IP Address", "URI", "email")
+    ]
     return Identity("certificate", _distinct([*subject, *others]))
 
 
