@@ -51,7 +51,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto"),
-        *(f"service.connections.{module}" for module in ("access", "admission", "credentials")),
+        *(f"service.connections.{module}" for module in ("access", "admission")),
+        *(f"service.connections.{module}" for module in ("credentials", "data_keys")),
         "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
@@ -59,7 +60,8 @@ LAYERS: dict[str, set[str]] = {
     "service.delivery": {LOOSE, *WORDS},
     "service.transport": {
         *("service.delivery", "service.connections.protocols", LOOSE, *WORDS),
-        *(f"service.connections.{module}" for module in ("admission", "credentials", "tls_socket")),
+        *(f"service.connections.{module}" for module in ("admission", "credentials")),
+        *(f"service.connections.{module}" for module in ("data_keys", "tls_socket")),
     },
     "service.materialized": {
         *("service.pipelines", "service.connections.dispatcher_client", "service.proto"),
@@ -133,12 +135,18 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     **{
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
-            *(("admission", "hmac"), ("credentials", "ssl"), ("reloaded", "os")),
+            *(
+                ("admission", "hmac"),
+                ("data_keys", "hmac"),
+                ("credentials", "ssl"),
+                ("reloaded", "os"),
+            ),
             ("grpc_server", "grpc"),
             *(("tls_socket", what) for what in ("select", "socket", "ssl")),
         )
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
+    ("service.dispatcher.positions", "hmac"): "computes",
     ("service.dispatcher.history", "datetime"): "writes down a time that it is given",
     ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
     ("service.blocks", "io"): "a file in memory",

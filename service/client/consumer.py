@@ -113,6 +113,7 @@ class Consumer:
             deliver=self._deliver,
             lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
             refused=self._heartbeats.refused,
+            credential=lambda: self._heartbeats.credential,
         )
         self.mode: Mode
         if reading.ordered is not None:

@@ -16,7 +16,9 @@ from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import GOODBYE
 from ...storage.errors import Missing
-from ..connections.grpc_server import Method, generic_handler
+from ..connections.admission import Admission
+from ..connections.data_keys import SigningKeys
+from ..connections.grpc_server import Method, current_call, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.bundles import order_message
@@ -99,9 +101,17 @@ _DECIDING = (
 class ForebayFace:
     """The methods of forebay.v1.Dispatcher, one each."""
 
-    def __init__(self, dispatcher: Dispatcher, permissions: Permissions | None = None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        admission: Admission | None = None,
+        permissions: Permissions | None = None,
+    ) -> None:
+        """Without `admission`, nobody proves who he is; without `permissions`, all may do all."""
         self._dispatcher = dispatcher
+        self._admission = admission
         self._permissions = permissions
+        self._data_keys = None if admission is None else SigningKeys()
         self._warned_of_lengths: set[str] = set()  # datasets
         self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
@@ -253,7 +263,7 @@ class ForebayFace:
             response.lengths.extend(lengths_of(state, job))
         # In a coordinated read consumers report their round before they get tasks.
         if job.num_consumers is None:
-            response.news.CopyFrom(self._news(iteration))
+            response.news.CopyFrom(self._news(iteration, joined.consumer_id))
         return response
 
     async def _warnings_for(self, job: pb.GetOrCreateJobRequest) -> list[str]:
@@ -303,7 +313,7 @@ class ForebayFace:
                 wait_ms,
             )
             self._iteration_of(consumer_id)
-            response = self._news(iteration)
+            response = self._news(iteration, consumer_id)
             # Without a block_round the consumer continues, with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:
                 response.block_round = iteration.barrier.target_round
@@ -357,8 +367,12 @@ class ForebayFace:
             version=version,
         )
 
-    def _news(self, iteration: Iteration) -> pb.ConsumerHeartbeatResponse:
+    def _news(self, iteration: Iteration, consumer_id: int) -> pb.ConsumerHeartbeatResponse:
         tasks = self._dispatcher.state.tasks
+        credential = b""
+        if self._admission is not None and self._data_keys is not None:
+            caller = self._admission.of_call(current_call())
+            credential = self._data_keys.sign(consumer_id, iteration.iteration_id, caller)
         return pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
@@ -366,6 +380,7 @@ class ForebayFace:
             removed=iteration.removed,
             no_task=why_no_task(self._dispatcher.state, iteration),
             warning=describe_mismatches(self._dispatcher.state.jobs[iteration.job_id]),
+            data_credential=credential,
         )
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
@@ -410,6 +425,8 @@ class ForebayFace:
         async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:
             response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
             response.version = news.version
+            if self._data_keys is not None:
+                response.data_keys.extend(self._data_keys.all())
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
             for checked in request.checked:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ...storage import open_storage
 from ..connections.access import AccessRules
 from ..connections.admission import Admission
-from ..connections.credentials import Credentials, credentials_of_server, serves_tensorflow
+from ..connections.credentials import credentials_of_server, serves_tensorflow
 from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
 from ..pipelines.definitions import check_op_libraries
@@ -41,7 +41,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     _check(options)
     credentials = credentials_of_server(options)
     serves_tf = serves_tensorflow(options, credentials)
-    permissions = _permissions(options, credentials)
+    admission = None if credentials is None else Admission(credentials)
+    permissions = _permissions(options, admission)
     listener = ServedPort(
         options.host, options.port, standby=options.standby, credentials=credentials
     )
@@ -55,7 +56,9 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
         loop.add_signal_handler(number, interrupted.set)
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
-        _lead(listener, candidate, lambda: ready(address), permissions, serves_tf=serves_tf),
+        _lead(
+            listener, candidate, lambda: ready(address), admission, permissions, serves_tf=serves_tf
+        ),
         name="forebay-dispatcher",
     )
     try:
@@ -85,21 +88,22 @@ def _check(options: DispatcherOptions) -> None:
     check_op_libraries(options.load_op_library)
 
 
-def _permissions(options: DispatcherOptions, credentials: Credentials | None) -> Permissions | None:
+def _permissions(options: DispatcherOptions, admission: Admission | None) -> Permissions | None:
     if not options.access_file:
         return None
-    if credentials is None:
+    if admission is None:
         raise InvalidArgument(
             f"--access-file {options.access_file} without TLS: nobody proves who he is; give "
             "--tls-cert, --tls-key and --tls-ca, too"
         )
-    return Permissions(AccessRules(options.access_file), Admission(credentials))
+    return Permissions(AccessRules(options.access_file), admission)
 
 
 async def _lead(
     listener: ServedPort,
     candidate: Candidate,
     ready: Callable[[], None],
+    admission: Admission | None = None,
     permissions: Permissions | None = None,
     *,
     serves_tf: bool = True,
@@ -113,7 +117,7 @@ async def _lead(
         dispatcher = await candidate.take_over()
         tensorflow = TensorFlowFace(dispatcher)
         try:
-            own = ForebayFace(dispatcher, permissions).handlers()
+            own = ForebayFace(dispatcher, admission, permissions).handlers()
             faces = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
             await listener.open(faces, standby=False)
             if not candidate.standby:

@@ -21,11 +21,13 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
+from ..connections.admission import Admission
 from ..connections.credentials import (
     credentials_of_server,
     is_loopback,
     serves_tensorflow,
 )
+from ..connections.data_keys import KnownKeys
 from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind, interceptors
 from ..connections.protocols import GRPC, SERVED, TCP
@@ -99,10 +101,11 @@ class Worker:
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
         budget_bytes = options.memory_budget or default_budget()
+        self._data_keys = KnownKeys()
         self._blocks = BlockServer(
             self.uid, options.host, options.data_port,
             max_away_bytes=min(MAX_AWAY_BYTES, max(budget_bytes // 4, MIN_AWAY_BYTES)),
-            credentials=own,
+            credentials=own, keys=None if own is None else self._data_keys,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks, self._observer)
         self._face = ElementFace(self.tasks.runner_of)
@@ -127,7 +130,7 @@ class Worker:
             ),
             handlers=[
                 self._face.handlers(serves=serves_tensorflow(options, own)),
-                tunnel.handlers(self._blocks.serve),
+                tunnel.handlers(self._blocks.serve, None if own is None else Admission(own)),
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
             interceptors=interceptors(own),
@@ -332,6 +335,7 @@ class Worker:
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""
         self._dispatcher.learn(response.journal)
+        self._data_keys.learn(response.data_keys)
         if response.journal.journal_id != self.journal_id:
             self._checksums.forget()
         self.tasks.handle(JournalSeen(response.journal.journal_id))

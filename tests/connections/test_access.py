@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
+import queue
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,10 +18,14 @@ import tensorflow as tf
 from forebay import service
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
 from forebay.service.client.waiting import fetch_status
+from forebay.service.connections import data_keys
 from forebay.service.connections.access import ROLES, AccessRules
+from forebay.service.connections.admission import Admission, Identity
 from forebay.service.connections.credentials import serves_tensorflow
+from forebay.service.connections.data_keys import KnownKeys, SigningKeys
 from forebay.service.connections.dispatcher_client import SERVICE, DispatcherClient
 from forebay.service.connections.grpc_server import connect
+from forebay.service.delivery import AnyOutput
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import METHODS
 from forebay.service.errors import (
@@ -27,11 +34,13 @@ from forebay.service.errors import (
     NotFound,
     PermissionDenied,
     ResourceExhausted,
+    Unauthenticated,
 )
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.servers import WorkerServer
+from forebay.service.transport import BlockClient, BlockServer
 
-from ..certificates import Authority, using
+from ..certificates import Authority, token, using
 
 EACH_ROLE = "".join(f'[[grant]]\nto = ["{role}"]\nroles = ["{role}"]\n' for role in ROLES)
 RULES = (
@@ -177,6 +186,114 @@ def test_a_stolen_token_opens_only_its_own_doors(
         with using(authority.issue("team-b-7")):
             assert [*itertools.islice(theirs, 10**5)] == [*range(1, 10**5 + 1)]
             theirs.close()
+
+
+# -- credentials of data connections ---------------------------------------------------------------
+
+TASK, ITERATION, CONSUMER = 5, 70, 9
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> SigningKeys:
+    monkeypatch.setattr(data_keys, "WAIT_S", 0.0)
+    return SigningKeys()
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iteration(
+    tokens: bool,
+    keys: SigningKeys,
+    server: Credentials,
+    authority: Authority,
+    tmp_path: pathlib.Path,
+) -> None:
+    trainer, thief = authority.issue("trainer"), authority.issue("thief")
+    if tokens:
+        named = [token(tmp_path / name, name * 9) for name in ("trainer", "thief")]
+        server = dataclasses.replace(server, token_file=",".join(named))
+        trainer, thief = (dataclasses.replace(trainer, token_file=path) for path in named)
+    known = KnownKeys()
+    known.learn(keys.all())
+    blocks = BlockServer(1, credentials=server, keys=known)
+    for task, iteration in ((TASK, ITERATION), (TASK + 1, ITERATION + 1)):
+        output = AnyOutput()
+        blocks.add_task(task, output, iteration)
+        output.finish()
+    blocks.start()
+    try:
+
+        def answer(
+            who: Credentials, credential: bytes, *, task: int = TASK, consumer: int = CONSUMER
+        ) -> str:
+            """What comes of reading the task over TCP."""
+            with using(who):
+                found: queue.SimpleQueue[str] = queue.SimpleQueue()
+                client = BlockClient(
+                    [address for address in blocks.addresses if address[0] == "tcp"],
+                    worker_uid=1,
+                    consumer_id=consumer,
+                    deliver=lambda *delivered: found.put(type(delivered[2]).__name__),
+                    lost=found.put,
+                    give_up_s=0.1,
+                    credential=lambda: credential,
+                )
+                client.start()
+                client.read(task)
+                try:
+                    return found.get(timeout=20)
+                finally:
+                    client.close()
+
+        issued = keys.sign(CONSUMER, ITERATION, identity(trainer))
+        assert answer(trainer, issued) == "EndOfTask"
+        assert "given to somebody else" in answer(thief, issued)
+        assert "given to somebody else" in answer(trainer, issued, consumer=CONSUMER + 1)
+        assert "is not one of iteration 70" in answer(trainer, issued, task=TASK + 1)
+        assert "no credential" in answer(trainer, b"")
+        assert "of another form" in answer(trainer, issued[:-1])
+        for bit in (64, 128, 256, 8 * len(issued) - 1):  # iteration, holder, signature
+            changed = bytearray(issued)
+            changed[bit // 8] ^= 1 << bit % 8
+            assert "it was changed" in answer(trainer, bytes(changed))
+        assert "has expired" in answer(
+            trainer, SigningKeys().sign(CONSUMER, ITERATION, identity(trainer))
+        )
+        assert answer(trainer, issued) == "EndOfTask", "nobody was disturbed"
+    finally:
+        blocks.stop()
+
+
+def identity(credentials: Credentials) -> Identity:
+    """Who a dispatcher finds a peer with these credentials to be."""
+    if credentials.token_file:
+        return Admission(credentials).of_token(credentials.loaded().token)
+    name = pathlib.Path(credentials.tls_cert).stem
+    return Identity("certificate", (name, "localhost", "127.0.0.1"))
+
+
+def test_keys_are_told_before_they_sign_and_end_one_period_after(
+    keys: SigningKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    peer, known = Identity("token", ("x",), b"x"), KnownKeys()
+    keys = SigningKeys()
+    signed = []
+    for _ in range(5):
+        known.learn(keys.all())
+        now += data_keys.PERIOD_S * 0.999
+        before = keys.sign(CONSUMER, ITERATION, peer)  # the worker has heard nothing since
+        assert known.check(before, CONSUMER, peer) == ITERATION
+        signed.append(before)
+        now += data_keys.PERIOD_S * 0.001
+    for old in signed[:3]:
+        with pytest.raises(Unauthenticated, match="has expired"):
+            known.check(old, CONSUMER, peer)
+    now += 10 * data_keys.PERIOD_S
+    assert known.check(signed[-1], CONSUMER, peer) == ITERATION, "while no dispatcher answers"
+    known.learn(SigningKeys().all())
+    with pytest.raises(Unauthenticated, match="has expired"):
+        known.check(signed[-1], CONSUMER, peer)
 
 
 @pytest.mark.parametrize(
