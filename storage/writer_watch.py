@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from .base import Listens
 from .server_log import Meta
 
-
 log = logging.getLogger(__name__)
 
 
@@ -62,13 +61,13 @@ class WriterWatch:
             return False
         if meta.token != self._seen:
             self._see(meta, listens)
-        elif silent_ms >= meta.query_ms and listens(meta.term) is False:
-            if not self._is_connected(meta.token):
-                log.info(
-                    "%s seems to have ended: nobody listens there, and its connections are gone", meta.owner
-                )
-                return True
-        return False
+            return False
+        if silent_ms < meta.query_ms or listens(meta.term) is not False:
+            return False
+        if self._is_connected(meta.token):
+            return False
+        log.info("%s seems to have ended: its address and connections are gone", meta.owner)
+        return True
 
     def _see(self, meta: Meta, listens: Listens) -> None:
         now = time.monotonic()
