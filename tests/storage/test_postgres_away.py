@@ -35,7 +35,7 @@ def shared_server() -> Iterator[PostgresServer]:
         yield server
 
 
-OURS = "FROM pg_stat_activity WHERE application_name = 'forebay'"
+OURS = "FROM pg_stat_activity WHERE application_name LIKE 'forebay%'"
 """The connections of storages."""
 
 
