@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from forebay.chaos.hosts import Network
-from forebay.service.processes import redis_program
+from forebay.service.processes import ChildProcess, redis_program
 from forebay.storage.server_log import QUERY_MS
 
 from ..forks import DISPATCHER, Fork
@@ -48,9 +48,9 @@ def main() -> None:
     address = network.hosts[REDIS].address
     server = f"--bind {address} --protected-mode no --appendonly yes --appendfsync always --save"
     with network.hosts[REDIS].inside():
-        # Redis gives connections up, of which it hears nothing, within seconds.
-        command = [str(redis_program()), *server.split(), "", "--tcp-keepalive", "1"]
-        storage = subprocess.Popen(command, cwd=sys.argv[1], stdout=subprocess.DEVNULL)
+        command = [str(redis_program()), *server.split(), ""]
+        folder = pathlib.Path(sys.argv[1])
+        storage = ChildProcess([*command, "--dir", str(folder)], folder / "redis.log")
     client = redis.Redis(address)
 
     def names() -> set[str]:
@@ -82,7 +82,10 @@ def main() -> None:
     for sides in CUTS:
         network.cut(sides, 60)
         if REDIS in sides[1]:
-            wait_until(lambda: connected not in names())
+            for one in client.client_list():  # as if Redis had noticed
+                if one["name"] == connected:
+                    client.client_kill_filter(_id=one["id"])
+            assert connected not in names()
         time.sleep(3 * QUERY_MS / 1000)
         network.heal()
         wait_until(lambda: connected in names())
@@ -92,7 +95,7 @@ def main() -> None:
     print("displaced", flush=True)
     forks[1].kill()
     storage.kill()
-    storage.wait()
+    storage.finish()
     network.close()
 
 
