@@ -102,6 +102,7 @@ class DispatcherConfig:
     snapshot_events: int | None = None
     retention_hours: float | None = None
     deployment_mode: str | None = None
+    http_port: int | None = None
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -301,6 +302,7 @@ class WorkerConfig:
     allow_python: bool | None = None
     processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
+    http_port: int | None = None
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None

@@ -60,6 +60,7 @@ class LoadedCredentials:
     tokens: tuple[Token, ...]
     client: ssl.SSLContext
     server: ssl.SSLContext | None  # None without a certificate
+    http: ssl.SSLContext | None  # likewise, of the HTTP port
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -126,6 +127,21 @@ class Credentials:
     def loaded(self) -> LoadedCredentials:
         """What the files hold now. Raises InvalidArgument if they could never be used."""
         return _files_of(self).loaded()
+
+    def http_context(self) -> ssl.SSLContext:
+        """For a server's HTTP port: with the files of the moment in each handshake.
+
+        A client may come without a certificate, as health checks do.
+        """
+
+        def renew(tls: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+            if (newest := self.loaded().http) is not None:
+                tls.context = newest
+
+        context = self.loaded().http
+        assert context is not None, "a server has a certificate"
+        context.sni_callback = renew
+        return context
 
     def files(self) -> dict[str, str]:
         """The fields that are given."""
@@ -308,12 +324,13 @@ def _load(credentials: Credentials) -> LoadedCredentials:
     key = _read(credentials.tls_key, "--tls-key") if credentials.tls_key else b""
     tokens = [_token(path) for path in credentials.token_file.split(",") if path]
     client = client_context(credentials)
-    server = None
+    server = http = None
     if chain:
-        server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
-        server.num_tickets = 0  # no connection is resumed
+        server, http = (_context(ssl.PROTOCOL_TLS_SERVER, credentials, ca) for _ in range(2))
+        server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
-    return LoadedCredentials(ca, chain, key, tuple(tokens), client, server)
+        http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
+    return LoadedCredentials(ca, chain, key, tuple(tokens), client, server, http)
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -41,15 +40,13 @@ from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .slices import in_slices
 from .worker_polls import worker_poll
 
 log = logging.getLogger(__name__)
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
-
-SLICE_S = 0.0003
-"""A status yields to the event loop after about this long."""
 
 TARGET_WORKERS_AUTO = 1  # the default of stock clients, so that both kinds share jobs
 
@@ -572,16 +569,8 @@ class ForebayFace:
             total = dispatcher.user_metrics.total(iteration_id)
             return None if total is None else shown(total)
 
-        pieces, found = (
-            encoded_status(dispatcher.state, dispatcher.history.strangers(), counted),
-            [],
-        )
-        since_s = time.monotonic()
-        for piece in pieces:
-            found.append(piece)
-            if time.monotonic() - since_s > SLICE_S:
-                await asyncio.sleep(0)  # let other requests run
-                since_s = time.monotonic()
+        strangers = dispatcher.history.strangers()
+        found = await in_slices(encoded_status(dispatcher.state, strangers, counted))
         return pb.GetStatusResponse(status=b"".join(found).decode())
 
 

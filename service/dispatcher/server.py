@@ -15,9 +15,11 @@ from ...storage import open_storage
 from ..connections.credentials import credentials_of_server
 from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
+from ..http.opening import open_http
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
+from .http_face import HttpFace
 from .listener import ServedPort, StandbyHandler
 from .options import DispatcherOptions
 from .tensorflow_face import TensorFlowFace
@@ -44,13 +46,16 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     address = advertised_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
+    refusal = StandbyHandler(candidate.leader)
+    face = HttpFace(storage, candidate, refusal) if options.http_port >= 0 else None
+    http = None if face is None else await open_http(face, options, credentials)
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, interrupted.set)
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
-        _lead(listener, candidate, lambda: ready(address)), name="forebay-dispatcher"
+        _lead(listener, candidate, refusal, face, lambda: ready(address)), name="forebay-dispatcher"
     )
     try:
         await asyncio.wait((lead, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -62,6 +67,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
             task.cancel()
         await asyncio.gather(stop, lead, return_exceptions=True)
         await listener.close(0)
+        if http is not None:
+            await http.close()
         storage.close()
 
 
@@ -79,9 +86,14 @@ def _check(options: DispatcherOptions) -> None:
     check_op_libraries(options.load_op_library)
 
 
-async def _lead(listener: ServedPort, candidate: Candidate, ready: Callable[[], None]) -> None:
+async def _lead(
+    listener: ServedPort,
+    candidate: Candidate,
+    refusal: StandbyHandler,
+    face: HttpFace | None,
+    ready: Callable[[], None],
+) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
-    refusal = StandbyHandler(candidate.leader)
     if candidate.standby:
         await listener.open([refusal], standby=True)
         ready()
@@ -91,10 +103,14 @@ async def _lead(listener: ServedPort, candidate: Candidate, ready: Callable[[], 
         try:
             faces = [ForebayFace(dispatcher).handlers(), tensorflow.handlers()]
             await listener.open(faces, standby=False)
+            if face is not None:
+                face.lead(dispatcher)
             if not candidate.standby:
                 ready()
             await dispatcher.stopped.wait()
         finally:
+            if face is not None:
+                face.stop_leading()
             await dispatcher.finish()
             await listener.close(STOP_GRACE_S)
             await tensorflow.close()

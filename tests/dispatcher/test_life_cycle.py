@@ -594,7 +594,7 @@ STEPS = ev.Arithmetic(start=7, stop=70, step=7)
 def test_a_status_is_of_one_position_though_others_are_answered_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forebay_face, "SLICE_S", -1.0)  # after each piece
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)  # after each piece
 
     async def scene(dispatcher: Dispatcher) -> None:
         await register(dispatcher, "d")
