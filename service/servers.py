@@ -440,6 +440,12 @@ class WorkerServer(_Server):
         """The registered address, such as "host:5051"; "" before a start on any free port."""
         return self._worker.address or _address_before_start(self._options)
 
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of /metrics, /healthz and /readyz, such as "127.0.0.1:9100"; "" without them.
+        """
+        return self._worker.http_address
+
     def _num_tasks(self) -> int:
         """The number of running tasks. tf.data service's tests call this."""
         return self._worker.num_tasks

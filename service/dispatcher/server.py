@@ -19,7 +19,7 @@ from ..http.opening import open_http
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
-from .http_face import HttpFace
+from .observed import ObservedDispatcher
 from .listener import ServedPort, StandbyHandler
 from .options import DispatcherOptions
 from .tensorflow_face import TensorFlowFace
@@ -47,7 +47,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     refusal = StandbyHandler(candidate.leader)
-    face = HttpFace(storage, candidate, refusal) if options.http_port >= 0 else None
+    face = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
     http = None if face is None else await open_http(face, options, credentials)
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ async def _lead(
     listener: ServedPort,
     candidate: Candidate,
     refusal: StandbyHandler,
-    face: HttpFace | None,
+    face: ObservedDispatcher | None,
     ready: Callable[[], None],
 ) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""

@@ -40,6 +40,7 @@ class Sessions:
         self._by_consumer: dict[int, Session] = {}
         self._idle: dict[Connection, None] = {}  # whose sender waits, the longest first
         self._refusal: Refusal | None = None  # the answer to every new connection
+        self.connections = self.reconnects = 0  # so far; of known consumers
 
     def add_task(self, task_id: int, output: TaskOutput) -> None:
         with self._lock:
@@ -57,6 +58,8 @@ class Sessions:
     def attach(self, consumer_id: int, cut: Callable[[], None]) -> Connection:
         """Add a consumer's connection, and cut an earlier one of the same consumer."""
         with self._lock:
+            self.connections += 1
+            self.reconnects += consumer_id in self._by_consumer
             session = self._by_consumer.setdefault(consumer_id, Session(consumer_id))
             if session.connection is not None:
                 self._close(session.connection)

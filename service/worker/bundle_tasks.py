@@ -67,7 +67,8 @@ class BundleTask:
         self._checksums = checksums
         self._splits = 0
         self._live: set[Run] = set()  # of bundles
-        self._lock = threading.Lock()  # guards `_live`
+        self._put = self._put_bytes = 0  # elements; their bytes
+        self._lock = threading.Lock()  # guards these
         self._at_once = max(2, len(os.sched_getaffinity(0)))
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
@@ -96,6 +97,10 @@ class BundleTask:
 
     def drain(self, give_up_s: float) -> None:
         """Consumers go on at other workers, and read here until then."""
+
+    def counts(self) -> dict[str, float]:
+        """What it has done so far: elements and bytes."""
+        return {"elements": self._put, "bytes": self._put_bytes}
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
         """None: nothing is lost."""
@@ -162,6 +167,9 @@ class BundleTask:
                 try:
                     for block in blocks:
                         run.put(block)
+                        with self._lock:
+                            self._put += block.count
+                            self._put_bytes += block.values_bytes
                     checksum = run.finish()
                     if checksum is not None:
                         self._checksums.add(self.task.job_id, run.number, checksum)

@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -36,16 +37,19 @@ from ..delivery import (
     TaskOutput,
 )
 from ..errors import ForebayError
+from ..http.opening import open_http_thread
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
+from ..transport.sessions import Sessions
 from . import not_a_dispatcher
 from .bundle_checksums import BundleChecksums
 from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
+from .observed import ObservedWorker
 from .observer import Observer
 from .options import WorkerOptions
 from .running_tasks import AnyTask, RunningTasks
@@ -54,6 +58,9 @@ from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
 from .task_states import JournalSeen, Listed, StopAsked
 from .tasks import DeliveryCounter, TaskRunner
+
+if TYPE_CHECKING:
+    from ..http.server import HttpThread
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +123,8 @@ class Worker:
         )
         self._registration = pb.WorkerHeartbeatRequest()
         self.address = ""
+        self.heard_s: float | None = None  # when the dispatcher last answered a heartbeat
+        self._http: HttpThread | None = None
         grpc_is_used()
         self._grpc = grpc.server(
             ThreadPoolExecutor(
@@ -142,6 +151,7 @@ class Worker:
         try:
             bound = bind(self._grpc, options.host, options.port, self._credentials)
             self.address = advertised_address(options.address, bound)
+            self._http = open_http_thread(ObservedWorker(self), options, self._credentials)
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address
             )
@@ -201,6 +211,8 @@ class Worker:
         self.tasks.join(give_up_s)  # after the join above: the heartbeat may just have added one
         self._streams.join(give_up_s)
         self._pipelines.close()
+        if self._http is not None:
+            self._http.stop()
         return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
@@ -221,6 +233,27 @@ class Worker:
         """The unfinished tasks without consumers. `stop` doesn't wait for these to be read."""
         unfinished = [runner.task.task_id for runner in self.tasks.unfinished()]
         return [task_id for task_id in unfinished if not self.consumers.is_read(task_id)]
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of its HTTP port; "" without one."""
+        return "" if self._http is None else self._http.address
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it drains or stops."""
+        return self._registration.draining or self._stopping.is_set()
+
+    @property
+    def lost_its_heart(self) -> bool:
+        """Whether the thread of its heartbeats has ended before the worker."""
+        begun = self._heartbeats.ident is not None
+        return begun and not (self._heartbeats.is_alive() or self._stopping.is_set())
+
+    @property
+    def sessions(self) -> Sessions:
+        """Of its consumers."""
+        return self._blocks.sessions
 
     @property
     def num_tasks(self) -> int:
@@ -327,6 +360,7 @@ class Worker:
 
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""
+        self.heard_s = time.monotonic()
         self._dispatcher.learn(response.journal)
         if response.journal.journal_id != self.journal_id:
             self._checksums.forget()

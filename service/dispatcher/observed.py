@@ -1,4 +1,4 @@
-"""HttpFace: what the dispatcher says over HTTP about its role, its state and its journal."""
+"""ObservedDispatcher: what the dispatcher says over HTTP about its role, its state and its journal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SNAPSHOT_AGE = Family(
 )  # fmt: skip
 
 
-class HttpFace:
+class ObservedDispatcher:
     """Implements `Observed` (service/http/server.py)."""
 
     def __init__(self, storage: Storage, candidate: Candidate, standby: StandbyHandler) -> None:
