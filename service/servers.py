@@ -442,8 +442,7 @@ class WorkerServer(_Server):
 
     @property
     def http_address(self) -> str:
-        """HOST:PORT of /metrics, /healthz and /readyz, such as "127.0.0.1:9100"; "" without them.
-        """
+        """HOST:PORT of its HTTP port (`http_port`); "" without one."""
         return self._worker.http_address
 
     def _num_tasks(self) -> int:

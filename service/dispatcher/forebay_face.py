@@ -27,7 +27,6 @@ from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
-from ..metrics import shown
 from ..pipelines import definitions
 from ..pipelines.definitions import (
     compresses,
@@ -38,6 +37,7 @@ from ..pipelines.definitions import (
 )
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
+from ..user_metrics import shown
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .slices import in_slices

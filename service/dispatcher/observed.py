@@ -1,4 +1,4 @@
-"""ObservedDispatcher: what the dispatcher says over HTTP about its role, its state and its journal."""
+"""ObservedDispatcher: what a dispatcher says over HTTP of its role, its state and its journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...journal.snapshots import decode_snapshot
 from ...storage import Storage, StorageError
 from ...storage.durations import BOUNDS_S, Durations
 from ..core.state import Job, State
-from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Sample
+from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured
 from .candidate import Candidate
 from .dispatcher import Dispatcher
 from .event_counts import EventCounts
@@ -134,11 +134,11 @@ class ObservedDispatcher:
             return "the lease has expired, and is not renewed yet: the storage does not answer"
         return ""
 
-    async def samples(self) -> list[Sample]:
+    async def measured(self) -> list[Measured]:
         await self._counts.catch_up()
-        return [sample for sample in await in_slices(self._samples()) if sample is not None]
+        return [sample for sample in await in_slices(self._measured()) if sample is not None]
 
-    def _samples(self) -> Iterator[Sample | None]:
+    def _measured(self) -> Iterator[Measured | None]:
         """With None in between, where other requests may run."""
         dispatcher = self._dispatcher
         state = self._candidate.state if dispatcher is None else dispatcher.state
@@ -149,15 +149,15 @@ class ObservedDispatcher:
         yield SEQUENCE(state.sequence)
         for kind, count in [*self._counts.events.items()]:
             yield EVENTS(count, kind)
-        yield from self._counts.splits.samples(SPLITS)
-        yield from self._counts.bundles.samples(BUNDLES)
+        yield from self._counts.splits.measured(SPLITS)
+        yield from self._counts.bundles.measured(BUNDLES)
         if dispatcher is not None:
             yield STRANGERS(len(dispatcher.history.strangers()))
             yield from _totals(state)
             yield from _jobs(state)
             yield from self._journal(dispatcher)
 
-    def _journal(self, dispatcher: Dispatcher) -> Iterator[Sample]:
+    def _journal(self, dispatcher: Dispatcher) -> Iterator[Measured]:
         journal, state = dispatcher.journal, dispatcher.state
         yield NOT_DURABLE(journal.sequence - journal.durable_sequence)
         yield APPENDS(_buckets(journal.appends))
@@ -179,7 +179,7 @@ def _newest_snapshot(storage: Storage) -> tuple[int, int]:
     return sequence, decode_snapshot(sequence, storage.read_snapshot(sequence)).time_ms
 
 
-def _totals(state: State) -> Iterator[Sample]:
+def _totals(state: State) -> Iterator[Measured]:
     draining = sum(worker.draining for worker in state.workers.values())
     yield WORKERS(len(state.workers) - draining, "ready")
     yield WORKERS(draining, "draining")
@@ -189,7 +189,7 @@ def _totals(state: State) -> Iterator[Sample]:
     yield SAVES(len(state.saves))
 
 
-def _jobs(state: State) -> Iterator[Sample | None]:
+def _jobs(state: State) -> Iterator[Measured | None]:
     """Of the jobs that were used last, and the sums of the others."""
     jobs = sorted(state.jobs.values(), key=lambda job: job.used_ms, reverse=True)
     consumers = tasks = 0

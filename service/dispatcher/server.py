@@ -19,8 +19,8 @@ from ..http.opening import open_http
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
-from .observed import ObservedDispatcher
 from .listener import ServedPort, StandbyHandler
+from .observed import ObservedDispatcher
 from .options import DispatcherOptions
 from .tensorflow_face import TensorFlowFace
 

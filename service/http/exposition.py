@@ -14,28 +14,28 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from .families import Buckets, Family, Sample
+from .families import Buckets, Family, Measured
 
 _PROCESS = ProcessCollector(registry=None), PlatformCollector(registry=None)
 
 
-def encode(samples: Iterable[Sample], accept: str) -> tuple[bytes, str]:
+def encode(samples: Iterable[Measured], accept: str) -> tuple[bytes, str]:
     """The samples, and those of this process, in the format that the header `Accept` prefers; and
     that format's content type."""
     encoder, content_type = choose_encoder(accept)
     return encoder(_Collected([*collected(samples)])), content_type
 
 
-def collected(samples: Iterable[Sample]) -> Iterator[Metric]:
+def collected(samples: Iterable[Measured]) -> Iterator[Metric]:
     """The samples as prometheus-client's own, each family once."""
-    by_family: dict[Family, list[Sample]] = {}
+    by_family: dict[Family, list[Measured]] = {}
     for sample in samples:
         by_family.setdefault(sample.family, []).append(sample)
     for family, its in by_family.items():
         yield _metric(family, its)
 
 
-def _metric(family: Family, samples: list[Sample]) -> Metric:
+def _metric(family: Family, samples: list[Measured]) -> Metric:
     name, text, labels = family.name, family.help, family.labels
     if family.kind == "histogram":
         histogram = HistogramMetricFamily(name, text, labels=labels)

@@ -1,6 +1,6 @@
 """Metrics as plain data: what each is called, and what it is now.
 
-A module declares a `Family` for each metric, and makes `Sample`s of it when somebody asks. So the
+A module declares a `Family` for each metric, and makes `Measured`s of it when somebody asks. So the
 work is done at a scrape, and only exposition.py needs prometheus-client.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from ..metrics import cut_name
+from ..user_metrics import cut_name
 
 MOST_LABELLED = 100
 """How many jobs, or workers, have label values of their own."""
@@ -26,7 +26,7 @@ class Buckets(NamedTuple):
     sum: float
 
 
-class Sample(NamedTuple):
+class Measured(NamedTuple):
     family: Family
     value: float | Buckets
     labels: tuple[str, ...]
@@ -40,8 +40,8 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...] = ()
 
-    def __call__(self, value: float | Buckets, *labels: object) -> Sample:
-        return Sample(self, value, tuple(label_value(str(label)) for label in labels))
+    def __call__(self, value: float | Buckets, *labels: object) -> Measured:
+        return Measured(self, value, tuple(label_value(str(label)) for label in labels))
 
 
 def label_value(text: str) -> str:
@@ -65,7 +65,7 @@ class Tallies:
     def add(self, key: str, amounts: Mapping[str, float]) -> None:
         counts = self._of.setdefault(key, Counter())
         self._of.move_to_end(key)
-        counts.update(amounts)  # type: ignore[arg-type]  # seconds are no integers
+        counts.update(amounts)
         if len(self._of) > self._most:
             self._other.update(self._of.popitem(last=False)[1])
 
@@ -73,7 +73,7 @@ class Tallies:
         """Whether the key has counts of its own."""
         return key in self._of
 
-    def samples(self, families: Mapping[str, Family]) -> Iterator[Sample]:
+    def measured(self, families: Mapping[str, Family]) -> Iterator[Measured]:
         """Of the kinds in `families`, with the key as first label."""
         for key, counts in [*self._of.items(), *([(OTHER, self._other)] if self._other else [])]:
             for kind, family in families.items():

@@ -23,7 +23,7 @@ from ..connections.admission import Admission
 from ..connections.credentials import Credentials
 from ..errors import AddressInUse, Unauthenticated
 from .exposition import encode
-from .families import Sample
+from .families import Measured
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Observed(Protocol):
     def unready(self) -> str:
         """Why it does not serve; "" if it does."""
 
-    async def samples(self) -> Sequence[Sample]:
+    async def measured(self) -> Sequence[Measured]:
         """Its metrics."""
 
 
@@ -60,7 +60,7 @@ class HttpServer:
         self._observed = observed
         self._credentials = credentials
         self._admission = None if credentials is None else Admission(credentials)
-        self._scrape: asyncio.Task[Sequence[Sample]] | None = None
+        self._scrape: asyncio.Task[Sequence[Measured]] | None = None
         self.app = web.Application()
         self.app.router.add_get("/healthz", self._state(observed.unhealthy))
         self.app.router.add_get("/readyz", self._state(observed.unready))
@@ -119,24 +119,28 @@ class HttpServer:
                 "signed, as Prometheus's tls_config has it"
             )
 
-    def _state(self, why_not: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _state(
+        self, why_not: Callable[[], str]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(_: web.Request) -> web.Response:
             why = why_not()
-            return web.Response(status=503 if why else 200, text=f"{why or 'ok'}\n", headers=HEADERS)
+            return web.Response(
+                status=503 if why else 200, text=f"{why or 'ok'}\n", headers=HEADERS
+            )
 
         return answer
 
     async def _metrics(self, request: web.Request) -> web.Response:
         # Scrapes at the same time share the work, and one that goes away does not end it.
         if self._scrape is None or self._scrape.done():
-            self._scrape = asyncio.create_task(self._samples(), name="forebay-scrape")
+            self._scrape = asyncio.create_task(self._measured(), name="forebay-scrape")
         samples = await asyncio.shield(self._scrape)
         accept = request.headers.get("Accept", "")
         text, content_type = await asyncio.to_thread(encode, samples, accept)
         return web.Response(body=text, headers={"Content-Type": content_type, **HEADERS})
 
-    async def _samples(self) -> Sequence[Sample]:
-        return await self._observed.samples()
+    async def _measured(self) -> Sequence[Measured]:
+        return await self._observed.measured()
 
 
 class HttpThread:

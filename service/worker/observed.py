@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from ..http.families import Family, Sample
-
-if TYPE_CHECKING:
-    from .worker import Worker
+from ..delivery import MemoryBudget
+from ..http.families import Family, Measured
+from ..transport.sessions import Sessions
+from .running_tasks import RunningTasks
+from .task_consumers import TaskConsumers
 
 _TASK_SECONDS = "forebay_worker_task_{}_seconds_total"
 COUNTS = {
@@ -59,41 +60,60 @@ AWAY = Family(
 )
 
 
+class Condition(NamedTuple):
+    """How a worker is."""
+
+    has_failed: bool  # the thread of its heartbeats has ended before it
+    is_leaving: bool  # it drains or stops
+    heard_s: float | None  # when the dispatcher last answered a heartbeat, monotonic
+    streams: int  # of saves that it writes
+
+
 class ObservedWorker:
     """Implements `Observed` (service/http/server.py)."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        tasks: RunningTasks,
+        consumers: TaskConsumers,
+        sessions: Sessions,
+        budget: MemoryBudget,
+        condition: Callable[[], Condition],
+    ) -> None:
+        self._tasks = tasks
+        self._consumers = consumers
+        self._sessions = sessions
+        self._budget = budget
+        self._condition = condition
 
     def unhealthy(self) -> str:
-        return "its heartbeats have ended" if self._worker.lost_its_heart else ""
+        return "the thread of its heartbeats has ended" if self._condition().has_failed else ""
 
     def unready(self) -> str:
-        if not self._worker.tasks.states.worker_id:
+        if not self._tasks.states.worker_id:
             return "not registered with a dispatcher yet"
-        return "drains" if self._worker.is_leaving else ""
+        return "drains" if self._condition().is_leaving else ""
 
-    async def samples(self) -> list[Sample]:
-        return [*self._samples()]
+    async def measured(self) -> list[Measured]:
+        return [*self._measured()]
 
-    def _samples(self) -> Iterator[Sample]:
-        worker = self._worker
-        yield REGISTERED(worker.tasks.states.worker_id != 0)
-        yield DRAINING(worker.is_leaving)
-        if worker.heard_s is not None:
-            yield HEARD(time.monotonic() - worker.heard_s)
-        yield from worker.tasks.counts(COUNTS)
-        runners = worker.tasks.unfinished()
+    def _measured(self) -> Iterator[Measured]:
+        condition = self._condition()
+        yield REGISTERED(self._tasks.states.worker_id != 0)
+        yield DRAINING(condition.is_leaving)
+        if condition.heard_s is not None:
+            yield HEARD(time.monotonic() - condition.heard_s)
+        yield from self._tasks.counts(COUNTS)
+        runners = self._tasks.unfinished()
         parked = sum(runner.is_parked for runner in runners)
         yield TASKS(len(runners) - parked, "running")
         yield TASKS(parked, "parked")
-        read = worker.consumers.read_tasks()
+        read = self._consumers.read_tasks()
         yield READ_TASKS(sum(runner.task.task_id in read for runner in runners))
-        yield STREAMS(sum(not complete for _, _, complete in worker.streams))
-        yield BUFFER(worker.idle.budget.held)
-        yield BUFFER_LIMIT(worker.idle.budget.max_bytes)
+        yield STREAMS(condition.streams)
+        yield BUFFER(self._budget.held)
+        yield BUFFER_LIMIT(self._budget.max_bytes)
         yield BUFFERED(sum(runner.output.waiting_elements for runner in runners))
-        sessions = worker.sessions
-        yield CONNECTIONS(sessions.connections - sessions.reconnects, "first")
-        yield CONNECTIONS(sessions.reconnects, "again")
-        yield AWAY(len(sessions.away()))
+        yield CONNECTIONS(self._sessions.connections - self._sessions.reconnects, "first")
+        yield CONNECTIONS(self._sessions.reconnects, "again")
+        yield AWAY(len(self._sessions.away()))

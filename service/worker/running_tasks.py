@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from ..http.families import Family, Sample, Tallies
+from ..http.families import Family, Measured, Tallies
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
 from .bundle_tasks import BundleTask
@@ -134,12 +134,12 @@ class RunningTasks:
                 self._count(runner)
                 self._counted.pop(runner, None)
 
-    def counts(self, families: Mapping[str, Family]) -> list[Sample]:
+    def counts(self, families: Mapping[str, Family]) -> list[Measured]:
         """By job: what its tasks have done here so far, ended ones included."""
         with self._lock:
             for runner in [*self._runners.values(), *self._ending]:
                 self._count(runner)
-            return [*self._tallies.samples(families)]
+            return [*self._tallies.measured(families)]
 
     def _count(self, runner: AnyTask) -> None:
         before, now = self._counted.get(runner, {}), runner.counts()

@@ -13,10 +13,10 @@ from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
-from ..metrics import Totals
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
+from ..user_metrics import Totals
 from .leases import HAND_BACK_S, LeaseFeed
 from .observer import Observer, Undelivered
 

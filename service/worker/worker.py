@@ -42,14 +42,13 @@ from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
-from ..transport.sessions import Sessions
 from . import not_a_dispatcher
 from .bundle_checksums import BundleChecksums
 from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
-from .observed import ObservedWorker
+from .observed import Condition, ObservedWorker
 from .observer import Observer
 from .options import WorkerOptions
 from .running_tasks import AnyTask, RunningTasks
@@ -123,7 +122,7 @@ class Worker:
         )
         self._registration = pb.WorkerHeartbeatRequest()
         self.address = ""
-        self.heard_s: float | None = None  # when the dispatcher last answered a heartbeat
+        self._heard_s: float | None = None  # when the dispatcher last answered a heartbeat
         self._http: HttpThread | None = None
         grpc_is_used()
         self._grpc = grpc.server(
@@ -151,7 +150,10 @@ class Worker:
         try:
             bound = bind(self._grpc, options.host, options.port, self._credentials)
             self.address = advertised_address(options.address, bound)
-            self._http = open_http_thread(ObservedWorker(self), options, self._credentials)
+            observed = ObservedWorker(
+                self.tasks, self.consumers, self._blocks.sessions, self.idle.budget, self._condition
+            )
+            self._http = open_http_thread(observed, options, self._credentials)
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address
             )
@@ -240,22 +242,6 @@ class Worker:
         return "" if self._http is None else self._http.address
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether it drains or stops."""
-        return self._registration.draining or self._stopping.is_set()
-
-    @property
-    def lost_its_heart(self) -> bool:
-        """Whether the thread of its heartbeats has ended before the worker."""
-        begun = self._heartbeats.ident is not None
-        return begun and not (self._heartbeats.is_alive() or self._stopping.is_set())
-
-    @property
-    def sessions(self) -> Sessions:
-        """Of its consumers."""
-        return self._blocks.sessions
-
-    @property
     def num_tasks(self) -> int:
         """The number of unfinished tasks."""
         return len(self.tasks.unfinished())
@@ -321,6 +307,16 @@ class Worker:
     def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
         return not self.consumers.is_read(runner.task.task_id) or runner.join(within_s)
 
+    def _condition(self) -> Condition:
+        beats = self._heartbeats.ident is None or self._heartbeats.is_alive()
+        stops = self._stopping.is_set()
+        return Condition(
+            has_failed=not (beats or stops),
+            is_leaving=self._registration.draining or stops,
+            heard_s=self._heard_s,
+            streams=sum(not complete for _, _, complete in self.streams),
+        )
+
     # -- the dispatcher ------------------------------------------------------------------------
 
     def _metrics(self) -> list[TaskMetrics]:
@@ -360,7 +356,7 @@ class Worker:
 
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""
-        self.heard_s = time.monotonic()
+        self._heard_s = time.monotonic()
         self._dispatcher.learn(response.journal)
         if response.journal.journal_id != self.journal_id:
             self._checksums.forget()

@@ -63,7 +63,7 @@ class FileWriter(Writer):
         self, claim: WriterClaim, segment_bytes: int, end: Position, segment: int | None
     ) -> None:
         """Continue at `end`. `segment` is the last segment's descriptor, None without segments."""
-        self.syncs = Durations()
+        self.syncs = self._syncs = Durations()
         self.term = claim.term
         self.lease_ms = claim.lease_ms
         self.last_sequence = end.sequence - 1
@@ -102,7 +102,7 @@ class FileWriter(Writer):
             write_all(self._segment, data)
             since_s = time.monotonic()
             os.fdatasync(self._segment)
-            self.syncs.add(time.monotonic() - since_s)
+            self._syncs.add(time.monotonic() - since_s)
             durable = True
             if not self._named:  # reveals the loss of a segment or of a takeover's directory
                 raise_last(self._claim.held_term, self.term, last)

@@ -21,6 +21,7 @@ from forebay.service.dispatcher import (
     decider,
     forebay_face,
     save_directory,
+    slices,
     tensorflow_face,
 )
 from forebay.service.dispatcher.dispatcher import Dispatcher
