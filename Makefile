@@ -31,6 +31,7 @@ test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among 
 test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
 	@scripts/redis
 	@scripts/postgres
+	@scripts/promtool
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
 	$(BIN)/pytest -n 3 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) || \
 		scripts/retry_failed $$?

@@ -143,10 +143,11 @@ class ObservedDispatcher:
         dispatcher = self._dispatcher
         state = self._candidate.state if dispatcher is None else dispatcher.state
         yield LEADS(dispatcher is not None)
-        yield TERM(state.term)
+        if state.term:  # else a standby has not read the journal yet
+            yield TERM(state.term)
+            yield SEQUENCE(state.sequence)
         yield DISPLACED(self._displaced)
         yield REFUSED(self._standby.refused)
-        yield SEQUENCE(state.sequence)
         for kind, count in [*self._counts.events.items()]:
             yield EVENTS(count, kind)
         yield from self._counts.splits.measured(SPLITS)

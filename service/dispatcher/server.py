@@ -48,7 +48,12 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     candidate = Candidate(storage, options, address, place_of(bound))
     refusal = StandbyHandler(candidate.leader)
     face = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
-    http = None if face is None else await open_http(face, options, credentials)
+    try:
+        http = None if face is None else await open_http(face, options, credentials)
+    except BaseException:
+        await listener.close(0)
+        storage.close()
+        raise
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
