@@ -7,7 +7,7 @@ work is done at a scrape, and only exposition.py needs prometheus-client.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from ..user_metrics import cut_name
@@ -51,6 +51,10 @@ def label_value(text: str) -> str:
     return cut_name(text)
 
 
+Made = Callable[[float, str], Measured]
+"""A Family with one label, or a function that adds others."""
+
+
 class Tallies:
     """Counts of several kinds for each key, of which MOST_LABELLED are kept apart.
 
@@ -73,8 +77,8 @@ class Tallies:
         """Whether the key has counts of its own."""
         return key in self._of
 
-    def measured(self, families: Mapping[str, Family]) -> Iterator[Measured]:
-        """Of the kinds in `families`, with the key as first label."""
+    def measured(self, families: Mapping[str, Made]) -> Iterator[Measured]:
+        """Of the kinds in `families`, each made of its value and the key."""
         for key, counts in [*self._of.items(), *([(OTHER, self._other)] if self._other else [])]:
             for kind, family in families.items():
                 yield family(counts[kind], key)

@@ -7,28 +7,31 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..delivery import MemoryBudget
-from ..http.families import Family, Measured
+from ..http.families import Family, Made, Measured
 from ..transport.sessions import Sessions
 from .running_tasks import RunningTasks
 from .task_consumers import TaskConsumers
 
-_TASK_SECONDS = "forebay_worker_task_{}_seconds_total"
-COUNTS = {
-    "elements": Family(
-        "forebay_worker_elements_total", "counter", "Elements that its pipelines made.", ("job_id",)
-    ),
-    "bytes": Family(
-        "forebay_worker_bytes_total", "counter", "Bytes of these elements.", ("job_id",)
-    ),
-    **{
-        kind: Family(_TASK_SECONDS.format(kind), "counter", text, ("job_id",))
-        for kind, text in (
-            ("working", "Time in which the pipelines of tasks made elements."),
-            ("backpressured", "Time in which they waited for consumers to take elements."),
-            ("no_split", "Time in which they waited for the dispatcher to lease splits."),
-            ("unread", "Time in which they waited for a first consumer."),
-        )
-    },
+ELEMENTS = Family(
+    "forebay_worker_elements_total", "counter", "Elements that its pipelines made.", ("job_id",)
+)
+BYTES = Family("forebay_worker_bytes_total", "counter", "Bytes of these elements.", ("job_id",))
+SECONDS = Family(
+    "forebay_worker_task_seconds_total", "counter",
+    "Time in which pipelines of tasks were open: working; backpressured, while consumers took no "
+    "elements; no_split, while the dispatcher leased none; unread, before a first consumer.",
+    ("job_id", "state"),
+)  # fmt: skip
+
+
+def _seconds(state: str) -> Made:
+    return lambda seconds, job_id: SECONDS(seconds, job_id, state)
+
+
+COUNTS: dict[str, Made] = {
+    "elements": ELEMENTS,
+    "bytes": BYTES,
+    **{state: _seconds(state) for state in ("working", "backpressured", "no_split", "unread")},
 }
 REGISTERED = Family(
     "forebay_worker_registered", "gauge", "1 once the dispatcher has registered it, else 0."

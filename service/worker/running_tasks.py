@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from ..http.families import Family, Measured, Tallies
+from ..http.families import Made, Measured, Tallies
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
 from .bundle_tasks import BundleTask
@@ -134,7 +134,7 @@ class RunningTasks:
                 self._count(runner)
                 self._counted.pop(runner, None)
 
-    def counts(self, families: Mapping[str, Family]) -> list[Measured]:
+    def counts(self, families: Mapping[str, Made]) -> list[Measured]:
         """By job: what its tasks have done here so far, ended ones included."""
         with self._lock:
             for runner in [*self._runners.values(), *self._ending]:

@@ -7,6 +7,7 @@ import http.client
 import pathlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -70,10 +71,11 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
             assert service.metrics(registry)["open_consumers"] == 1
             assert value(scraped(port), "forebay_dispatcher_consumers") == 1
             number = 1 + sum(1 for _ in elements)
-        series, told = scraped(port), status(dispatcher)
-        (job,) = told["jobs"]  # type: ignore[misc,attr-defined]
-        (source,) = job["iterations"][0]["sources"]  # type: ignore[has-type]
-        of_job = {"job_id": str(job["job_id"])}  # type: ignore[has-type]
+        series = scraped(port)
+        told: Any = status(dispatcher)
+        (job,) = told["jobs"]
+        (source,) = job["iterations"][0]["sources"]
+        of_job = {"job_id": str(job["job_id"])}
         assert value(series, "forebay_job_splits_begun_total", **of_job) == source["begun"]
         assert value(series, "forebay_job_splits_lost_total", **of_job) == source["lost"] == 0
         leased = value(series, "forebay_job_splits_leased_total", **of_job)
@@ -97,7 +99,8 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
         assert (made, size) == (number, 8 * ELEMENTS)
         assert sum(value(x, "forebay_worker_connections_total", kind="first") for x in there) == 2
         for one in there:
-            assert value(one, "forebay_worker_task_working_seconds_total", **of_job) > 0
+            of_state = {**of_job, "state": "working"}
+            assert value(one, "forebay_worker_task_seconds_total", **of_state) > 0
         after = service.metrics(registry)
         ours = parsed(prometheus_client.generate_latest(registry).decode())
         assert after["elements"] - before["elements"] == number
