@@ -51,7 +51,7 @@ def label_value(text: str) -> str:
     return cut_name(text)
 
 
-Made = Callable[[float, str], Measured]
+Made = Family | Callable[[float, str], Measured]
 """A Family with one label, or a function that adds others."""
 
 
