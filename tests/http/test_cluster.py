@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from forebay import service
 from forebay.service.processes import free_port
 
+from ..cluster import WorkerProcess
 from ..standbys import LEASE_MS, status, wait_until
 from ..stock import DispatcherProcess
 
@@ -116,6 +117,33 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
         workers[0].stop()
         with pytest.raises(OSError):
             get(address, "/healthz")
+
+
+def test_a_wait_has_its_cause(tmp_path: pathlib.Path) -> None:
+    def waited(cause: str) -> float:
+        seconds: float = service.metrics()["wait_seconds"][cause]
+        return seconds
+
+    with DispatcherProcess(tmp_path / "j") as dispatcher:
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(1 << 40))
+        elements = service.read(dispatcher.target, dataset_id, data_transfer_protocol="tcp")
+        got = threading.Semaphore(0)
+
+        def read() -> None:
+            for _ in elements:
+                got.release()
+
+        before = {cause: waited(cause) for cause in ("no_task", "network")}
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_until(lambda: waited("no_task") > before["no_task"])
+        with WorkerProcess(dispatcher.address) as worker:
+            got.acquire()
+            worker.kill()
+        wait_until(lambda: waited("network") > before["network"])
+        with WorkerProcess(dispatcher.address):
+            elements.leave()  # with the next element
+            reader.join()
 
 
 def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> None:
