@@ -271,7 +271,9 @@ def _longest_wait(setting: Setting, in_order: bool, step_s: float) -> float:
 def _servers(setting: Setting) -> Iterator[tuple[str, list[Any]]]:
     """A dispatcher's address, and two workers."""
     with contextlib.ExitStack() as stack:
-        dispatcher = stack.enter_context(our_dispatcher(setting.directory("ordered")))
+        given_up = ("--worker-timeout-ms", 60_000)  # of a worker that is silent; the default
+        directory = setting.directory("ordered")
+        dispatcher = stack.enter_context(our_dispatcher(directory, 0, *given_up))
         workers = [stack.enter_context(our_worker(dispatcher)) for _ in range(2)]
         for worker in workers:
             worker.wait_until_serving()

@@ -7,6 +7,8 @@ ForebayError
 │   ├── NotFound             the request names something that the dispatcher does not know
 │   ├── FailedPrecondition   the state does not allow the request; a retry does not help
 │   ├── Unauthenticated      the peer has proved to be nobody who is let in
+│   ├── PermissionDenied     the peer may not do that
+│   ├── ResourceExhausted    the peer has as much as it may have
 │   └── Unimplemented        this version does not support the request
 ├── Unavailable              retry: the dispatcher is stopping or away
 │   └── AnotherJournal       the dispatcher does not have the journal that the caller knows
@@ -40,8 +42,10 @@ __all__ = [
     "InvalidArgument",
     "NotFound",
     "PeerFailed",
+    "PermissionDenied",
     "PipelineError",
     "ProtocolError",
+    "ResourceExhausted",
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",
@@ -69,6 +73,14 @@ class FailedPrecondition(ForebayError, RuntimeError):
 class Unauthenticated(ForebayError):
     """The peer lacks credentials, or does not accept ours. A retry does not help until the files
     change."""
+
+
+class PermissionDenied(ForebayError):
+    """The peer is let in, and the dispatcher's access rules do not allow it this call."""
+
+
+class ResourceExhausted(ForebayError):
+    """The peer has as much as the dispatcher's access rules allow it."""
 
 
 class Unimplemented(ForebayError):
@@ -119,6 +131,8 @@ _STATUS: dict[type[ForebayError], str] = {
     AlreadyExists: "ALREADY_EXISTS",
     FailedPrecondition: "FAILED_PRECONDITION",
     Unauthenticated: "UNAUTHENTICATED",
+    PermissionDenied: "PERMISSION_DENIED",
+    ResourceExhausted: "RESOURCE_EXHAUSTED",
     Unimplemented: "UNIMPLEMENTED",
     AnotherJournal: "ABORTED",
     Unavailable: "UNAVAILABLE",
@@ -131,7 +145,8 @@ _OF_STATUS = {
     _STATUS[e]: e
     for e in (
         *(InvalidArgument, NotFound, AlreadyExists),
-        *(FailedPrecondition, Unauthenticated, Unimplemented, AnotherJournal),
+        *(FailedPrecondition, Unauthenticated, PermissionDenied, ResourceExhausted),
+        *(Unimplemented, AnotherJournal),
     )
 } | dict.fromkeys(("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"), Unavailable)
 

@@ -137,6 +137,13 @@ class ServerOptions:
         bool,
         Option("Listen beyond loopback without TLS: let in whoever reaches this server."),
     ] = False
+    allow_tensorflow_clients: Annotated[
+        bool,
+        Option(
+            "Serve tf.data service's own clients and workers beyond loopback, too: they cannot "
+            "prove who they are."
+        ),
+    ] = False
     load_op_library: Annotated[
         tuple[str, ...],
         Option(

@@ -103,11 +103,13 @@ class DispatcherConfig:
     retention_hours: float | None = None
     deployment_mode: str | None = None
     http_port: int | None = None
+    access_file: str | None = None
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     token_file: str | None = None
     insecure: bool | None = None
+    allow_tensorflow_clients: bool | None = None
     load_op_library: Iterable[str] | None = None
 
     def storage_url(self) -> str:
@@ -230,7 +232,7 @@ class DispatchServer(_Server):
 
     def _num_workers(self) -> int:
         """The number of registered workers. tf.data service's tests call this."""
-        answer = self._ask(pb.GetStatusRequest(), pb.GetStatusResponse)
+        answer = self._ask(pb.GetStatusRequest(workers_only=True), pb.GetStatusResponse)
         return len(json.loads(answer.status)["workers"])
 
     def _snapshot_streams(self, path: str) -> Sequence[tf.SnapshotStreamInfo]:
@@ -308,6 +310,7 @@ class WorkerConfig:
     tls_key: str | None = None
     token_file: str | None = None
     insecure: bool | None = None
+    allow_tensorflow_clients: bool | None = None
     load_op_library: Iterable[str] | None = None
 
     def options(self) -> WorkerOptions:

@@ -54,7 +54,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto", "service.http"),
-        "service.connections.credentials",
+        *(f"service.connections.{module}" for module in ("access", "admission")),
+        *(f"service.connections.{module}" for module in ("credentials", "data_keys")),
         "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
@@ -62,7 +63,8 @@ LAYERS: dict[str, set[str]] = {
     "service.delivery": {LOOSE, *WORDS},
     "service.transport": {
         *("service.delivery", "service.connections.protocols", LOOSE, *WORDS),
-        *(f"service.connections.{module}" for module in ("admission", "credentials", "tls_socket")),
+        *(f"service.connections.{module}" for module in ("admission", "credentials")),
+        *(f"service.connections.{module}" for module in ("data_keys", "tls_socket")),
     },
     "service.materialized": {
         *("service.pipelines", "service.connections.dispatcher_client", "service.proto"),
@@ -114,7 +116,8 @@ PURE = {
 # draws lots; or the simulation replaces what of it does (asyncio's loop, LIBRARIES in patches.py).
 HARMLESS = PURE | {
     *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "errno", "importlib"),
-    *("inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "urllib", "weakref"),
+    *("fnmatch", "inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "tomllib"),
+    *("urllib", "weakref"),
     *(
         "google_crc32c",
         "grpc_health",
@@ -135,7 +138,12 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     **{
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
-            *(("admission", "hmac"), ("credentials", "ssl"), ("credentials", "os")),
+            *(
+                ("admission", "hmac"),
+                ("data_keys", "hmac"),
+                ("credentials", "ssl"),
+                ("reloaded", "os"),
+            ),
             ("grpc_server", "grpc"),
             *(("tls_socket", what) for what in ("select", "socket", "ssl")),
         )

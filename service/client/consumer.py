@@ -120,6 +120,7 @@ class Consumer:
             lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
             refused=self._heartbeats.refused,
             reconnected=self._meter.reconnected,
+            credential=lambda: self._heartbeats.credential,
         )
         self.mode: Mode
         if reading.ordered is not None:

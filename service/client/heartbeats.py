@@ -51,6 +51,7 @@ class Heartbeats:
         self._told = ""  # the last logged reason why no worker has a task
         self._has_warned = False  # of what the reader of bundles should know
         self._answered_s = time.monotonic()
+        self.credential = news.data_credential  # for data connections, the newest
         self._report = report
         self._hear = hear
         self._closed = closed
@@ -115,6 +116,7 @@ class Heartbeats:
                     self._hear(error)
                 return
             self._answered_s = time.monotonic()
+            self.credential = news.data_credential
             self._warn(news)
             if news.version != request.version:
                 request.version = news.version

@@ -13,9 +13,12 @@ from ..proto import forebay_pb2 as pb
 LOOK_AGAIN_S = 0.2
 
 
-def fetch_status(client: DispatcherClient, patience_s: float | None) -> dict[str, Any]:
+def fetch_status(
+    client: DispatcherClient, patience_s: float | None, *, workers_only: bool = False
+) -> dict[str, Any]:
     """The dispatcher's status (service/core/status.py). Raises Unavailable."""
-    answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=patience_s)
+    request = pb.GetStatusRequest(workers_only=workers_only)
+    answer = client.call(request, pb.GetStatusResponse, patience_s=patience_s)
     status: dict[str, Any] = json.loads(answer.status)
     return status
 
@@ -41,7 +44,7 @@ def wait_for_workers(
     try:
         while True:
             left_s = None if give_up_s is None else max(0.0, give_up_s - time.monotonic())
-            found = len(fetch_status(client, left_s)["workers"])
+            found = len(fetch_status(client, left_s, workers_only=True)["workers"])
             if found >= count:
                 return
             if left_s == 0:

@@ -7,7 +7,9 @@ is. It checks tokens, and the users of Unix sockets.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import hmac
+import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,6 +24,15 @@ class Identity:
 
     kind: str  # "certificate", "token", or "user": the one of this host that runs the server
     names: tuple[str, ...] = ()  # of a certificate: its common name, then its alternative names
+    token: bytes = dataclasses.field(default=b"", repr=False)  # its digest
+
+    @property
+    def fingerprint(self) -> bytes:
+        """16 bytes that all servers of a cluster find for this peer, and for no other."""
+        parts = [self.kind.encode(), self.token]
+        if not self.token:  # else its name is that of a file here
+            parts += sorted(name.encode() for name in self.names)
+        return hashlib.sha256(b"\0".join(parts)).digest()[:16]
 
     def __str__(self) -> str:
         return f"{self.kind} {', '.join(self.names)}".strip()
@@ -39,7 +50,9 @@ class Admission:
         found = None
         for token in self.credentials.loaded().tokens:
             if hmac.compare_digest(token.value.encode(), given.encode()):
-                found = Identity("token", (token.name,))
+                found = Identity(
+                    "token", (token.name,), hashlib.sha256(token.value.encode()).digest()
+                )
         if found is not None:
             return found
         what = "the token is not one that is known here" if given else "no token was sent"
@@ -77,12 +90,16 @@ class Admission:
 
 
 def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
-    """The names in a peer's certificate, as Python's ssl describes it."""
+    """The names in a peer's certificate, as Python's ssl describes it: those that gRPC finds, too."""
     found = certificate or {}
     subject = [
         value for part in found.get("subject", ()) for key, value in part if key == "commonName"
     ]
-    others = [value for _, value in found.get("subjectAltName", ())]
+    others = [
+        str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
+        for kind, value in found.get("subjectAltName", ())
+        if kind in ("DNS", "IP Address", "URI", "email")
+    ]
     return Identity("certificate", _distinct([*subject, *others]))
 
 

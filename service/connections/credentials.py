@@ -15,18 +15,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import ipaddress
-import logging
 import os
 import ssl
 import stat
-import threading
-import time
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import InvalidArgument
-
-log = logging.getLogger(__name__)
+from .reloaded import Reloaded
 
 VARIABLES = {
     "tls_ca": "FOREBAY_TLS_CA",
@@ -35,9 +30,6 @@ VARIABLES = {
     "token_file": "FOREBAY_TOKEN_FILE",
 }
 """The environment variable of each field of Credentials."""
-
-CHECK_S = 1.0
-"""How often the files are looked at, at most."""
 
 _MAX_TOKEN_BYTES = 4096
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -126,7 +118,7 @@ class Credentials:
 
     def loaded(self) -> LoadedCredentials:
         """What the files hold now. Raises InvalidArgument if they could never be used."""
-        return _files_of(self).loaded()
+        return _files_of(self).content()
 
     def http_context(self) -> ssl.SSLContext:
         """For a server's HTTP port: with the files of the moment in each handshake.
@@ -200,6 +192,8 @@ class _ServerOptions(Protocol):
     def tls_key(self) -> str: ...
     @property
     def token_file(self) -> str: ...
+    @property
+    def allow_tensorflow_clients(self) -> bool: ...
 
 
 def credentials_of_server(options: _ServerOptions) -> Credentials | None:
@@ -234,6 +228,25 @@ def credentials_of_server(options: _ServerOptions) -> Credentials | None:
     return credentials
 
 
+def serves_tensorflow(options: _ServerOptions, credentials: Credentials | None) -> bool:
+    """Whether a server with these options serves tf.data service's own clients and workers.
+
+    They cannot prove who they are. Raises InvalidArgument for a server that would ask them to.
+    """
+    if options.allow_tensorflow_clients and credentials is not None:
+        raise InvalidArgument(
+            "--allow-tensorflow-clients beside TLS: tf.data service's own clients and workers "
+            "cannot speak TLS; leave it out, or run a dispatcher of their own for them"
+        )
+    return credentials is None and (options.allow_tensorflow_clients or is_loopback(options.host))
+
+
+NO_TENSORFLOW = (
+    "this server does not serve tf.data service's own clients and workers, which cannot prove who "
+    "they are: it has TLS, or it listens beyond loopback without --allow-tensorflow-clients"
+)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine's programs reach that address."""
     if host == "localhost":
@@ -247,74 +260,11 @@ def is_loopback(host: str) -> bool:
 # -- files -----------------------------------------------------------------------------------------
 
 
-_known: dict[Credentials, _Files] = {}
-
-
-def _files_of(credentials: Credentials) -> _Files:
-    return _known.setdefault(credentials, _Files(credentials))
-
-
-def _unlock_in_child() -> None:
-    """Another thread may have held a lock when this process was forked."""
-    for files in _known.values():
-        files.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
-
-
-class _Files:
-    """The files of credentials, as they were when they last could be used. Thread-safe."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-        self.lock = threading.Lock()
-        self._loaded: LoadedCredentials | None = None
-        self._seen: Any = None  # the state of the files at the last attempt
-        self._look_at = 0.0
-
-    def loaded(self) -> LoadedCredentials:
-        with self.lock:
-            now = time.monotonic()
-            if self._loaded is not None and now < self._look_at:
-                return self._loaded
-            seen = self._state()
-            if self._loaded is None or seen != self._seen:
-                self._renew(seen)
-            assert self._loaded is not None
-            self._look_at = now + CHECK_S
-            return self._loaded
-
-    def _renew(self, seen: Any) -> None:
-        try:
-            loaded = _load(self._credentials)
-            if (now := self._state()) != seen:  # one of them is old, perhaps
-                seen, loaded = now, _load(self._credentials)
-        except InvalidArgument as error:
-            if self._loaded is None:
-                raise
-            log.warning("the credentials' files have changed, and the old stay in force: %s", error)
-        else:
-            if self._loaded is not None:
-                log.info("new credentials are in force: %s", self._credentials)
-            self._loaded = loaded
-        self._seen = seen
-
-    def _state(self) -> Any:
-        return [_state_of(path) for path in _paths(self._credentials)]
-
-
-def _paths(credentials: Credentials) -> Iterable[str]:
+@functools.cache
+def _files_of(credentials: Credentials) -> Reloaded[LoadedCredentials]:
     values = (getattr(credentials, name) for name in VARIABLES)
-    return [path for value in values if value for path in value.split(",")]
-
-
-def _state_of(path: str) -> tuple[int, ...]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    paths = [path for value in values if value for path in value.split(",")]
+    return Reloaded(f"credentials ({credentials})", paths, functools.partial(_load, credentials))
 
 
 def _load(credentials: Credentials) -> LoadedCredentials:

@@ -17,7 +17,8 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -240,6 +241,11 @@ def _refusal(admission: Admission, details: Any) -> str:
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
 
 
+def current_call() -> grpc.aio.ServicerContext[bytes, bytes] | None:
+    """The RPC that this coroutine serves; None outside of one."""
+    return _call.get(None)
+
+
 def when_answered(callback: Callable[[], object]) -> None:
     """Call it once the RPC that this coroutine serves has been answered, or its client has gone.
     Outside of an RPC, call it on the loop's next turn."""
@@ -267,6 +273,33 @@ def generic_handler(
             for name, method in methods.items()
         },
     )
+
+
+def refusing_handler(
+    service: str, messages: ModuleType, error: ForebayError, *, is_async: bool
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """A handler that answers each method of that service with `error`. `messages` has its messages:
+    <Method>Request and <Method>Response. `is_async`: for a `grpc.aio` server."""
+
+    def refuse(_: object) -> NoReturn:
+        raise error
+
+    async def refuse_async(_: object) -> NoReturn:
+        raise error
+
+    names = (
+        request.removesuffix("Request") for request in messages.DESCRIPTOR.message_types_by_name
+    )
+    methods: dict[str, Method] = {
+        name: (
+            refuse_async if is_async else refuse,
+            getattr(messages, f"{name}Request"),
+            getattr(messages, f"{name}Response"),
+        )
+        for name in names
+        if hasattr(messages, f"{name}Request") and hasattr(messages, f"{name}Response")
+    }
+    return generic_handler(service, methods)
 
 
 def _behaviour(

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import grpc
 
 from . import relay
+from .admission import Admission, Identity
 from .credentials import own_credentials
 from .grpc_server import connect, metadata_of
 
@@ -53,12 +54,13 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-Serve = Callable[[socket.socket, tuple[str, int]], object]
-"""Takes a connected socket, and the peer's IP address ("" if unknown) and port."""
+Serve = Callable[[socket.socket, tuple[str, int], Identity | None], object]
+"""Takes a connected socket, the peer's IP address ("" if unknown) and port, and who it is."""
 
 
-def handlers(serve: Serve) -> grpc.GenericRpcHandler[Any, Any]:
-    """A worker's gRPC service, for a threaded server; `serve` gets each tunnel's socket."""
+def handlers(serve: Serve, admission: Admission | None = None) -> grpc.GenericRpcHandler[Any, Any]:
+    """A worker's gRPC service, for a threaded server; `serve` gets each tunnel's socket. Without
+    `admission` nobody proves who he is."""
     free = threading.Semaphore(MAX_TUNNELS)
 
     def transfer(chunks: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -68,7 +70,8 @@ def handlers(serve: Serve) -> grpc.GenericRpcHandler[Any, Any]:
                 f"this worker has {MAX_TUNNELS} tunnels already; use tcp or unix, or more workers",
             )
         try:
-            yield from _serve_tunnel(chunks, context, serve)
+            peer = None if admission is None else admission.of_call(context)
+            yield from _serve_tunnel(chunks, context, serve, peer)
         finally:
             free.release()
 
@@ -78,7 +81,10 @@ def handlers(serve: Serve) -> grpc.GenericRpcHandler[Any, Any]:
 
 
 def _serve_tunnel(
-    chunks: Iterator[bytes], context: grpc.ServicerContext, serve: Serve
+    chunks: Iterator[bytes],
+    context: grpc.ServicerContext,
+    serve: Serve,
+    peer: Identity | None,
 ) -> Iterator[bytes]:
     ours, served = socket.socketpair()
     with ours:
@@ -90,7 +96,7 @@ def _serve_tunnel(
             target=_write, args=(chunks, ours.dup()), name="forebay-tunnel", daemon=True
         )
         writer.start()
-        serve(served, _address(context.peer()))
+        serve(served, _address(context.peer()), peer)
         yield from _read(ours)
 
 

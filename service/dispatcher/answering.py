@@ -1,6 +1,6 @@
 """The wrapper around every RPC method: no answer leaves that a crash or a new leader could undo.
 
-    request → check history → the method → durable, and still the leader → answer, position
+    request → permitted? → history? → the method → durable, and still the leader → answer, position
 
 So a method only translates: it reads the state or executes a command, and returns the response.
 """
@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..connections.grpc_server import Method
+from ..connections.grpc_server import Method, current_call
 from ..errors import ForebayError, Unavailable
 from .dispatcher import Dispatcher
+from .permissions import Permissions
 
 Function = Callable[[Any], Awaitable[Any]]
 
@@ -26,12 +27,14 @@ def answering(
     functions: Mapping[str, Function],
     deciding: Collection[str],
     askers: Mapping[str, Callable[[Any], str]] | None = None,
+    permissions: Permissions | None = None,
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
     `messages` has <name>Request and <name>Response. `askers` describe the sender of a request, for
     the methods whose requests have the field `known` (a journal position). `deciding` names the
-    methods that answer their own decision: its append proves that this dispatcher leads.
+    methods that answer their own decision: its append proves that this dispatcher leads. Without
+    `permissions`, whoever was let in may call all methods.
     """
     asked = askers or {}
     for name in functions:
@@ -47,6 +50,8 @@ def answering(
 
         async def answer(request: Any) -> Any:
             since_s = time.monotonic() if name in deciding else math.inf
+            if permissions is not None:
+                permissions.check(current_call(), name, request, dispatcher.state)
             if asker is not None:
                 await dispatcher.history.check(asker(request), request.known)
             try:

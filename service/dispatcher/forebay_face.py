@@ -15,7 +15,9 @@ from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import GOODBYE
 from ...storage.errors import Missing
-from ..connections.grpc_server import Method, generic_handler
+from ..connections.admission import Admission
+from ..connections.data_keys import SigningKeys
+from ..connections.grpc_server import Method, current_call, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.bundles import order_message
@@ -24,7 +26,7 @@ from ..core.claims import Claimed
 from ..core.jobs import epochs_over
 from ..core.lengths import lengths_of
 from ..core.read_kinds import why_no_task
-from ..core.state import Iteration, Job, Save, Task, Worker, lease_caller, skip_caller
+from ..core.state import Iteration, Job, Save, State, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
 from ..pipelines import definitions
@@ -40,6 +42,7 @@ from ..proto import tf_service_pb2 as tf
 from ..user_metrics import shown
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .permissions import Permissions
 from .slices import in_slices
 from .worker_polls import worker_poll
 
@@ -95,8 +98,17 @@ _DECIDING = (
 class ForebayFace:
     """The methods of forebay.v1.Dispatcher, one each."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        admission: Admission | None = None,
+        permissions: Permissions | None = None,
+    ) -> None:
+        """Without `admission`, nobody proves who he is; without `permissions`, all may do all."""
         self._dispatcher = dispatcher
+        self._admission = admission
+        self._permissions = permissions
+        self._data_keys = None if admission is None else SigningKeys()
         self._warned_of_lengths: set[str] = set()  # datasets
         self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
@@ -127,7 +139,7 @@ class ForebayFace:
             "EndStream": self.end_stream,
             "GetStatus": self.get_status,
         }
-        return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS)
+        return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS, self._permissions)
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest
@@ -248,7 +260,7 @@ class ForebayFace:
             response.lengths.extend(lengths_of(state, job))
         # In a coordinated read consumers report their round before they get tasks.
         if job.num_consumers is None:
-            response.news.CopyFrom(self._news(iteration))
+            response.news.CopyFrom(self._news(iteration, joined.consumer_id))
         return response
 
     async def _warnings_for(self, job: pb.GetOrCreateJobRequest) -> list[str]:
@@ -298,7 +310,7 @@ class ForebayFace:
                 wait_ms,
             )
             self._iteration_of(consumer_id)
-            response = self._news(iteration)
+            response = self._news(iteration, consumer_id)
             # Without a block_round the consumer continues, with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:
                 response.block_round = iteration.barrier.target_round
@@ -352,8 +364,12 @@ class ForebayFace:
             version=version,
         )
 
-    def _news(self, iteration: Iteration) -> pb.ConsumerHeartbeatResponse:
+    def _news(self, iteration: Iteration, consumer_id: int) -> pb.ConsumerHeartbeatResponse:
         tasks = self._dispatcher.state.tasks
+        credential = b""
+        if self._admission is not None and self._data_keys is not None:
+            caller = self._admission.of_call(current_call())
+            credential = self._data_keys.sign(consumer_id, iteration.iteration_id, caller)
         return pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
@@ -361,6 +377,7 @@ class ForebayFace:
             removed=iteration.removed,
             no_task=why_no_task(self._dispatcher.state, iteration),
             warning=describe_mismatches(self._dispatcher.state.jobs[iteration.job_id]),
+            data_credential=credential,
         )
 
     def _task_info(self, task: Task) -> pb.TaskInfo:
@@ -405,6 +422,8 @@ class ForebayFace:
         async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:
             response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
             response.version = news.version
+            if self._data_keys is not None:
+                response.data_keys.extend(self._data_keys.all())
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
             for checked in request.checked:
@@ -562,8 +581,12 @@ class ForebayFace:
             )
         return pb.EndStreamResponse()
 
-    async def get_status(self, _: pb.GetStatusRequest) -> pb.GetStatusResponse:
+    async def get_status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
         dispatcher = self._dispatcher
+        if request.workers_only:
+            workers = State(workers={**dispatcher.state.workers})
+            pieces = encoded_status(workers, (), lambda _: None)
+            return pb.GetStatusResponse(status=b"".join(pieces).decode())
 
         def counted(iteration_id: int) -> dict[str, Any] | None:
             total = dispatcher.user_metrics.total(iteration_id)

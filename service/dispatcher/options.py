@@ -91,6 +91,13 @@ class DispatcherOptions(ServerOptions):
             "How long a leader must be silent before a standby takes over.", least=100, most=HOUR_MS
         ),
     ] = 2_000
+    access_file: Annotated[
+        str,
+        Option(
+            "Who may do what: a TOML file of grants, for certificates' names and tokens' files. "
+            "Without it, whoever is let in may do everything."
+        ),
+    ] = ""
     allow_volatile: Annotated[
         bool, Option("Use a Redis or PostgreSQL whose settings can lose acknowledged events.")
     ] = False

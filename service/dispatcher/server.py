@@ -12,7 +12,9 @@ import signal
 from collections.abc import Callable
 
 from ...storage import open_storage
-from ..connections.credentials import credentials_of_server
+from ..connections.access import AccessRules
+from ..connections.admission import Admission
+from ..connections.credentials import credentials_of_server, serves_tensorflow
 from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
 from ..http.opening import open_http
@@ -22,6 +24,7 @@ from .forebay_face import ForebayFace
 from .listener import ServedPort, StandbyHandler
 from .observed import ObservedDispatcher
 from .options import DispatcherOptions
+from .permissions import Permissions
 from .tensorflow_face import TensorFlowFace
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,9 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     """
     _check(options)
     credentials = credentials_of_server(options)
+    serves_tf = serves_tensorflow(options, credentials)
+    admission = None if credentials is None else Admission(credentials)
+    permissions = _permissions(options, admission)
     listener = ServedPort(
         options.host, options.port, standby=options.standby, credentials=credentials
     )
@@ -47,9 +53,12 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     refusal = StandbyHandler(candidate.leader)
-    face = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
+    observed = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
+    may_see = None if permissions is None else permissions.check_metrics
     try:
-        http = None if face is None else await open_http(face, options, credentials)
+        http = (
+            None if observed is None else await open_http(observed, options, credentials, may_see)
+        )
     except BaseException:
         await listener.close(0)
         storage.close()
@@ -60,7 +69,17 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
         loop.add_signal_handler(number, interrupted.set)
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
-        _lead(listener, candidate, refusal, face, lambda: ready(address)), name="forebay-dispatcher"
+        _lead(
+            listener,
+            candidate,
+            lambda: ready(address),
+            admission,
+            permissions,
+            serves_tf=serves_tf,
+            refusal=refusal,
+            observed=observed,
+        ),
+        name="forebay-dispatcher",
     )
     try:
         await asyncio.wait((lead, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -91,14 +110,30 @@ def _check(options: DispatcherOptions) -> None:
     check_op_libraries(options.load_op_library)
 
 
+def _permissions(options: DispatcherOptions, admission: Admission | None) -> Permissions | None:
+    if not options.access_file:
+        return None
+    if admission is None:
+        raise InvalidArgument(
+            f"--access-file {options.access_file} without TLS: nobody proves who he is; give "
+            "--tls-cert, --tls-key and --tls-ca, too"
+        )
+    return Permissions(AccessRules(options.access_file), admission)
+
+
 async def _lead(
     listener: ServedPort,
     candidate: Candidate,
-    refusal: StandbyHandler,
-    face: ObservedDispatcher | None,
     ready: Callable[[], None],
+    admission: Admission | None = None,
+    permissions: Permissions | None = None,
+    *,
+    serves_tf: bool = True,
+    refusal: StandbyHandler | None = None,
+    observed: ObservedDispatcher | None = None,
 ) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
+    refusal = refusal or StandbyHandler(candidate.leader)
     if candidate.standby:
         await listener.open([refusal], standby=True)
         ready()
@@ -106,16 +141,17 @@ async def _lead(
         dispatcher = await candidate.take_over()
         tensorflow = TensorFlowFace(dispatcher)
         try:
-            faces = [ForebayFace(dispatcher).handlers(), tensorflow.handlers()]
+            own = ForebayFace(dispatcher, admission, permissions).handlers()
+            faces = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
             await listener.open(faces, standby=False)
-            if face is not None:
-                face.lead(dispatcher)
+            if observed is not None:
+                observed.lead(dispatcher)
             if not candidate.standby:
                 ready()
             await dispatcher.stopped.wait()
         finally:
-            if face is not None:
-                face.stop_leading()
+            if observed is not None:
+                observed.stop_leading()
             await dispatcher.finish()
             await listener.close(STOP_GRACE_S)
             await tensorflow.close()

@@ -17,7 +17,8 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import GOODBYE
 from ...journal.splits import grows, split_value
-from ..connections.grpc_server import Method, generic_handler
+from ..connections.credentials import NO_TENSORFLOW
+from ..connections.grpc_server import Method, generic_handler, refusing_handler
 from ..core import commands as c
 from ..core import ranges
 from ..core.base import find_dataset, find_save
@@ -29,6 +30,7 @@ from ..errors import (
     ForebayError,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     Unavailable,
     Unimplemented,
 )
@@ -105,6 +107,11 @@ class TensorFlowFace:
             "GetSnapshotStreams": self.get_snapshot_streams,
         }
         return answering(self._dispatcher, pb, functions, _DECIDING)
+
+    @staticmethod
+    def refusing() -> grpc.GenericRpcHandler[Any, Any]:
+        """In place of `handlers`, for a dispatcher that does not serve this."""
+        return refusing_handler(SERVICE, pb, PermissionDenied(NO_TENSORFLOW), is_async=True)
 
     async def close(self) -> None:
         """Stop pushing tasks to workers."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ..connections.admission import Identity
 from ..connections.credentials import Credentials
 from ..errors import InvalidArgument
 from ..options import ServerOptions
@@ -15,17 +16,21 @@ if TYPE_CHECKING:
 
 
 async def open_http(
-    observed: Observed, options: ServerOptions, credentials: Credentials | None
+    observed: Observed,
+    options: ServerOptions,
+    credentials: Credentials | None,
+    may_see: Callable[[Identity], None] | None = None,
 ) -> HttpServer | None:
     """A server on this event loop; None without --http-port. Raises AddressInUse, InvalidArgument.
 
-    `credentials` are those of the server's other ports.
+    `credentials` are those of the server's other ports. `may_see` raises PermissionDenied for who
+    may not see metrics.
     """
     if options.http_port < 0:
         return None
     with _extra():
         from .server import HttpServer
-    server = HttpServer(observed, credentials)
+    server = HttpServer(observed, credentials, may_see)
     await server.start(options.host, options.http_port)
     return server
 

@@ -19,9 +19,9 @@ from typing import Protocol
 
 from aiohttp import web
 
-from ..connections.admission import Admission
+from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials
-from ..errors import AddressInUse, Unauthenticated
+from ..errors import AddressInUse, PermissionDenied, Unauthenticated
 from .exposition import encode
 from .families import Measured
 
@@ -56,9 +56,16 @@ class Observed(Protocol):
 class HttpServer:
     """Serves on one event loop: that of `start`."""
 
-    def __init__(self, observed: Observed, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        observed: Observed,
+        credentials: Credentials | None,
+        may_see: Callable[[Identity], None] | None = None,
+    ) -> None:
+        """`may_see` raises PermissionDenied for who may not see what `admitted` guards."""
         self._observed = observed
         self._credentials = credentials
+        self._may_see = may_see
         self._admission = None if credentials is None else Admission(credentials)
         self._scrape: asyncio.Task[Sequence[Measured]] | None = None
         self.app = web.Application()
@@ -93,7 +100,7 @@ class HttpServer:
     def admitted(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The handler behind a check of the token, or of the certificate."""
+        """The handler behind a check of the token or the certificate, and of what it may see."""
 
         async def checked(request: web.Request) -> web.StreamResponse:
             try:
@@ -102,22 +109,33 @@ class HttpServer:
                 return web.Response(
                     status=401, text=f"{error}\n", headers={"WWW-Authenticate": "Bearer", **HEADERS}
                 )
+            except PermissionDenied as error:
+                return web.Response(status=403, text=f"{error}\n", headers=HEADERS)
             return await handler(request)
 
         return checked
 
     def _admit(self, request: web.Request) -> None:
-        """Raises Unauthenticated. A certificate that was sent has been checked by TLS."""
+        """Raises Unauthenticated and PermissionDenied."""
         if self._admission is None:
             return
         if self._admission.asks_for_token:
             sent = request.headers.get("Authorization", "")
-            self._admission.of_metadata([("authorization", sent if sent.isascii() else "")])
-        elif request.transport is None or not request.transport.get_extra_info("peercert"):
+            who = self._admission.of_metadata([("authorization", sent if sent.isascii() else "")])
+        else:
+            who = self._of_certificate(request)
+        if self._may_see is not None:
+            self._may_see(who)
+
+    def _of_certificate(self, request: web.Request) -> Identity:
+        """A certificate that was sent has been checked by TLS. Raises Unauthenticated."""
+        transport = request.transport
+        if transport is None or not (found := transport.get_extra_info("peercert")):
             raise Unauthenticated(
                 "no certificate was sent: give the client one that this server's --tls-ca has "
                 "signed, as Prometheus's tls_config has it"
             )
+        return of_certificate(found)
 
     def _state(
         self, why_not: Callable[[], str]
@@ -146,8 +164,13 @@ class HttpServer:
 class HttpThread:
     """An HttpServer on an event loop of its own, in a thread."""
 
-    def __init__(self, observed: Observed, credentials: Credentials | None) -> None:
-        self._server = HttpServer(observed, credentials)
+    def __init__(
+        self,
+        observed: Observed,
+        credentials: Credentials | None,
+        may_see: Callable[[Identity], None] | None = None,
+    ) -> None:
+        self._server = HttpServer(observed, credentials, may_see)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="forebay-http", daemon=True

@@ -269,7 +269,7 @@ class HeldTask(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., lost: _Optional[int] = ..., round: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ConsumerHeartbeatResponse(_message.Message):
-    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task", "warning")
+    __slots__ = ("version", "tasks", "finished", "journal", "block_round", "removed", "no_task", "warning", "data_credential")
     class RemovedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class ConsumerHeartbeatResponse(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     NO_TASK_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    DATA_CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskInfo]
     finished: bool
@@ -293,7 +294,8 @@ class ConsumerHeartbeatResponse(_message.Message):
     removed: _containers.ScalarMap[int, int]
     no_task: str
     warning: str
-    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ..., warning: _Optional[str] = ...) -> None: ...
+    data_credential: bytes
+    def __init__(self, version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., finished: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., block_round: _Optional[int] = ..., removed: _Optional[_Mapping[int, int]] = ..., no_task: _Optional[str] = ..., warning: _Optional[str] = ..., data_credential: _Optional[bytes] = ...) -> None: ...
 
 class TaskInfo(_message.Message):
     __slots__ = ("task_id", "completed", "worker_address", "worker_uid", "transfer_servers", "worker_tags", "stock", "starting_round", "lost")
@@ -366,18 +368,20 @@ class BundleChecksums(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., bundles: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerHeartbeatResponse(_message.Message):
-    __slots__ = ("worker_id", "version", "tasks", "journal", "streams")
+    __slots__ = ("worker_id", "version", "tasks", "journal", "streams", "data_keys")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
+    DATA_KEYS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     version: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
     journal: JournalPosition
     streams: _containers.RepeatedCompositeFieldContainer[Stream]
-    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ...) -> None: ...
+    data_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, worker_id: _Optional[int] = ..., version: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., data_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "iteration_id", "dataset_id", "sharding", "num_sources", "num_shards", "shard", "num_consumers", "cross_trainer_cache", "graph", "order", "job_id")
@@ -630,8 +634,10 @@ class EndStreamResponse(_message.Message):
     def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("workers_only",)
+    WORKERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    workers_only: bool
+    def __init__(self, workers_only: bool = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)

@@ -27,20 +27,22 @@ class Ping(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "consumer_id", "worker_uid", "shares_memory", "codecs", "token")
+    __slots__ = ("version", "consumer_id", "worker_uid", "shares_memory", "codecs", "token", "credential")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
     SHARES_MEMORY_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     version: int
     consumer_id: int
     worker_uid: int
     shares_memory: bool
     codecs: _containers.RepeatedScalarFieldContainer[str]
     token: str
-    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ..., token: _Optional[str] = ...) -> None: ...
+    credential: bytes
+    def __init__(self, version: _Optional[int] = ..., consumer_id: _Optional[int] = ..., worker_uid: _Optional[int] = ..., shares_memory: bool = ..., codecs: _Optional[_Iterable[str]] = ..., token: _Optional[str] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class Read(_message.Message):
     __slots__ = ("task_id", "any", "slice", "rounds", "cached", "received", "subscription", "cut")

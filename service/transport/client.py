@@ -73,12 +73,13 @@ class BlockClient(WorkerClient):
         elements: Share | None = None,
         refused: Callable[[ConnectionRefused | None], None] = lambda _: None,
         reconnected: Callable[[], None] = lambda: None,
+        credential: Callable[[], bytes] = bytes,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
         `addresses` and `refused` are as for WorkerAddresses; "grpc" is skipped without
         `open_tunnel`. `elements` also bounds the elements. `reconnected` is called for each
-        connection but the first.
+        connection but the first. `credential` is what the dispatcher signed for this consumer.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
@@ -91,6 +92,7 @@ class BlockClient(WorkerClient):
         self._consumer_id = consumer_id
         self._reconnected = reconnected
         self._has_connected = False
+        self._credential = credential
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
@@ -255,6 +257,7 @@ class BlockClient(WorkerClient):
             shares_memory=shares,
             codecs=() if protocol == UNIX else CODECS,
             token=token_to_send() if protocol == TCP else "",
+            credential=self._credential(),
         )
         greet(sock, reader, hello)
         max_silence_s = math.inf if protocol == UNIX else SILENCE_S

@@ -95,6 +95,8 @@ def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> N
     if frame is None:
         raise ConnectionResetError(f"{reader.peer} closed the connection instead of a welcome")
     message = parse(frame, reader.peer)
+    if message.refused.broken:  # a newer credential may be accepted
+        raise ProtocolError(f"{reader.peer} refused: {message.refused.reason}")
     if message.WhichOneof("message") == "refused":
         raise WorkerRefused(f"{reader.peer} refused: {message.refused.reason}")
     if message.WhichOneof("message") != "welcome":

@@ -225,8 +225,15 @@ class Session:
 class Connection:
     """One connection of a consumer. `cut` closes its socket, and may be called at any time."""
 
-    def __init__(self, session: Session, lock: threading.Lock, cut: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        lock: threading.Lock,
+        cut: Callable[[], None],
+        iteration_id: int | None = None,
+    ) -> None:
         self.session = session
+        self.iteration_id = iteration_id  # whose tasks may be read on it; None: all
         self.round_trip_s = 0.0  # set before anything is read on it
         self.cut = cut
         self.ready = threading.Condition(lock)  # the outbox has something, or it is closed

@@ -20,8 +20,9 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from ..connections.admission import Admission
+from ..connections.admission import Admission, Identity
 from ..connections.credentials import Credentials
+from ..connections.data_keys import KnownKeys
 from ..connections.tls_socket import ClosedEarly, PlainPeer, TlsError, TlsSocket
 from ..delivery import TaskOutput, orders
 from ..errors import AddressInUse, ProtocolError, Unauthenticated
@@ -83,19 +84,21 @@ class BlockServer:
         max_away_bytes: int = MAX_AWAY_BYTES,
         is_this_host: Callable[[str], bool] | None = None,
         credentials: Credentials | None = None,
+        keys: KnownKeys | None = None,
     ) -> None:
         """Listen on `host` and `port` (0: any); serve from `start` on.
 
         A consumer whose connection ends loses nothing if it reconnects within `linger_s`, unless
         more than `max_away_bytes` are kept for all such consumers. `is_this_host` tells whether an
         IP address belongs to this host; by default, the server asks the system. With `credentials`
-        it speaks TLS over TCP, and over the Unix socket with this process's user only. Raises
-        AddressInUse.
+        it speaks TLS over TCP, and over the Unix socket with this process's user only. With `keys`
+        it checks what the dispatcher signed for a consumer. Raises AddressInUse.
         """
         self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
         self._admission = None if credentials is None else Admission(credentials)
+        self._keys = keys
         self.sessions = Sessions(linger_s, max_away_bytes)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
@@ -124,9 +127,10 @@ class BlockServer:
         host = f"[{host}]" if ":" in host else host
         return [("unix", f"@{name}"), ("tcp", f"{host}:{self.port}")]
 
-    def add_task(self, task_id: int, output: TaskOutput) -> None:
-        """Let consumers read the task. Raises ValueError if it is being served already."""
-        self.sessions.add_task(task_id, output)
+    def add_task(self, task_id: int, output: TaskOutput, iteration_id: int = 0) -> None:
+        """Let consumers of the iteration read the task. Raises ValueError if it is being served
+        already."""
+        self.sessions.add_task(task_id, output, iteration_id)
 
     def remove_task(self, task_id: int) -> None:
         """Further consumers of the task get TaskUnknown; an unknown task is no error.
@@ -206,16 +210,25 @@ class BlockServer:
         sock.setblocking(True)
         self._serve(sock, address[:2] or None, self._admission)
 
-    def serve(self, sock: socket.socket, address: tuple[str, int] | None) -> None:
+    def serve(
+        self,
+        sock: socket.socket,
+        address: tuple[str, int] | None,
+        identity: Identity | None = None,
+    ) -> None:
         """Serve the consumer at the other end of a connected, blocking socket, who was admitted.
 
-        `address` is its IP address ("" if that is unknown) and port, or None over a Unix socket.
-        The socket is closed in the end.
+        `address` is its IP address ("" if that is unknown) and port, or None over a Unix socket;
+        `identity` who it is. The socket is closed in the end.
         """
-        self._serve(sock, address, None)
+        self._serve(sock, address, None, identity)
 
     def _serve(
-        self, sock: socket.socket, address: tuple[str, int] | None, admission: Admission | None
+        self,
+        sock: socket.socket,
+        address: tuple[str, int] | None,
+        admission: Admission | None,
+        identity: Identity | None = None,
     ) -> None:
         far = address is not None and not self._is_this_host(address[0])
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
@@ -236,6 +249,8 @@ class BlockServer:
                 far=far,
                 is_direct=address is None,
                 admission=admission,
+                identity=identity,
+                keys=self._keys,
             )
             try:
                 handler.start()  # before stop() looks for it
@@ -264,12 +279,17 @@ class _Handler:
         far: bool,
         is_direct: bool,
         admission: Admission | None,
+        identity: Identity | None,
+        keys: KnownKeys | None,
     ) -> None:
         """`far`: the consumer is on another host. `is_direct`: a Unix socket leads straight to it,
         so the kernel reports its end; a tunnel's socket leads through gRPC. Without `admission` it
-        was admitted.
+        was admitted, as `identity`.
         """
         self._admission = admission
+        self._identity = identity
+        self._keys = keys
+        self._iteration_id: int | None = None  # whose tasks it may read; None: all
         self._tls: TlsSocket | None = None
         if admission is not None and not is_direct:
             sock = self._tls = TlsSocket(sock, admission.credentials, server_name=None, peer=peer)
@@ -378,7 +398,7 @@ class _Handler:
         message = self._next()
         if message is None:
             raise ConnectionResetError("it closed before it said hello")
-        hello = message.hello
+        hello, broken = message.hello, False
         if message.WhichOneof("message") != "hello":
             reason = "a connection starts with Hello"
         elif hello.version != VERSION:
@@ -387,6 +407,8 @@ class _Handler:
             reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
         elif refusal := self._admit(hello):
             reason = refusal
+        elif refusal := self._check_credential(hello):
+            reason, broken = refusal, True
         else:
             if self._is_direct:
                 frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
@@ -396,25 +418,36 @@ class _Handler:
                 self._lender = Lender()
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
-            return self.sessions.attach(hello.consumer_id, self._cut)
-        self._write(encode_refusal(reason))
+            return self.sessions.attach(hello.consumer_id, self._cut, self._iteration_id)
+        self._write(encode_refusal(reason, broken))
         raise ProtocolError(f"it was refused: {reason}")
 
     def _admit(self, hello: pb.Hello) -> str:
         """Why the consumer is not admitted; "" if it is."""
-        if self._admission is None:
-            return ""
         try:
-            if self._tls is None:
-                identity = self._admission.of_user(user_of(self._socket))
-            elif self._admission.asks_for_token:
-                identity = self._admission.of_token(hello.token)
-            else:
-                identity = self._tls.identity()
+            if self._admission is not None:
+                self._identity = self._identify(self._admission, hello)
         except Unauthenticated as error:
             return str(error)
-        _log.debug("the %s is %s", self._peer, identity)
+        _log.debug("the %s is %s", self._peer, self._identity)
         return ""
+
+    def _check_credential(self, hello: pb.Hello) -> str:
+        """Why its credential does not fit; "" if it does, or none is needed."""
+        if self._keys is None or self._identity is None:
+            return ""
+        try:
+            self._iteration_id = self._keys.check(
+                hello.credential, hello.consumer_id, self._identity
+            )
+        except Unauthenticated as error:
+            return str(error)
+        return ""
+
+    def _identify(self, admission: Admission, hello: pb.Hello) -> Identity:
+        if self._tls is None:
+            return admission.of_user(user_of(self._socket))
+        return admission.of_token(hello.token) if admission.asks_for_token else self._tls.identity()
 
     def _listen(self, connection: Connection) -> bool:
         """Handle messages until the connection ends; return whether it ended with a goodbye."""

@@ -37,26 +37,32 @@ class Sessions:
         self._lock = threading.Lock()
         self._acknowledged = threading.Condition(self._lock)
         self._outputs: dict[int, TaskOutput] = {}
+        self._iterations: dict[int, int] = {}  # by task
         self._by_consumer: dict[int, Session] = {}
         self._idle: dict[Connection, None] = {}  # whose sender waits, the longest first
         self._refusal: Refusal | None = None  # the answer to every new connection
         self.connections = self.reconnects = 0  # so far; of known consumers
 
-    def add_task(self, task_id: int, output: TaskOutput) -> None:
+    def add_task(self, task_id: int, output: TaskOutput, iteration_id: int = 0) -> None:
         with self._lock:
             if task_id in self._outputs:
                 raise ValueError(f"task {task_id} is being served already")
             self._outputs[task_id] = output
+            self._iterations[task_id] = iteration_id
         output.on_change(self._output_changed)
 
     def remove_task(self, task_id: int) -> None:
         with self._lock:
             output = self._outputs.pop(task_id, None)
+            self._iterations.pop(task_id, None)
         if output is not None and not output.ended:
             output.cancel()
 
-    def attach(self, consumer_id: int, cut: Callable[[], None]) -> Connection:
-        """Add a consumer's connection, and cut an earlier one of the same consumer."""
+    def attach(
+        self, consumer_id: int, cut: Callable[[], None], iteration_id: int | None = None
+    ) -> Connection:
+        """Add a consumer's connection, and cut an earlier one of the same consumer. With
+        `iteration_id` it may read tasks of that iteration only."""
         with self._lock:
             self.connections += 1
             self.reconnects += consumer_id in self._by_consumer
@@ -64,7 +70,7 @@ class Sessions:
             if session.connection is not None:
                 self._close(session.connection)
                 session.connection.cut()
-            session.connection = Connection(session, self._lock, cut)
+            session.connection = Connection(session, self._lock, cut, iteration_id)
             if self._refusal is not None:
                 self._refuse(session.connection, self._refusal)
             return session.connection
@@ -149,6 +155,11 @@ class Sessions:
         with self._lock:
             if connection.closed:
                 return
+            mine = connection.iteration_id
+            if mine is not None and self._iterations.get(task_id, mine) != mine:
+                raise ProtocolError(
+                    f"task {task_id} is not one of iteration {mine}, which its credential is for"
+                )
             buffer = connection.session.buffers.get(key)
             if buffer is not None and buffer.connection is connection:
                 raise ProtocolError(f"task {task_id} was asked for twice on one connection")
@@ -281,6 +292,7 @@ class Sessions:
         with self._lock:
             outputs = list(self._outputs.values())
             self._outputs.clear()
+            self._iterations.clear()
             for session in list(self._by_consumer.values()):
                 if session.connection is not None:
                     self._close(session.connection)

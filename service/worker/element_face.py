@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 
 from ..blocks import Block
-from ..connections.grpc_server import generic_handler
+from ..connections.credentials import NO_TENSORFLOW
+from ..connections.grpc_server import generic_handler, refusing_handler
 from ..delivery import (
     ANY,
     MAX_TRAINERS,
@@ -28,7 +29,7 @@ from ..delivery import (
     TaskFailed,
     TaskUnknown,
 )
-from ..errors import PipelineError, Unavailable
+from ..errors import PermissionDenied, PipelineError, Unavailable
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
 from .running_tasks import AnyTask
@@ -54,8 +55,10 @@ class ElementFace:
         self._elements: dict[int, _Elements] = {}
         self._lock = threading.Lock()
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The service, for a threaded server."""
+    def handlers(self, *, serves: bool = True) -> grpc.GenericRpcHandler[Any, Any]:
+        """The service, for a threaded server. If not `serves`, it refuses all calls."""
+        if not serves:
+            return refusing_handler(SERVICE, pb, PermissionDenied(NO_TENSORFLOW), is_async=False)
         return generic_handler(
             SERVICE,
             {

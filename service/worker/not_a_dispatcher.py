@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from ..connections.grpc_server import generic_handler
+from ..connections.grpc_server import refusing_handler
 from ..errors import InvalidArgument
 from ..proto import forebay_pb2, tf_service_pb2
 
@@ -16,21 +16,10 @@ SERVICES = {
 
 def handlers(dispatcher: str) -> list[Any]:
     """Handlers for `grpc.server`; every dispatcher method fails with the right address."""
-
-    def refuse(_: object) -> NoReturn:
-        raise InvalidArgument(
-            f"this address is a worker's: its dispatcher is {dispatcher}; give that one's"
-        )
-
+    error = InvalidArgument(
+        f"this address is a worker's: its dispatcher is {dispatcher}; give that one's"
+    )
     return [
-        generic_handler(
-            service,
-            {
-                name: (refuse, getattr(messages, f"{name}Request"), response)
-                for request in messages.DESCRIPTOR.message_types_by_name
-                if (name := request.removesuffix("Request")) != request
-                and (response := getattr(messages, f"{name}Response", None)) is not None
-            },
-        )
+        refusing_handler(service, messages, error, is_async=False)
         for service, messages in SERVICES.items()
     ]

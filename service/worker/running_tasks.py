@@ -94,7 +94,7 @@ class RunningTasks:
             # A copy: a protobuf message keeps alive the whole response that it is part of, which
             # lists all of the worker's tasks.
             runner = self._make(copy.copy(task))
-            self._blocks.add_task(task.task_id, runner.output)
+            self._blocks.add_task(task.task_id, runner.output, task.iteration_id)
         except Exception:
             log.exception("task %d cannot be made, and is tried again", task.task_id)
             self.states.handle(NotMade(task.task_id))

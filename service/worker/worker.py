@@ -22,7 +22,13 @@ import grpc
 
 from ...journal.proto import events_pb2 as ev
 from ..connections import tunnel
-from ..connections.credentials import credentials_of_server, is_loopback
+from ..connections.admission import Admission
+from ..connections.credentials import (
+    credentials_of_server,
+    is_loopback,
+    serves_tensorflow,
+)
+from ..connections.data_keys import KnownKeys
 from ..connections.dispatcher_client import DispatcherClient, parse_service
 from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind, interceptors
 from ..connections.protocols import GRPC, SERVED, TCP
@@ -101,10 +107,11 @@ class Worker:
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
         budget_bytes = options.memory_budget or default_budget()
+        self._data_keys = KnownKeys()
         self._blocks = BlockServer(
             self.uid, options.host, options.data_port,
             max_away_bytes=min(MAX_AWAY_BYTES, max(budget_bytes // 4, MIN_AWAY_BYTES)),
-            credentials=own,
+            credentials=own, keys=None if own is None else self._data_keys,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks, self._observer)
         self._face = ElementFace(self.tasks.runner_of)
@@ -130,8 +137,8 @@ class Worker:
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
             ),
             handlers=[
-                self._face.handlers(),
-                tunnel.handlers(self._blocks.serve),
+                self._face.handlers(serves=serves_tensorflow(options, own)),
+                tunnel.handlers(self._blocks.serve, None if own is None else Admission(own)),
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
             interceptors=interceptors(own),
@@ -358,6 +365,7 @@ class Worker:
         """Make the running tasks and streams match the dispatcher's list."""
         self._heard_s = time.monotonic()
         self._dispatcher.learn(response.journal)
+        self._data_keys.learn(response.data_keys)
         if response.journal.journal_id != self.journal_id:
             self._checksums.forget()
         self.tasks.handle(JournalSeen(response.journal.journal_id))

@@ -20,6 +20,7 @@ import pytest
 
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, ForebayError
 from forebay.service.connections import credentials as module
+from forebay.service.connections import reloaded
 from forebay.service.connections.admission import Admission, Identity
 from forebay.service.connections.credentials import credentials_of_server, own_credentials
 from forebay.service.connections.dispatcher_client import DispatcherClient
@@ -67,7 +68,7 @@ def closing() -> Iterator[ExitStack]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at whenever they are needed."""
-    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    monkeypatch.setattr(reloaded, "CHECK_S", 0.0)
 
 
 def files(credentials: Credentials) -> dict[str, Any]:

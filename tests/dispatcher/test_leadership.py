@@ -20,7 +20,7 @@ from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.leadership import Leadership
-from forebay.service.dispatcher.listener import ServedPort, StandbyHandler
+from forebay.service.dispatcher.listener import ServedPort
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.errors import (
@@ -180,8 +180,7 @@ def test_a_stopping_dispatcher_answers_what_it_decided_however_slow_the_journal(
         listener = ServedPort("127.0.0.1", 0, standby=False)
         candidate = Candidate(Slow(), DispatcherOptions(), listener.address)
         ready = asyncio.Event()
-        refusal = StandbyHandler(candidate.leader)
-        lead = asyncio.create_task(server._lead(listener, candidate, refusal, None, ready.set))
+        lead = asyncio.create_task(server._lead(listener, candidate, ready.set))
         await ready.wait()
         async with grpc.aio.insecure_channel(listener.address) as channel:
             beat = channel.unary_unary(

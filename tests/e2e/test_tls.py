@@ -15,13 +15,14 @@ from ..forks import run
 from ..stock import DispatcherProcess
 
 NUMBER = 4_000
+TRAINER = "trainer.example", "::1", "trainer@example.org"
 
 
 def test_reads_go_on_over_a_restart_and_new_certificates(tmp_path: pathlib.Path) -> None:
     authority = certificates.Authority(tmp_path / "ca")
     dispatcher = authority.issue("dispatcher")
     workers = [authority.issue(f"worker{number}") for number in range(2)]
-    trainer = authority.issue("trainer", "trainer.example")
+    trainer = authority.issue("trainer", *TRAINER)
     with (
         DispatcherProcess(tmp_path / "journal", **dispatcher.files()) as leader,
         WorkerProcess(leader.address, data_transfer_protocol="tcp", **workers[0].files()),
@@ -37,7 +38,7 @@ def test_reads_go_on_over_a_restart_and_new_certificates(tmp_path: pathlib.Path)
         got = [int(next(elements)) for _ in range(NUMBER // 4)]
         for name in ("dispatcher", "worker0", "worker1"):
             authority.issue(name)
-        authority.issue("trainer", "trainer.example")
+        authority.issue("trainer", *TRAINER)
         leader.kill_and_restart()
         got += [int(x) for x in elements]
         assert got == want

@@ -18,10 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.service import Credentials
 from forebay.service.client import metrics as of_clients
+from forebay.service.connections.access import AccessRules
+from forebay.service.connections.admission import Admission
 from forebay.service.connections.credentials import client_context
 from forebay.service.dispatcher import observed as of_dispatchers
 from forebay.service.dispatcher import server as dispatcher_server
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.permissions import Permissions
 from forebay.service.errors import AddressInUse
 from forebay.service.http.exposition import encode
 from forebay.service.http.families import Buckets, Family, Measured, Tallies
@@ -84,9 +87,12 @@ class Everything:
 
 
 @contextlib.contextmanager
-def served(credentials: Credentials | None = None) -> Iterator[tuple[Everything, int]]:
+def served(
+    credentials: Credentials | None = None, permissions: Permissions | None = None
+) -> Iterator[tuple[Everything, int]]:
     observed = Everything()
-    thread = HttpThread(observed, credentials)
+    may_see = None if permissions is None else permissions.check_metrics
+    thread = HttpThread(observed, credentials, may_see)
     thread.start("127.0.0.1", 0)
     try:
         yield observed, int(thread.address.rpartition(":")[2])
@@ -196,6 +202,22 @@ def test_metrics_need_a_token_and_probes_do_not(
             assert code == 401
             assert "secret" not in text
         assert get(port, "/metrics", tls, b"Bearer secret")[0] == 200
+
+
+def test_an_access_file_says_who_sees_metrics(authority: Authority, tmp_path: pathlib.Path) -> None:
+    server = authority.issue("guarded")
+    rules = tmp_path / "access.toml"
+    rules.write_text('[[grant]]\nto = ["prometheus"]\nroles = ["viewer"]\n')
+    permissions = Permissions(AccessRules(str(rules)), Admission(server))
+    with served(server, permissions) as (_, port):
+        viewer, trainer = (
+            client_context(authority.issue(name, "x.example")) for name in ("prometheus", "trainer")
+        )
+        assert get(port, "/metrics", viewer)[0] == 200
+        code, text = get(port, "/metrics", trainer)
+        assert code == 403
+        assert "it needs the role operator or viewer, and has none" in text
+        assert get(port, "/readyz", trainer)[0] == 200
 
 
 @pytest.mark.parametrize("kind", ["dispatcher", "worker"])

@@ -18,6 +18,7 @@ import pytest
 from forebay.chaos.proxy import Proxies
 from forebay.service.blocks import Block
 from forebay.service.connections import tunnel
+from forebay.service.connections.admission import Identity
 from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
 from forebay.service.delivery import AnyOutput, EndOfTask
 from forebay.service.transport import BlockServer
@@ -65,7 +66,7 @@ class Worker:
         closing.callback(lambda: self.grpc.stop(0).wait())
         closing.callback(self.blocks.stop)
 
-    def _serve(self, sock: socket.socket, address: tuple[str, int]) -> None:
+    def _serve(self, sock: socket.socket, address: tuple[str, int], _: Identity | None) -> None:
         self.hosts.put(address[0])
         self.blocks.serve(sock, address)
 
@@ -210,7 +211,7 @@ def test_a_consumer_that_takes_nothing_fills_no_memory(worker: Worker, closing: 
         except TimeoutError:
             release.set()
 
-    def serve(sock: socket.socket, _: object) -> None:
+    def serve(sock: socket.socket, _: object, __: object) -> None:
         threading.Thread(target=flood, args=(sock,), name="test-flood").start()
         closing.callback(sock.close)
 

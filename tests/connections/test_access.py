@@ -1,0 +1,331 @@
+"""Access rules: what each role may do, and with which datasets and jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import queue
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
+from forebay.service.client.waiting import fetch_status
+from forebay.service.connections import data_keys
+from forebay.service.connections.access import ROLES, AccessRules
+from forebay.service.connections.admission import Admission, Identity
+from forebay.service.connections.credentials import serves_tensorflow
+from forebay.service.connections.data_keys import KnownKeys, SigningKeys
+from forebay.service.connections.dispatcher_client import SERVICE, DispatcherClient
+from forebay.service.connections.grpc_server import connect
+from forebay.service.delivery import AnyOutput
+from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.dispatcher.permissions import METHODS
+from forebay.service.errors import (
+    ForebayError,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.servers import WorkerServer
+from forebay.service.transport import BlockClient, BlockServer
+
+from ..certificates import Authority, token, using
+
+EACH_ROLE = "".join(f'[[grant]]\nto = ["{role}"]\nroles = ["{role}"]\n' for role in ROLES)
+RULES = (
+    EACH_ROLE
+    + """
+[[grant]]
+to = ["dispatcher"]
+roles = ["viewer"]
+[[grant]]
+to = ["team-a"]
+roles = ["trainer"]
+datasets = ["a/*"]
+jobs = ["a-*"]
+max_datasets = 2
+max_jobs = 1
+max_consumers = 1
+[[grant]]
+to = ["team-b*"]
+roles = ["trainer", "python"]
+datasets = ["b/*", "common"]
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Credentials:
+    return authority.issue("server")
+
+
+@pytest.fixture(scope="module")
+def rules(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("rules") / "access.toml"
+    path.write_text(RULES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def dispatcher(authority: Authority, rules: pathlib.Path) -> Iterator[DispatchServer]:
+    files: dict[str, Any] = authority.issue("dispatcher").files()
+    with DispatchServer(DispatcherConfig(**files, access_file=str(rules))) as dispatcher:
+        yield dispatcher
+
+
+def calls(address: str, credentials: Credentials) -> Iterator[tuple[str, grpc.StatusCode, str]]:
+    """The answer to each method, of empty requests."""
+    with connect(address, credentials=credentials) as channel:
+        for method in METHODS:
+            call: Any = channel.unary_unary(f"/{SERVICE}/{method}", None, None)
+            try:
+                call(b"", timeout=20)
+            except grpc.RpcError as error:
+                yield method, error.code(), error.details() or ""
+            else:
+                yield method, grpc.StatusCode.OK, ""
+
+
+def test_each_method_has_a_role() -> None:
+    face = {name.removesuffix("Request") for name in pb.DESCRIPTOR.message_types_by_name}
+    methods = {name for name in face if f"{name}Response" in pb.DESCRIPTOR.message_types_by_name}
+    assert METHODS.keys() == methods
+
+
+@pytest.mark.parametrize("role", [*ROLES, "nobody"])
+def test_a_role_may_call_its_methods_and_no_other(
+    role: str, dispatcher: DispatchServer, authority: Authority
+) -> None:
+    for method, code, details in calls(dispatcher.address, authority.issue(role)):
+        allowed = role in METHODS[method][0]
+        assert (code != grpc.StatusCode.PERMISSION_DENIED) == allowed, (method, code, details)
+        if not allowed:
+            assert f"certificate {role}" in details and f"may not call {method}" in details
+            assert "it needs the role" in details and "--access-file" in details
+
+
+def numbers(count: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(count)
+
+
+def function(split: int) -> Iterator[int]:
+    yield split
+
+
+def test_a_stolen_token_opens_only_its_own_doors(
+    dispatcher: DispatchServer, authority: Authority
+) -> None:
+    """Python, removal, and what is another team's: each is refused, and nothing is lost."""
+    target = dispatcher.target
+    worker = authority.issue("worker")
+    files: dict[str, Any] = worker.files()
+    register, read = service.register_dataset, service.read
+    with (
+        using(worker),
+        WorkerServer(WorkerConfig(target, allow_python=True, **files)),
+    ):
+        with using(authority.issue("team-b-7")):
+            register(target, function, splits=[*range(4)], dataset_id="b/code")
+            register(target, numbers(10**9), dataset_id="common")
+            assert sorted(read(target, "b/code", job_name="b-1")) == [*range(4)]
+            theirs = read(target, "common", job_name="b-2")
+            assert next(theirs) == 0
+        with using(authority.issue("team-a")):
+            register(target, numbers(10), dataset_id="a/1")
+            assert len([*read(target, "a/1", job_name="a-1")]) == 10
+            for refused, said in (
+                (lambda: register(target, function, splits=[1], dataset_id="a/2"), "python"),
+                (lambda: register(target, numbers(10), dataset_id="b/1"), "dataset 'b/1'"),
+                (
+                    lambda: register(target, numbers(10)),
+                    "a dataset without dataset_id=",
+                ),
+                (lambda: [*read(target, "common", job_name="a-1")], "dataset 'common'"),
+                (lambda: [*read(target, "a/1", job_name="b-1")], "job 'b-1'"),
+                (lambda: [*read(target, "a/1")], "an anonymous job"),
+                (lambda: service.remove_dataset(target, "a/1"), "it needs the role operator"),
+                (lambda: service.list_datasets(target), "it needs the role operator or viewer"),
+            ):
+                with pytest.raises(PermissionDenied, match=said):
+                    refused()
+            client = DispatcherClient(target)
+            answers = set()
+            (own,) = fetch_status(client, 20, workers_only=True)["workers"]
+            for number in range(own["worker_id"], own["worker_id"] + 50):  # others are near
+                beat = pb.ConsumerHeartbeatRequest(consumer_id=number)
+                with pytest.raises((PermissionDenied, NotFound)) as raised:
+                    client.call(beat, pb.ConsumerHeartbeatResponse, patience_s=20)
+                answers.add(raised.type)
+                with suppress(PermissionDenied):  # who has left may leave again
+                    leave = pb.LeaveIterationRequest(consumer_id=number)
+                    client.call(leave, pb.LeaveIterationResponse, patience_s=20)
+            assert answers == {PermissionDenied, NotFound}
+            client.close()
+            register(target, numbers(11), dataset_id="a/2")
+            with pytest.raises(ResourceExhausted, match=r"covers 2 datasets .*allows 2"):
+                register(target, numbers(12), dataset_id="a/3")
+            with pytest.raises(ResourceExhausted, match="covers 1 jobs already"):
+                [*read(target, "a/1", job_name="a-2")]
+            service.wait_for_workers(target, 1)
+        with using(authority.issue("team-b-7")):
+            assert [*itertools.islice(theirs, 10**5)] == [*range(1, 10**5 + 1)]
+            theirs.close()
+
+
+# -- credentials of data connections ---------------------------------------------------------------
+
+TASK, ITERATION, CONSUMER = 5, 70, 9
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> SigningKeys:
+    monkeypatch.setattr(data_keys, "WAIT_S", 0.0)
+    return SigningKeys()
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iteration(
+    tokens: bool,
+    keys: SigningKeys,
+    server: Credentials,
+    authority: Authority,
+    tmp_path: pathlib.Path,
+) -> None:
+    trainer, thief = authority.issue("trainer"), authority.issue("thief")
+    if tokens:
+        named = [token(tmp_path / name, name * 9) for name in ("trainer", "thief")]
+        server = dataclasses.replace(server, token_file=",".join(named))
+        trainer, thief = (dataclasses.replace(trainer, token_file=path) for path in named)
+    known = KnownKeys()
+    known.learn(keys.all())
+    blocks = BlockServer(1, credentials=server, keys=known)
+    for task, iteration in ((TASK, ITERATION), (TASK + 1, ITERATION + 1)):
+        output = AnyOutput()
+        blocks.add_task(task, output, iteration)
+        output.finish()
+    blocks.start()
+    try:
+
+        def answer(
+            who: Credentials, credential: bytes, *, task: int = TASK, consumer: int = CONSUMER
+        ) -> str:
+            """What comes of reading the task over TCP."""
+            with using(who):
+                found: queue.SimpleQueue[str] = queue.SimpleQueue()
+                client = BlockClient(
+                    [address for address in blocks.addresses if address[0] == "tcp"],
+                    worker_uid=1,
+                    consumer_id=consumer,
+                    deliver=lambda *delivered: found.put(type(delivered[2]).__name__),
+                    lost=found.put,
+                    give_up_s=0.1,
+                    credential=lambda: credential,
+                )
+                client.start()
+                client.read(task)
+                try:
+                    return found.get(timeout=20)
+                finally:
+                    client.close()
+
+        issued = keys.sign(CONSUMER, ITERATION, identity(trainer))
+        assert answer(trainer, issued) == "EndOfTask"
+        assert "given to somebody else" in answer(thief, issued)
+        assert "given to somebody else" in answer(trainer, issued, consumer=CONSUMER + 1)
+        assert "is not one of iteration 70" in answer(trainer, issued, task=TASK + 1)
+        assert "no credential" in answer(trainer, b"")
+        assert "of another form" in answer(trainer, issued[:-1])
+        for bit in (64, 128, 256, 8 * len(issued) - 1):  # iteration, holder, signature
+            changed = bytearray(issued)
+            changed[bit // 8] ^= 1 << bit % 8
+            assert "it was changed" in answer(trainer, bytes(changed))
+        assert "has expired" in answer(
+            trainer, SigningKeys().sign(CONSUMER, ITERATION, identity(trainer))
+        )
+        assert answer(trainer, issued) == "EndOfTask", "nobody was disturbed"
+    finally:
+        blocks.stop()
+
+
+def identity(credentials: Credentials) -> Identity:
+    """Who a dispatcher finds a peer with these credentials to be."""
+    if credentials.token_file:
+        return Admission(credentials).of_token(credentials.loaded().token)
+    name = pathlib.Path(credentials.tls_cert).stem
+    return Identity("certificate", (name, "localhost", "127.0.0.1"))
+
+
+def test_keys_are_told_before_they_sign_and_end_one_period_after(
+    keys: SigningKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    peer, known = Identity("token", ("x",), b"x"), KnownKeys()
+    keys = SigningKeys()
+    signed = []
+    for _ in range(5):
+        known.learn(keys.all())
+        now += data_keys.PERIOD_S * 0.999
+        before = keys.sign(CONSUMER, ITERATION, peer)  # the worker has heard nothing since
+        assert known.check(before, CONSUMER, peer) == ITERATION
+        signed.append(before)
+        now += data_keys.PERIOD_S * 0.001
+    for old in signed[:3]:
+        with pytest.raises(Unauthenticated, match="has expired"):
+            known.check(old, CONSUMER, peer)
+    now += 10 * data_keys.PERIOD_S
+    assert known.check(signed[-1], CONSUMER, peer) == ITERATION, "while no dispatcher answers"
+    known.learn(SigningKeys().all())
+    with pytest.raises(Unauthenticated, match="has expired"):
+        known.check(signed[-1], CONSUMER, peer)
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ("grant = 3", "has no grant"),
+        ("[[grant", "is not TOML"),
+        ("[[grants]]\nto = ['x']", "has 'grants': it is a list of"),
+        ("[[grant]]\nto = ['x']\nroles = ['king']", "grant 1: 'king' is no role; use trainer"),
+        ("[[grant]]\nto = 'x'\nroles = ['viewer']", "to must be a list of strings, and is 'x'"),
+        ("[[grant]]\nto = ['x']\nroles = ['viewer']\njob = ['y']", "grant 1 has job: a grant has"),
+        ("[[grant]]\nto = ['x']\nroles = ['viewer']\nmax_jobs = -1", "max_jobs must be a number"),
+    ],
+)
+def test_wrong_rules_are_refused(content: str, wrong: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=wrong):
+        AccessRules(str(path))
+
+
+def test_rules_need_tls_and_stock_clients_are_let_in_only_where_asked(server: Credentials) -> None:
+    with pytest.raises(ForebayError, match="without TLS: nobody proves who he is"):
+        DispatchServer(DispatcherConfig(access_file="/some/file"))
+
+    def serves(**options: Any) -> bool:
+        credentials = server if options.pop("tls", False) else None
+        return serves_tensorflow(DispatcherOptions(**options), credentials)
+
+    assert serves()
+    assert not serves(tls=True)
+    assert not serves(host="192.0.2.1", insecure=True)
+    assert serves(host="192.0.2.1", insecure=True, allow_tensorflow_clients=True)
+    with pytest.raises(InvalidArgument, match="cannot speak TLS"):
+        serves(tls=True, allow_tensorflow_clients=True)
