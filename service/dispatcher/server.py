@@ -56,9 +56,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     observed = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
     may_see = None if permissions is None else permissions.check_metrics
     try:
-        http = (
-            None if observed is None else await open_http(observed, options, credentials, may_see)
-        )
+        http = observed and await open_http(observed, options, credentials, may_see)
     except BaseException:
         await listener.close(0)
         storage.close()
