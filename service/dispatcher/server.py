@@ -56,7 +56,9 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     observed = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
     may_see = None if permissions is None else permissions.check_metrics
     try:
-        http = observed and await open_http(observed, options, credentials, may_see)
+        http = None
+        if observed is not None:
+            http = await open_http(observed, options, credentials, may_see)
     except BaseException:
         await listener.close(0)
         storage.close()
