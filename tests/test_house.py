@@ -149,6 +149,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
         )
     },
     ("service.connections.tunnel", "socket"): "no consumer of a run reads through a tunnel",
+    ("service.dispatcher.positions", "hmac"): "computes",
     ("service.dispatcher.history", "datetime"): "writes down a time that it is given",
     ("service.dispatcher.listener", "grpc"): "an interface to inherit from",
     ("service.blocks", "io"): "a file in memory",

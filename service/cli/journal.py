@@ -193,6 +193,7 @@ def _print_event(sequence: int, event: Any, as_json: bool) -> None:
 
     kind = event.WhichOneof("event")
     content = MessageToDict(getattr(event, kind), preserving_proto_field_name=True)
+    content.pop("position_key", None)  # a secret
     if as_json:
         line = {"sequence": sequence, "time_ms": event.time_ms, "event": kind, **content}
         print(json.dumps(line), flush=True)

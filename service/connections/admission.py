@@ -90,7 +90,7 @@ class Admission:
 
 
 def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
-    """The names in a peer's certificate, as Python's ssl describes it: those that gRPC finds, too."""
+    """The names in a peer's certificate, as Python's ssl describes it: the same that gRPC finds."""
     found = certificate or {}
     subject = [
         value for part in found.get("subject", ()) for key, value in part if key == "commonName"

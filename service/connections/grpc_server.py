@@ -58,8 +58,13 @@ DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 """For long-polling calls: keepalives detect a peer that is paused or silently cut off."""
 
+MAX_MESSAGE_BYTES = (1 << 30) + (64 << 20)
+"""The largest request that a server takes: a dataset's definition, of at most 1 GiB (`MAX_BYTES` in
+service/pipelines/definitions.py), and what is around it."""
+
 SERVER_OPTIONS: list[tuple[str, Any]] = [
-    *_UNLIMITED,
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),

@@ -1,7 +1,7 @@
 """The state's encoding as bytes, for snapshots.
 
-A snapshot names the schema of its structs (SCHEMA), and no other schema is decoded: a state whose
-fields mean something else must not pass for one of today's.
+A snapshot names the schema of its structs (SCHEMA). Only that and EARLIER ones are decoded: a state
+whose fields mean something else must not pass for one of today's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ def _schema() -> str:
 SCHEMA = _schema()
 """A hash of the structs' names and of their fields' names and types."""
 
+EARLIER = {"78f280c202927a6d"}
+"""Schemas of released versions: all of their fields are here, with the same meaning, and what came
+later has a default. tests/core/golden has a state of each."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(State).decode
 _decode_named = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
@@ -40,7 +44,7 @@ def encode_state(state: State) -> bytes:
 def decode_state(data: bytes) -> State:
     """Decode a snapshot's state; raises ValueError for bytes of an unknown schema."""
     schema, state = _decode_named(data)
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, *EARLIER):
         raise ValueError(
             f"its state has the schema {schema}, which this version of Forebay does not know: "
             "another one wrote it, and reads it"

@@ -380,6 +380,7 @@ class State(Struct, dict=True):
     answers: dict[str, Answer] = {}  # by caller, least recently answered first
     departed_callers: list[str] = []  # callers whose consumers left, the latest last
     unused_blobs: list[str] = []  # blobs without a dataset, to be deleted
+    position_key: bytes = b""  # proves positions; empty: of an earlier version's journal
 
     def __post_init__(self) -> None:
         self.recent: deque[tuple[int, ev.Event]] = deque(maxlen=MAX_RECENT)

@@ -46,6 +46,7 @@ class ElectLeader(Command, frozen=True, kw_only=True):
     address: str
     version: str
     journal_id: str  # used if the journal has none yet
+    position_key: bytes = b""  # likewise
     worker_addresses: tuple[str, ...] = ()  # for static sharding
 
 
@@ -57,6 +58,7 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
         format=FORMAT,
         version=command.version,
         journal_id=journal_id,
+        position_key=b"" if state.position_key else command.position_key,
         next_id=_first_id(state, journal_id) if state.cut or not state.journal_id else 0,
     )
     places = listed(state, command.worker_addresses)
@@ -119,6 +121,7 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
     state.term = event.term
     state.leader = event.address
     state.journal_id = event.journal_id
+    state.position_key = event.position_key or state.position_key
 
 
 DECIDE: Decide = {ElectLeader: _elect_leader}

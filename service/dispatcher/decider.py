@@ -28,6 +28,7 @@ from ..core.saves import size_of_saves
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
+from . import positions
 from .leadership import Leadership
 from .options import DispatcherOptions
 
@@ -52,6 +53,7 @@ class Decider:
         self.writer = writer
         self.journal = Journal(storage, writer, retention=Retention(options.retention_hours))
         self.journal.on_failure = self._journal_failed
+        self._position = pb.JournalPosition()  # the last one told
         self._subscribers: list[Callable[[ev.Event], None]] = []
         # Long polls: what each waits for.
         self.waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
@@ -140,12 +142,14 @@ class Decider:
         self._snapshot_if_due()
 
     def position(self) -> pb.JournalPosition:
-        """The last durable event: peers may learn of it."""
-        return pb.JournalPosition(
-            journal_id=self.state.journal_id,
-            sequence=self.journal.durable_sequence,
-            lasting=self._storage.lasting,
-        )
+        """The last durable event, with a proof: peers may learn of it. Not to be changed."""
+        sequence, journal_id = self.journal.durable_sequence, self.state.journal_id
+        if (sequence, journal_id) != (self._position.sequence, self._position.journal_id):
+            self._position = pb.JournalPosition(
+                journal_id=journal_id, sequence=sequence, lasting=self._storage.lasting
+            )
+            positions.prove(self.state.position_key, self._position)
+        return self._position
 
     # -- snapshots and failure ---------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import uuid
 from collections.abc import Coroutine
@@ -70,11 +71,13 @@ class Dispatcher(Decider):
         """Begin the writer's term from the journal's replayed state. Raises Unavailable."""
         self = cls(storage, writer, state, options)
         self._run(self.leadership.keep(), "forebay-leadership")
+        key = uuid.uuid4().bytes
         elect = c.ElectLeader(
             term=writer.term,
             address=address,
             version=version("forebay"),
-            journal_id=uuid.uuid4().hex,
+            journal_id=hashlib.sha256(key).hexdigest()[:32],
+            position_key=key,
             worker_addresses=options.workers,
         )
         before = [place.configured for place in state.places]

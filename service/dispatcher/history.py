@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from ...storage import Fenced, StorageError, Writer
 from ..core.state import State
 from ..core.status import Stranger
-from ..errors import AnotherJournal
+from ..errors import AnotherJournal, InvalidArgument
 from ..proto import forebay_pb2 as pb
+from . import positions
 from .decider import Decider
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,13 @@ class JournalHistory:
     async def check(self, who: str, known: pb.JournalPosition) -> None:
         """Check the position that the peer `who` knows.
 
-        If this journal lacks that event, acknowledged events were lost: condemns the storage, stops
-        this dispatcher, and raises Unavailable. Refuses a peer of another lasting journal, unless
-        this journal continues that one after a repair: either the storage came back empty, or the
-        peer belongs to another cluster. Then raises AnotherJournal, after a pause, since peers
-        retry at once.
+        If this journal lacks that event, and a dispatcher has told the peer of it, acknowledged
+        events were lost: condemns the storage, stops this dispatcher, and raises Unavailable. A
+        position that nobody has told raises InvalidArgument.
+
+        Refuses a peer of another lasting journal, unless this journal continues that one after a
+        repair: either the storage came back empty, or the peer belongs to another cluster. Then
+        raises AnotherJournal, after a pause, since peers retry at once.
         """
         state, last = self._decider.state, self._decider.position().sequence
         if known.journal_id != state.journal_id:
@@ -51,6 +54,11 @@ class JournalHistory:
             return
         if known.sequence <= last:
             return
+        if not positions.is_proved(state.position_key, known):
+            raise InvalidArgument(
+                f"{who} claims to know of event {known.sequence}, and the journal ends at {last}: "
+                "no dispatcher of this journal has said so; restart whoever claims it"
+            )
         reason = (
             f"{who} was told of event {known.sequence}, and the journal ends at {last}: events "
             "that were acknowledged are gone"

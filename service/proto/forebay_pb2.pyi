@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalPosition(_message.Message):
-    __slots__ = ("journal_id", "sequence", "lasting")
+    __slots__ = ("journal_id", "sequence", "lasting", "proof")
     JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LASTING_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     journal_id: str
     sequence: int
     lasting: bool
-    def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ..., lasting: bool = ...) -> None: ...
+    proof: bytes
+    def __init__(self, journal_id: _Optional[str] = ..., sequence: _Optional[int] = ..., lasting: bool = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset_id", "graph", "sources", "unsplittable", "metadata", "structure", "compression", "python", "lengths")

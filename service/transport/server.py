@@ -46,6 +46,9 @@ from .sessions import MAX_AWAY_BYTES, Sessions
 _log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
+MAX_STRANGERS = 64
+"""The most connections of one address that have not said yet who they are."""
+
 LINGER_S = 180.0
 """Longer than the dispatcher's default client_timeout_ms: a worker must not forget a consumer that
 is still a member there."""
@@ -233,6 +236,13 @@ class BlockServer:
         far = address is not None and not self._is_this_host(address[0])
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
+            if address is not None and self._strangers(address[0]) >= MAX_STRANGERS:
+                _log.warning(
+                    "closed a connection of the %s: %d others of that address have not said who "
+                    "they are yet", peer, MAX_STRANGERS,
+                )  # fmt: skip
+                sock.close()
+                return
             if len(self._handlers) >= MAX_CONNECTIONS or self._stopping.is_set():
                 _log.warning(
                     "closed a connection of the %s: the worker stops, or has %d already",
@@ -246,6 +256,7 @@ class BlockServer:
                 self._worker_uid,
                 self.sessions,
                 self._remove,
+                host=None if address is None else address[0],
                 far=far,
                 is_direct=address is None,
                 admission=admission,
@@ -259,6 +270,9 @@ class BlockServer:
                 handler.drop()
                 return
             self._handlers.add(handler)
+
+    def _strangers(self, host: str) -> int:
+        return sum(handler.host == host and not handler.is_known for handler in self._handlers)
 
     def _remove(self, handler: _Handler) -> None:
         with self._lock:
@@ -276,6 +290,7 @@ class _Handler:
         sessions: Sessions,
         on_end: Callable[[_Handler], None],
         *,
+        host: str | None,
         far: bool,
         is_direct: bool,
         admission: Admission | None,
@@ -286,6 +301,8 @@ class _Handler:
         so the kernel reports its end; a tunnel's socket leads through gRPC. Without `admission` it
         was admitted, as `identity`.
         """
+        self.host = host  # its IP address; None over a Unix socket
+        self.is_known = False  # it has said who it is
         self._admission = admission
         self._identity = identity
         self._keys = keys
@@ -418,6 +435,7 @@ class _Handler:
                 self._lender = Lender()
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
+            self.is_known = True
             return self.sessions.attach(hello.consumer_id, self._cut, self._iteration_id)
         self._write(encode_refusal(reason, broken))
         raise ProtocolError(f"it was refused: {reason}")

@@ -31,6 +31,7 @@ from forebay.service.errors import InvalidArgument, Unauthenticated, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2 as wire
 from forebay.service.transport import BlockServer, frames, messages
+from forebay.service.transport.server import MAX_STRANGERS
 
 from ..certificates import Authority, token, using
 from ..standbys import wait_until
@@ -208,6 +209,30 @@ def test_garbage_disturbs_nobody(
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
                 pass
+
+
+def test_who_makes_many_connections_and_says_nothing_harms_nobody_else(
+    closing: ExitStack, server: Credentials, trainer: Credentials
+) -> None:
+    worker = block_server(closing, server)
+    task(worker, 1, 3)
+
+    def connected() -> socket.socket:
+        address, theirs = ("127.0.0.1", worker.port), ("127.0.0.2", 0)
+        return closing.enter_context(socket.create_connection(address, source_address=theirs))
+
+    silent = [connected() for _ in range(MAX_STRANGERS)]
+    one_more = connected()
+    one_more.settimeout(PATIENCE_S)
+    assert one_more.recv(1) == b"", "it is closed at once"
+    with using(trainer):
+        assert consumer(closing, worker, "tcp", reads=1).numbers() == [1, 2, 3]
+    silent.pop().close()
+    with pytest.raises(TimeoutError):  # one is served again, as soon as the end is noticed
+        for _ in range(100):
+            again = connected()
+            again.settimeout(0.2)
+            assert again.recv(1) == b""
 
 
 def test_a_consumer_that_stalls_loses_nothing_and_holds_up_nobody(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import pathlib
 import shutil
 
@@ -15,6 +16,7 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
+from forebay.service.dispatcher import positions
 from forebay.service.dispatcher.candidate import Candidate, Follower
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.history import continues
@@ -23,6 +25,7 @@ from forebay.service.dispatcher.recovery import recover
 from forebay.service.errors import (
     AnotherJournal,
     ForebayError,
+    InvalidArgument,
     Unavailable,
 )
 from forebay.service.proto import forebay_pb2 as pb
@@ -144,10 +147,16 @@ def test_a_dispatcher_that_knows_fewer_events_than_a_member_stops() -> None:
     storage = MemoryStorage()
 
     async def check(dispatcher: Dispatcher) -> None:
-        known = dispatcher.position()
+        known = copy.copy(dispatcher.position())
         await dispatcher.history.check("x", known)
         known.sequence += 1
+        positions.prove(dispatcher.state.position_key, known)  # as if it had been told
         another = pb.JournalPosition(journal_id="another", sequence=9)
+        invented = pb.JournalPosition(journal_id=known.journal_id, sequence=known.sequence)
+        for proof in (b"", known.proof[:-1] + b"?"):
+            invented.proof = proof
+            with pytest.raises(InvalidArgument, match="no dispatcher of this journal has said so"):
+                await dispatcher.history.check("somebody", invented)
         await dispatcher.history.check("x", another)  # which was in memory
         another.lasting = True
         with pytest.raises(AnotherJournal, match="knows the journal another up to event 9"):

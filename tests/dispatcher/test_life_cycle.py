@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 import threading
@@ -20,6 +21,7 @@ from forebay.service.core.status import status
 from forebay.service.dispatcher import (
     decider,
     forebay_face,
+    positions,
     save_directory,
     slices,
     tensorflow_face,
@@ -155,8 +157,9 @@ def test_graphs_of_events_that_were_lost_stay_until_readers_had_time_to_say_so(
         for number in range(9):
             await register(dispatcher, f"another {number}")
             assert set(blobs) <= set(storage.blobs())
-        known = dispatcher.position()
+        known = copy.copy(dispatcher.position())
         known.sequence += 1
+        positions.prove(dispatcher.state.position_key, known)  # as if it had been told
         with pytest.raises(Unavailable):
             await dispatcher.history.check("a reader", known)
         await dispatcher.graphs.collect()
