@@ -66,8 +66,8 @@ class BundleTask:
         self._report = report
         self._checksums = checksums
         self._splits = 0
-        self._live: set[Run] = set()  # of bundles
-        self._put = self._put_bytes = 0  # elements; their bytes
+        self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
+        self._put = [0, 0]  # by runs that have ended
         self._lock = threading.Lock()  # guards these
         self._at_once = max(2, len(os.sched_getaffinity(0)))
         self._thread = threading.Thread(
@@ -100,7 +100,8 @@ class BundleTask:
 
     def counts(self) -> dict[str, float]:
         """What it has done so far: elements and bytes."""
-        return {"elements": self._put, "bytes": self._put_bytes}
+        elements, size = map(sum, zip(self._put, *self._live.copy().values(), strict=True))
+        return {"elements": elements, "bytes": size}
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
         """None: nothing is lost."""
@@ -167,9 +168,9 @@ class BundleTask:
                 try:
                     for block in blocks:
                         run.put(block)
-                        with self._lock:
-                            self._put += block.count
-                            self._put_bytes += block.values_bytes
+                        put = self._live[made]
+                        put[0] += block.count
+                        put[1] += block.values_bytes
                     checksum = run.finish()
                     if checksum is not None:
                         self._checksums.add(self.task.job_id, run.number, checksum)
@@ -199,14 +200,15 @@ class BundleTask:
         splits = SplitRange(first, count, pass_number=run.number // order.bundles)  # the epoch
         made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
         with self._lock:
-            self._live.add(made)
+            self._live[made] = [0, 0]
         try:
             if self.output.ended:  # before `cancel` could see it
                 made.cancel()
             yield made
         finally:
             with self._lock:
-                self._live.discard(made)
+                put = self._live.pop(made)
+                self._put = [self._put[0] + put[0], self._put[1] + put[1]]
 
     @staticmethod
     def _fail(run: BundleRun, code: str, message: str) -> None:

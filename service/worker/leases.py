@@ -281,11 +281,8 @@ class _SourceLeases:
         """None when the worker drains."""
         while not self._task.draining.is_set():
             asked = self._ahead or self._ask()
-            if asked.done():
+            with self.no_split:
                 lease = asked.result()
-            else:
-                with self.no_split:
-                    lease = asked.result()
             self._ahead = None
             if not lease.not_yet:
                 return lease
@@ -376,8 +373,6 @@ class _SourceLeases:
         """
         request = self.query()
         waits_s, begun_s = UNREAD_S, time.monotonic()
-        if self._task.may_lease.is_set():
-            return None
         with self.unread:
             while not self._task.may_lease.wait(waits_s):
                 answer = self._call(request)
