@@ -71,7 +71,7 @@ class Dispatcher(Decider):
         """Begin the writer's term from the journal's replayed state. Raises Unavailable."""
         self = cls(storage, writer, state, options)
         self._run(self.leadership.keep(), "forebay-leadership")
-        key = uuid.uuid4().bytes
+        key = uuid.uuid4().hex.encode()
         elect = c.ElectLeader(
             term=writer.term,
             address=address,

@@ -64,8 +64,8 @@ class WatchedFiles(FileStorage):
 class WatchedFace(ForebayFace):
     """Forebay's face, telling the oracle whose dispatcher it is."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__(dispatcher)
+    def __init__(self, dispatcher: Dispatcher, *access: Any) -> None:
+        super().__init__(dispatcher, *access)
         process().local["dispatcher"] = dispatcher
 
 
