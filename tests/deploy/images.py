@@ -80,6 +80,28 @@ def in_root(
     return [*AS_ROOT, "unshare", "--mount", "sh", "-c", "\n".join(script)]
 
 
+def contained(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    user: str,
+    workdir: str = "/",
+    writable: Mounts,
+    readable: Mounts,
+    hosts: str = "",
+) -> ChildProcess:
+    """A process in a root of its own, which is read-only but for `writable`."""
+    given = [f"{name}={value}" for name, value in env.items()]
+    run = shlex.join(["env", "--ignore-environment", *given, *command])
+    uid, gid = user.split(":")
+    then = (
+        f"setpriv --pdeathsig KILL --reuid {uid} --regid {gid} {WITHOUT_RIGHTS} sh -c "
+        + shlex.quote(f"cd {workdir} && exec {run}")
+    )
+    read = {path: source for path, source in readable.items() if path not in writable}
+    return ChildProcess(in_root(writable, read, then, hosts), None, piped=True)
+
+
 class Images:
     """Targets of the Dockerfile, built below `directory` as they are asked for."""
 
@@ -167,16 +189,15 @@ class Images:
         hosts: str = "",
         command: Sequence[str] = (),
     ) -> ChildProcess:
-        """A process of the image with a read-only root: its entrypoint, unless told otherwise."""
+        """A process of the image: its entrypoint, unless told otherwise."""
         image = self.target(target)
-        user, group = image.user.split(":")
-        given = [f"{name}={value}" for name, value in {**image.env, **env}.items()]
-        run = shlex.join(["env", "--ignore-environment", *given, *(command or image.entrypoint)])
-        then = (
-            f"setpriv --pdeathsig KILL --reuid {user} --regid {group} {WITHOUT_RIGHTS} sh -c "
-            + shlex.quote(f"cd {image.workdir} && exec {run}")
-        )
         files = {f"/{folder.name}": folder for folder in image.files.iterdir()}
-        read = {**files, **readable}
-        read = {path: source for path, source in read.items() if path not in writable}
-        return ChildProcess(in_root(writable, read, then, hosts), None, piped=True)
+        return contained(
+            command or image.entrypoint,
+            {**image.env, **env},
+            user=image.user,
+            workdir=image.workdir,
+            writable=writable,
+            readable={**files, **readable},
+            hosts=hosts,
+        )

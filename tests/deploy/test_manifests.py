@@ -21,7 +21,7 @@ from forebay.service.options import options_of
 from forebay.service.worker.options import WorkerOptions
 
 from .images import DOCKERFILE
-from .manifests import DEPLOY, OVERLAYS, ROOT, Object, named, rendered, secrets
+from .manifests import DEPLOY, OVERLAYS, ROOT, Object, named, rendered
 
 VERSIONS = ("1.33", "1.37")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,8 +45,8 @@ def pods(objects: Iterable[Object]) -> Iterable[tuple[Object, Object, Object]]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_is_what_kubernetes_takes(overlay: str, tmp_path: pathlib.Path) -> None:
-    objects = (*rendered(overlay), *secrets(tmp_path))
+def test_an_overlay_is_what_kubernetes_takes(overlay: str, secrets: tuple[Object, ...]) -> None:
+    objects = (*rendered(overlay), *secrets)
     for version in VERSIONS:
         for one in objects:
             kubernetes_validate.validate(one, version, strict=True)
