@@ -66,13 +66,17 @@ def in_root(
     """
     script = ["set -e", "root=/mnt", "mount -t tmpfs root $root"]
     own = {path: pathlib.Path(path) for path in (*SYSTEM, "/proc", "/dev", sys.base_prefix)}
-    for mounts, how in ((own | dict(readable), "ro"), (writable, "rw")):
-        for path, source in mounts.items():
-            if source.is_symlink():
-                script.append(f"ln -s {os.readlink(source)} $root{path}")
-            elif source.is_dir():
-                script += [f"mkdir -p $root{path}", f"mount --rbind {source} $root{path}"]
-                script += [f"mount -o remount,bind,{how} $root{path}"]
+    how = dict.fromkeys({**own, **readable}, "ro") | dict.fromkeys(writable, "rw")
+    sources = {**own, **readable, **writable}
+    mounts = sorted(path for path in sources if not sources[path].is_symlink())
+    for path in sources.keys() - mounts:
+        script.append(f"ln -s {os.readlink(sources[path])} $root{path}")
+    for path in mounts:
+        if sources[path].is_dir():
+            script += [f"mkdir -p $root{path}", f"mount --rbind {sources[path]} $root{path}"]
+    for path in mounts:  # now that no further folder has to be made
+        if sources[path].is_dir():
+            script.append(f"mount -o remount,bind,{how[path]} $root{path}")
     if hosts:
         script += ["cat /etc/hosts - > $root/hosts << END", hosts, "END"]
         script += ["mount --bind $root/hosts $root/etc/hosts"]
