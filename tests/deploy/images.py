@@ -57,9 +57,7 @@ class Stage:
         return self.files / os.path.join(self.workdir, path).lstrip("/")
 
 
-def in_root(
-    writable: Mounts, readable: Mounts, then: str, hosts: str = ""
-) -> list[str]:
+def in_root(writable: Mounts, readable: Mounts, then: str, hosts: str = "") -> list[str]:
     """The command that runs the shell's command `then` in a new root, read-only but for `writable`.
 
     `hosts` are further lines of /etc/hosts.
@@ -69,8 +67,8 @@ def in_root(
     how = dict.fromkeys({**own, **readable}, "ro") | dict.fromkeys(writable, "rw")
     sources = {**own, **readable, **writable}
     mounts = sorted(path for path in sources if not sources[path].is_symlink())
-    for path in sources.keys() - mounts:
-        script.append(f"ln -s {os.readlink(sources[path])} $root{path}")
+    links = sources.keys() - mounts
+    script += [f"ln -s {os.readlink(sources[path])} $root{path}" for path in links]
     for path in mounts:
         if sources[path].is_dir():
             script += [f"mkdir -p $root{path}", f"mount --rbind {sources[path]} $root{path}"]
@@ -189,7 +187,7 @@ class Images:
         env: Mapping[str, str],
         *,
         writable: Mounts,
-        readable: Mounts = {},
+        readable: Mapping[str, pathlib.Path] = {},
         hosts: str = "",
         command: Sequence[str] = (),
     ) -> ChildProcess:

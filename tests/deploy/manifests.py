@@ -19,7 +19,7 @@ Object = dict[str, Any]
 @functools.cache
 def rendered(overlay: str) -> tuple[Object, ...]:
     """The objects that `kubectl apply --kustomize` would send."""
-    command = ["kubectl", "kustomize", DEPLOY / "kubernetes" / overlay]
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return tuple(yaml.safe_load_all(done.stdout))
@@ -32,5 +32,5 @@ def named(objects: tuple[Object, ...], kind: str, name: str) -> Object:
 
 def secrets(folder: pathlib.Path) -> tuple[Object, ...]:
     """Those that deploy/certificates makes."""
-    command = [DEPLOY / "certificates", folder, "--kubernetes"]
+    command = [str(DEPLOY / "certificates"), str(folder), "--kubernetes"]
     return tuple(yaml.safe_load_all(subprocess.check_output(command, text=True)))

@@ -1,8 +1,8 @@
 """Runs the pods of rendered manifests as containers of this machine, as a kubelet would start them.
 
 Each pod has a loopback address of its own, so the ports are the manifests'. Names of Services and
-pods are in /etc/hosts. Volumes are folders: a Secret's belongs to root and to the pod's fsGroup, with
-the links that a kubelet makes.
+pods are in /etc/hosts. Volumes are folders: a Secret's belongs to root and to the pod's fsGroup,
+with the links that a kubelet makes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import pathlib
 import re
 import secrets
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 from forebay.service.processes import ChildProcess
 
-from .images import AS_ROOT, Images, Mounts, contained
+from .images import AS_ROOT, Images, contained
 from .manifests import Object, named
 
 
@@ -57,7 +58,9 @@ class Pods:
         for one in (o for o in self._objects if o["kind"] == "StatefulSet"):
             for number in range(one["spec"]["replicas"]):
                 pod = f"{one['metadata']['name']}-{number}"
-                lines.append(f"{self.addresses[pod]} {pod}.{one['spec']['serviceName']}.forebay.svc")
+                lines.append(
+                    f"{self.addresses[pod]} {pod}.{one['spec']['serviceName']}.forebay.svc"
+                )
         return "\n".join(lines)
 
     def start(
@@ -65,8 +68,8 @@ class Pods:
         pod: str,
         *,
         image: str = "",
-        readable: Mounts = {},
-        env: dict[str, str] = {},
+        readable: Mapping[str, pathlib.Path] = {},
+        env: Mapping[str, str] = {},
         command: tuple[str, ...] = (),
     ) -> ChildProcess:
         """Start a pod's container: of the target `image` of the Dockerfile, or of this machine.
@@ -80,11 +83,12 @@ class Pods:
         spec = workload["template"]["spec"]
         (container,) = spec["containers"]
         security = spec["securityContext"]
-        variables = self._environment(container, pod) | env
+        variables = {**self._environment(container, pod), **env}
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         for claim in workload.get("volumeClaimTemplates", []):
             volumes[claim["metadata"]["name"]] = {"emptyDir": {}}
-        writable, read = {}, dict(readable)
+        writable: dict[str, pathlib.Path] = {}
+        read = dict(readable)
         for mount in container.get("volumeMounts", []):
             folder = self._volume(f"{pod}-{mount['name']}", volumes[mount["name"]], security)
             (read if mount.get("readOnly") else writable)[mount["mountPath"]] = folder

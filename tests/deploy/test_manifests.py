@@ -53,7 +53,9 @@ def test_an_overlay_is_what_kubernetes_takes(overlay: str, secrets: tuple[Object
     assert {o["metadata"].get("namespace") for o in objects} == {None, "forebay"}
     made = {(o["kind"], o["metadata"]["name"]): o for o in objects}
     labels = [
-        o["spec"]["template"]["metadata"]["labels"] for o in objects if "template" in o.get("spec", {})
+        o["spec"]["template"]["metadata"]["labels"]
+        for o in objects
+        if "template" in o.get("spec", {})
     ]
     for o in objects:  # whatever an object names is there
         selector = o.get("spec", {}).get("selector") or o.get("spec", {}).get("podSelector")
@@ -172,7 +174,9 @@ def test_the_dockerfile_is_sound() -> None:
 def test_scripts_are_sound() -> None:
     """For shellcheck."""
     scripts = [DEPLOY / "certificates", DEPLOY / "slurm" / "forebay.sbatch", ROOT / ".ci" / "run"]
-    scripts += [p for p in (ROOT / "scripts").iterdir() if p.read_bytes().startswith(b"#!/usr/bin/env bash")]
+    scripts += [
+        p for p in (ROOT / "scripts").iterdir() if p.read_bytes().startswith(b"#!/usr/bin/env bash")
+    ]
     shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""The manifests' pods serve: non-root, on a read-only root, with Secrets as Kubernetes shows them."""
+"""The manifests' pods serve: as a user, on a read-only root, with Secrets as Kubernetes has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forebay.service.processes import ChildProcess, free_port
 
 from ..standbys import wait_until
 from .images import ROOT, Images, Mounts
-from .manifests import Object, named, rendered
+from .manifests import Object, rendered
 from .pods import Pods
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -173,7 +173,9 @@ def test_haproxy_leads_stock_clients_to_the_leader(
             readable=DEVELOPMENT,
             env={"FOREBAY_ADDRESS": f"{at['forebay-worker-0']}:%port%"},  # this test reads, too
         )
-        configuration = next(o for o in objects if o["kind"] == "ConfigMap" and "haproxy.cfg" in o["data"])
+        configuration = next(
+            o for o in objects if o["kind"] == "ConfigMap" and "haproxy.cfg" in o["data"]
+        )
         own = at["forebay-leader-0"]
         text = configuration["data"]["haproxy.cfg"]
         assert "bind :" in text
