@@ -102,13 +102,15 @@ def test_pods_serve_and_fail_over(
         assert trainer.line() == "half"
         dispatchers[leader].kill()
         wait_until(leads, standby)
+        dispatchers[leader] = pods.start(leader, image="dispatcher")  # as a kubelet does
+        wait_until(lambda: probe(at[leader], "/readyz") == 503)
         assert trainer.stdin is not None
         trainer.stdin.write("\n")
         trainer.stdin.flush()
         assert trainer.line() == "all"
         assert trainer.finish() == 0
 
-        for process in (worker, dispatchers[standby]):  # SIGTERM, as the images say
+        for process in (worker, *dispatchers.values()):  # SIGTERM, as the images say
             assert process.end(60) == 0
     assert images.target("dispatcher").stop_signal == "SIGTERM"
 
