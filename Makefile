@@ -24,16 +24,16 @@ chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--mi
 	$(BIN)/forebay chaos $(ARGS)
 
 test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among them
+	@scripts/kubectl
 	@scripts/redis
 	@scripts/postgres
-	@scripts/kubectl
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
 
 test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
-	@scripts/redis
-	@scripts/postgres
 	@scripts/kubectl
 	@scripts/haproxy
+	@scripts/redis
+	@scripts/postgres
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
 	$(BIN)/pytest -n 3 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) || \
 		scripts/retry_failed $$?
