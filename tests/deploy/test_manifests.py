@@ -53,9 +53,10 @@ def test_an_overlay_is_what_kubernetes_takes(overlay: str, secrets: tuple[Object
     assert {o["metadata"].get("namespace") for o in objects} == {None, "forebay"}
     made = {(o["kind"], o["metadata"]["name"]): o for o in objects}
     labels = [
-        o["spec"]["template"]["metadata"]["labels"]
-        for o in objects
-        if "template" in o.get("spec", {})
+        one["spec"]["template"]["metadata"]["labels"]
+        | {"statefulset.kubernetes.io/pod-name": f"{one['metadata']['name']}-{number}"}
+        for one, _, _ in pods(objects)
+        for number in range(one["spec"]["replicas"])
     ]
     for o in objects:  # whatever an object names is there
         selector = o.get("spec", {}).get("selector") or o.get("spec", {}).get("podSelector")
