@@ -47,7 +47,7 @@ import sys
 import tensorflow as tf
 from forebay import service
 
-target = "forebay-dispatcher.forebay.svc:5050"
+target = ",".join(f"forebay-dispatcher-{n}.forebay-dispatchers.forebay.svc:5050" for n in (0, 1))
 dataset_id = service.register_dataset(target, tf.data.Dataset.range(1000).map(lambda x: 2 * x))
 elements = service.read(target, dataset_id, ordered=True, seed=3, bundle_splits=50)
 got = [int(next(elements)) for _ in range(300)]
