@@ -24,11 +24,14 @@ chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--mi
 	$(BIN)/forebay chaos $(ARGS)
 
 test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among them
+	@scripts/kubectl
 	@scripts/redis
 	@scripts/postgres
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
 
 test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
+	@scripts/kubectl
+	@scripts/haproxy
 	@scripts/redis
 	@scripts/postgres
 	@scripts/promtool
