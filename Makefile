@@ -24,7 +24,6 @@ chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--mi
 	$(BIN)/forebay chaos $(ARGS)
 
 test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among them
-	@scripts/kubectl
 	@scripts/redis
 	@scripts/postgres
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
