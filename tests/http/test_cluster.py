@@ -152,7 +152,8 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> Non
             service.WorkerConfig(dispatcher.address, http_port=0, drain_timeout_ms=600_000)
         )
         dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(1 << 40))
-        with service.read(dispatcher.target, dataset_id) as elements:
+        endless = service.read(dispatcher.target, dataset_id, processing_mode="parallel_epochs")
+        with endless as elements:
             next(elements)
             drain = threading.Thread(target=worker.stop, kwargs={"drain": True})
             drain.start()
