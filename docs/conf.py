@@ -26,7 +26,8 @@ MENU = {
     "Guide": [
         *("docs/README", "docs/guarantees", "docs/limitations", "docs/reading", "docs/ordered"),
         *("docs/executors", "docs/files", "docs/tfds"),
-        *("docs/materialize", "docs/operations", "SECURITY", "deploy/README", "docs/performance"),
+        *("docs/materialize", "docs/operations", "SECURITY", "docs/performance"),
+        *("deploy/README", "deploy/kubernetes/README", "deploy/kubernetes/gke/README"),
     ],
     "Frameworks": [
         *("docs/frameworks/keras", "docs/frameworks/tf_distribute"),
@@ -47,7 +48,7 @@ PUBLIC = ("service", "torch", "jax", "keras", "storage", "journal")
 project = "Forebay"
 version = release = version_of("forebay")
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "SECURITY.md", "deploy/README.md", "docs/**.md"]
+include_patterns = ["README.md", "CHANGELOG.md", "SECURITY.md", "deploy/**.md", "docs/**.md"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 suppress_warnings = ["misc.highlighting_failure"]  # parts of programs, with "…"
 myst_heading_anchors = 4

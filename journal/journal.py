@@ -8,11 +8,13 @@ batch, so that a crash leaves all of them or none.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from ..storage import AppendFailed, Corrupt, Fenced, Missing, Storage, StorageError, Writer
+from ..storage.durations import Durations
 from .codec import encode
 from .proto.events_pb2 import Event
 from .snapshots import Retention, decode_snapshot, encode_snapshot, plan_retention
@@ -60,6 +62,9 @@ class Journal:
         self.sequence = writer.last_sequence  # of the last event that was appended
         self.durable_sequence = writer.last_sequence
         self.failed: StorageError | None = None
+        self.appends = Durations()  # one for each group
+        self.snapshot_sequence = 0  # of the last one that was written here
+        self.snapshot_time_ms = 0  # of that event
         self.on_failure = on_failure
         self._storage = storage
         self._writer = writer
@@ -67,6 +72,7 @@ class Journal:
         self._batch_bytes = batch_bytes
         self._groups: deque[_Group] = deque()  # the first one is under way if _committing
         self._committing = False
+        self._append_began_s = 0.0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._own_executors: list[ThreadPoolExecutor] = []
@@ -130,6 +136,7 @@ class Journal:
         self._check_usable()
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._snapshots, self._snapshot, sequence, state, time_ms)
+        self.snapshot_sequence, self.snapshot_time_ms = sequence, time_ms
 
     async def close(self) -> None:
         """Flush, then close the writer. Idempotent.
@@ -157,6 +164,7 @@ class Journal:
     def _commit(self) -> None:
         assert self._loop is not None
         self._committing = True
+        self._append_began_s = time.monotonic()
         append = self._loop.run_in_executor(
             self._appends, self._writer.append, self._groups[0].records
         )
@@ -164,6 +172,7 @@ class Journal:
 
     def _committed(self, append: asyncio.Future[int]) -> None:
         self._committing = False
+        self.appends.add(time.monotonic() - self._append_began_s)
         error = append.exception()
         if error is None and append.result() != self._groups[0].last:
             error = AppendFailed(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .client.datasets import DatasetInfo, list_datasets, remove_dataset
     from .client.files import register_files
     from .client.functions import PythonDataset, python_dataset
+    from .client.metrics import metrics
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
     from .client.saves import distributed_save
@@ -59,6 +60,7 @@ __all__ = [
     "list_datasets",
     "materialize",
     "materialize_pcollection",
+    "metrics",
     "python_dataset",
     "read",
     "register_dataset",
@@ -74,6 +76,7 @@ _HOMES = {
     ".client.datasets": ("DatasetInfo", "list_datasets", "remove_dataset"),
     ".client.files": ("register_files",),
     ".client.functions": ("PythonDataset", "python_dataset"),
+    ".client.metrics": ("metrics",),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.saves": ("distributed_save",),
     ".client.tf_position": ("OrderedPosition",),

@@ -106,6 +106,16 @@ class ServerOptions:
             "address that it listens on."
         ),
     ] = ""
+    http_port: Annotated[
+        int,
+        Option(
+            "Port of --host for /metrics (Prometheus), /healthz and /readyz; 0: any free one, "
+            "-1: none.",
+            least=0,
+            most=65535,
+            off=-1,
+        ),
+    ] = -1
     tls_ca: Annotated[
         str,
         Option("Certificates of the authorities that sign peers' certificates: a PEM file."),

@@ -102,6 +102,7 @@ class DispatcherConfig:
     snapshot_events: int | None = None
     retention_hours: float | None = None
     deployment_mode: str | None = None
+    http_port: int | None = None
     access_file: str | None = None
     tls_ca: str | None = None
     tls_cert: str | None = None
@@ -303,6 +304,7 @@ class WorkerConfig:
     allow_python: bool | None = None
     processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
+    http_port: int | None = None
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
@@ -440,6 +442,11 @@ class WorkerServer(_Server):
     def address(self) -> str:
         """The registered address, such as "host:5051"; "" before a start on any free port."""
         return self._worker.address or _address_before_start(self._options)
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of its HTTP port (`http_port`); "" without one."""
+        return self._worker.http_address
 
     def _num_tasks(self) -> int:
         """The number of running tasks. tf.data service's tests call this."""

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from .durations import Durations
 from .errors import StorageUnusable
 
 LEASE_MS = 2_000
@@ -178,6 +179,7 @@ class Writer(ABC):
     term: int
     last_sequence: int
     lease_ms: int  # how long it stays the writer without renewing
+    syncs: Durations | None = None  # of appends to the disk; None: a server does that, or nobody
 
     @property
     def query_ms(self) -> int:

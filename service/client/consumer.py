@@ -32,8 +32,9 @@ from . import open_iterations
 from .claimer import Claimer
 from .claims import ClaimsMode
 from .first_come import FirstCome
-from .heartbeats import Heartbeats, News
+from .heartbeats import HEARTBEAT_S, Heartbeats, News
 from .links import Client, Links
+from .meters import Meter
 from .modes import Mode
 from .open_iterations import Taker
 from .options import DEFAULT_READ_OPTIONS, ReadOptions
@@ -48,6 +49,10 @@ GOODBYE_S = 0.5
 
 CLOSED_S = 5.0
 """How long `close` waits for another thread that closes the same consumer."""
+
+
+SHORT_S = 0.01
+"""A shorter wait is for workers: why else, it does not ask."""
 
 
 class _Delivery(NamedTuple):
@@ -91,6 +96,7 @@ class Consumer:
         self._hands_back = reading.hands_back
         self._inbox: _Inbox = queue.SimpleQueue()
         self._wait_log = WaitLog()
+        self._meter = Meter()
         self._given: tuple[Client, Key, Block] | None = None  # the block the trainer has now
         self._leaving = threading.Event()
         self._closed = threading.Event()
@@ -113,6 +119,7 @@ class Consumer:
             deliver=self._deliver,
             lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
             refused=self._heartbeats.refused,
+            reconnected=self._meter.reconnected,
             credential=lambda: self._heartbeats.credential,
         )
         self.mode: Mode
@@ -133,6 +140,7 @@ class Consumer:
             self._hear(joined.news)
         self.is_over = False  # all blocks were given
         self._heartbeats.start()
+        self._meter.open()
         open_iterations.opened(self)
 
     def blocks(self, nothing: Block | None = None) -> Iterator[Block]:
@@ -194,7 +202,8 @@ class Consumer:
 
         Raises queue.Empty if nothing comes for a while, and what `blocks` raises.
         """
-        self._wait_log.warn(time.monotonic(), self.mode.awaited, self._heartbeats.silent_s)
+        since_s = time.monotonic()
+        self._wait_log.warn(since_s, self.mode.awaited, self._heartbeats.silent_s)
         self.mode.ask_again()
         try:
             item = self._inbox.get(timeout=self.mode.patience_s)
@@ -202,6 +211,9 @@ class Consumer:
             if not (self._heartbeats.alive or self._closed.is_set()):
                 raise Unavailable("the consumer's heartbeat has failed; read again") from None
             raise
+        finally:
+            waited_s = time.monotonic() - since_s
+            self._meter.waited("workers" if waited_s < SHORT_S else self._awaits(), waited_s)
         if self._closed.is_set():
             raise Unavailable("the consumer was closed")
         if isinstance(item, ForebayError):
@@ -217,9 +229,19 @@ class Consumer:
         elif isinstance(item.item, EndPending):
             self.mode.held_by_others(item.key[0])
         elif isinstance(item.item, Block):
+            self._meter.received(item.item)
             self.mode.deliver(item.client, item.key, item.item)
         else:
             self.mode.end(item.key, item.item)
+
+    def _awaits(self) -> str:
+        """For what it waits: one of CAUSES (meters.py)."""
+        links = self.links.all()
+        if links and not any(link.client.connected for _, link in links):
+            return "network"
+        if self._heartbeats.silent_s > 2 * HEARTBEAT_S:
+            return "dispatcher"
+        return "workers" if links else "no_task"
 
     def is_ours(self) -> bool:
         """Whether this process made the consumer. A fork shares its connections: leave them be."""
@@ -258,6 +280,7 @@ class Consumer:
             self._is_left.wait(CLOSED_S)
 
     def _close(self, left: int) -> None:
+        self._meter.close()
         links = self.links.close_all()
         open_iterations.closed(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # wakes `blocks`

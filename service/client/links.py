@@ -55,17 +55,20 @@ class Links:
         deliver: Callable[[Client, Key, Block | End | EndPending], None],
         lost: Callable[[int, Client, str], None],
         refused: Callable[[int, ConnectionRefused | None], None],
+        reconnected: Callable[[], None],
         credential: Callable[[], bytes],
     ) -> None:
         """Transport threads call these: `deliver` with what a worker sends of a task; `lost` when a
         process is gone or going, which sends nothing more, with the reason; `refused` when an
-        address refuses connections, and with None when it no longer does. `credential` returns the
-        newest one for data connections.
+        address refuses connections, and with None when it no longer does; `reconnected` when a
+        connection that was cut is there again. `credential` returns the newest one for data
+        connections.
         """
         self._consumer_id = consumer_id
         self._reading = reading
         self._credit_bytes = credit_bytes
         self._deliver, self._lost, self._refused = deliver, lost, refused
+        self._reconnected = reconnected
         self._credential = credential
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._links: dict[int, WorkerLink | None] = {}  # None: the process has gone
@@ -182,6 +185,7 @@ class Links:
                 open_tunnel=open_tunnel,
                 elements=elements,
                 refused=partial(self._refused, uid),
+                reconnected=self._reconnected,
                 credential=self._credential,
             )
         return client

@@ -33,6 +33,7 @@ VARIABLES = {
 
 _MAX_TOKEN_BYTES = 4096
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_GROUP_READS = stat.S_IRGRP
 BEARER = "Bearer "
 """Before the token, in the metadata of a call."""
 
@@ -52,6 +53,7 @@ class LoadedCredentials:
     tokens: tuple[Token, ...]
     client: ssl.SSLContext
     server: ssl.SSLContext | None  # None without a certificate
+    http: ssl.SSLContext | None  # likewise, of the HTTP port
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -72,9 +74,10 @@ class Credentials:
       tls_ca: certificates of the authorities that sign the peers' certificates (PEM).
       tls_cert, tls_key: this process's certificate, followed by those between it and the CA, and
         its private key without a passphrase (PEM). Servers need them.
-      token_file: a file with one token, which only its owner may read. A client sends it. A server
-        asks its clients for it, instead of certificates. A server may have several files,
-        comma-separated: it admits each token, and its own calls send the first.
+      token_file: a file with one token, which only its owner may read; or root's, which only this
+        process's own group may read. A client sends it. A server asks its clients for it, instead
+        of certificates. A server may have several files, comma-separated: it admits each token,
+        and its own calls send the first.
 
     Raises InvalidArgument.
     """
@@ -118,6 +121,21 @@ class Credentials:
     def loaded(self) -> LoadedCredentials:
         """What the files hold now. Raises InvalidArgument if they could never be used."""
         return _files_of(self).content()
+
+    def http_context(self) -> ssl.SSLContext:
+        """For a server's HTTP port: with the files of the moment in each handshake.
+
+        A client may come without a certificate, as health checks do.
+        """
+
+        def renew(tls: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+            if (newest := self.loaded().http) is not None:
+                tls.context = newest
+
+        context = self.loaded().http
+        assert context is not None, "a server has a certificate"
+        context.sni_callback = renew
+        return context
 
     def files(self) -> dict[str, str]:
         """The fields that are given."""
@@ -258,12 +276,13 @@ def _load(credentials: Credentials) -> LoadedCredentials:
     key = _read(credentials.tls_key, "--tls-key") if credentials.tls_key else b""
     tokens = [_token(path) for path in credentials.token_file.split(",") if path]
     client = client_context(credentials)
-    server = None
+    server = http = None
     if chain:
-        server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
-        server.num_tickets = 0  # no connection is resumed
+        server, http = (_context(ssl.PROTOCOL_TLS_SERVER, credentials, ca) for _ in range(2))
+        server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
-    return LoadedCredentials(ca, chain, key, tuple(tokens), client, server)
+        http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
+    return LoadedCredentials(ca, chain, key, tuple(tokens), client, server, http)
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:
@@ -315,20 +334,27 @@ def _read(path: str, option: str) -> bytes:
         ) from None
 
 
+def _root_gave_it_to_this_group(found: os.stat_result) -> bool:
+    """As Kubernetes gives a Secret to a process that is not root: by fsGroup."""
+    readable = found.st_mode & _OPEN_TO_OTHERS == _GROUP_READS
+    return readable and found.st_uid == 0 != os.geteuid() and found.st_gid == os.getegid()
+
+
 def _token(path: str) -> Token:
     try:
         with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            found = os.fstat(file.fileno())
             text = file.read(_MAX_TOKEN_BYTES + 2)
     except OSError as error:
         raise InvalidArgument(
             f"--token-file {path} cannot be read: {error.strerror}; give a file that this user may "
             "read"
         ) from None
-    if mode & _OPEN_TO_OTHERS:
+    if found.st_mode & _OPEN_TO_OTHERS and not _root_gave_it_to_this_group(found):
         raise InvalidArgument(
-            f"--token-file {path} has mode {mode:04o}, so other users may use its token: chmod "
-            f"600 {path}"
+            f"--token-file {path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users may "
+            f"use its token: chmod 600 {path}, or let root own it, with mode 440 and this "
+            f"process's own group, {os.getegid()} (Kubernetes: runAsGroup and fsGroup)"
         )
     value = text.removesuffix(b"\n").removesuffix(b"\r")
     if not value:

@@ -47,6 +47,7 @@ from typing import Protocol
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import ForebayError
+from ..stopwatch import Stopwatch
 from .memory import LOOK_S, STARVED_S, MemoryBudget
 from .orders import Order
 
@@ -214,6 +215,7 @@ class TaskOutput(ABC):
         # How blocks are compressed; the producer may set it before the first block.
         self.compression: ev.BlockCompression = ev.MEASURED
         self.changed = threading.Condition(threading.RLock())  # guards all state, also of policies
+        self.blocked = Stopwatch()  # while the producer waits for room
         self.opens = 0  # subscriptions opened so far
         self._when_opened: list[tuple[int, Callable[[], None]]] = []
         self._memory = (budget or MemoryBudget()).share()
@@ -398,12 +400,14 @@ class TaskOutput(ABC):
         while self._end is None and not self._is_reset:
             forced = must() or (self._parked_after is not None and self.opens <= self._parked_after)
             if not forced and is_full():
-                self.changed.wait()  # until a consumer reads, or cancel()
+                with self.blocked:
+                    self.changed.wait()  # until a consumer reads, or cancel()
                 continue
             forced |= time.monotonic() >= give_up_s and not self.waiting_elements
             if self._memory.take(size, force=forced):
                 break
-            self.changed.wait(LOOK_S)  # until other outputs release memory, or as above
+            with self.blocked:
+                self.changed.wait(LOOK_S)  # until other outputs release memory, or as above
         self._memory.wait_no_more()
         self._check_open()
 

@@ -108,6 +108,11 @@ class Candidate:
         self._exists = False  # a journal was found
         storage.listens = self._listens
 
+    @property
+    def state(self) -> State:
+        """The followed journal's. Another thread changes it: read numbers and texts only."""
+        return self._follower.state
+
     def leader(self) -> str:
         """The leader's address by the followed journal; "" if unknown or this one."""
         leader = self._follower.state.leader

@@ -51,8 +51,8 @@ class Decider:
         self._broken = False  # the state differs from the journal
         self._storage = storage
         self.writer = writer
-        self._journal = Journal(storage, writer, retention=Retention(options.retention_hours))
-        self._journal.on_failure = self._journal_failed
+        self.journal = Journal(storage, writer, retention=Retention(options.retention_hours))
+        self.journal.on_failure = self._journal_failed
         self._position = pb.JournalPosition()  # the last one told
         self._subscribers: list[Callable[[ev.Event], None]] = []
         # Long polls: what each waits for.
@@ -75,7 +75,7 @@ class Decider:
             try:
                 for event in events:
                     apply(self.state, event)
-                self._journal.append(events)  # after apply: an invalid event is not journaled
+                self.journal.append(events)  # after apply: an invalid event is not journaled
                 self._tell(events)
             except BaseException:  # a bug: the state now differs from the journal
                 log.critical("an event could not be applied, so this dispatcher stops serving")
@@ -103,7 +103,7 @@ class Decider:
     async def durable(self) -> None:
         """Wait until everything decided so far is durable. Raises Unavailable."""
         try:
-            await self._journal.wait_durable(self._journal.sequence)
+            await self.journal.wait_durable(self.journal.sequence)
         except StorageError as error:
             raise self.unavailable() from error
 
@@ -143,7 +143,7 @@ class Decider:
 
     def position(self) -> pb.JournalPosition:
         """The last durable event, with a proof: peers may learn of it. Not to be changed."""
-        sequence, journal_id = self._journal.durable_sequence, self.state.journal_id
+        sequence, journal_id = self.journal.durable_sequence, self.state.journal_id
         if (sequence, journal_id) != (self._position.sequence, self._position.journal_id):
             self._position = pb.JournalPosition(
                 journal_id=journal_id, sequence=sequence, lasting=self._storage.lasting
@@ -178,7 +178,7 @@ class Decider:
 
     async def _snapshot(self, sequence: int, state: bytes, time_ms: int) -> None:
         try:
-            await self._journal.write_snapshot(sequence, state, time_ms)
+            await self.journal.write_snapshot(sequence, state, time_ms)
         except StorageError as error:
             # The journal is complete without it; the next snapshot is tried as usual.
             log.error("no snapshot at sequence %d: %s", sequence, error)
@@ -206,7 +206,7 @@ class Decider:
 
     def unavailable(self) -> Unavailable:
         """Why it cannot serve."""
-        failed = self._journal.failed
+        failed = self.journal.failed
         if failed is not None and not self.displaced:
             return Unavailable(f"the dispatcher's journal cannot be written: {failed}")
         if self.stopped.is_set():

@@ -115,7 +115,7 @@ class Dispatcher(Decider):
         await self.growing_sources.close()
         await self.saves.close()
         await self.leadership.close()
-        await self._journal.close()
+        await self.journal.close()
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""

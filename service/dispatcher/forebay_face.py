@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -30,7 +29,6 @@ from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, State, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
-from ..metrics import shown
 from ..pipelines import definitions
 from ..pipelines.definitions import (
     compresses,
@@ -41,18 +39,17 @@ from ..pipelines.definitions import (
 )
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
+from ..user_metrics import shown
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .permissions import Permissions
+from .slices import in_slices
 from .worker_polls import worker_poll
 
 log = logging.getLogger(__name__)
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
-
-SLICE_S = 0.0003
-"""A status yields to the event loop after about this long."""
 
 TARGET_WORKERS_AUTO = 1  # the default of stock clients, so that both kinds share jobs
 
@@ -595,16 +592,8 @@ class ForebayFace:
             total = dispatcher.user_metrics.total(iteration_id)
             return None if total is None else shown(total)
 
-        pieces, found = (
-            encoded_status(dispatcher.state, dispatcher.history.strangers(), counted),
-            [],
-        )
-        since_s = time.monotonic()
-        for piece in pieces:
-            found.append(piece)
-            if time.monotonic() - since_s > SLICE_S:
-                await asyncio.sleep(0)  # let other requests run
-                since_s = time.monotonic()
+        strangers = dispatcher.history.strangers()
+        found = await in_slices(encoded_status(dispatcher.state, strangers, counted))
         return pb.GetStatusResponse(status=b"".join(found).decode())
 
 

@@ -96,12 +96,14 @@ class StandbyHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generi
     def __init__(self, leader: Callable[[], str]) -> None:
         """`leader` returns the leader's address; "" if it is unknown."""
         self._leader = leader
+        self.refused = 0  # calls
         self._handler = grpc.unary_unary_rpc_method_handler(self._refuse)
 
     def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         return self._handler
 
     async def _refuse(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        self.refused += 1
         leader = self._leader()
         where = f"ask {leader}" if leader else "no leader is known yet; ask again"
         await context.abort(

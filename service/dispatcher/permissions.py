@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..connections.access import OPERATOR, PYTHON, TRAINER, VIEWER, WORKER, AccessRules, Grant
-from ..connections.admission import Admission
+from ..connections.admission import Admission, Identity
 from ..core.state import State
 from ..errors import PermissionDenied, ResourceExhausted
 from ..pipelines.definitions import has_no_code
@@ -129,6 +129,17 @@ class Permissions:
         excesses = [_excess(grant, method, request, state) for grant in fitting]
         if all(excesses):
             raise ResourceExhausted(f"{caller} may not call {method}: {excesses[0]}")
+
+    def check_metrics(self, caller: Identity) -> None:
+        """Check a scrape: metrics tell of all jobs, as the status does. Raises PermissionDenied."""
+        wanted = {VIEWER, OPERATOR}
+        grants = [*self._rules.of(caller)]
+        if not any(wanted & grant.roles for grant in grants):
+            why = _why(grants, [], f"role {' or '.join(sorted(wanted))}", _Subject())
+            raise PermissionDenied(
+                f"{caller} may not see metrics: {why} (--access-file {self._rules.path} of the "
+                "dispatcher)"
+            )
 
 
 def _why(grants: list[Grant], able: list[Grant], needs: str, subject: _Subject) -> str:

@@ -17,10 +17,12 @@ from ..connections.admission import Admission
 from ..connections.credentials import credentials_of_server, serves_tensorflow
 from ..connections.grpc_server import advertised_address
 from ..errors import InvalidArgument
+from ..http.opening import open_http
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .forebay_face import ForebayFace
 from .listener import ServedPort, StandbyHandler
+from .observed import ObservedDispatcher
 from .options import DispatcherOptions
 from .permissions import Permissions
 from .tensorflow_face import TensorFlowFace
@@ -50,6 +52,17 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     address = advertised_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
+    refusal = StandbyHandler(candidate.leader)
+    observed = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
+    may_see = None if permissions is None else permissions.check_metrics
+    try:
+        http = None
+        if observed is not None:
+            http = await open_http(observed, options, credentials, may_see)
+    except BaseException:
+        await listener.close(0)
+        storage.close()
+        raise
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,7 +70,14 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
         _lead(
-            listener, candidate, lambda: ready(address), admission, permissions, serves_tf=serves_tf
+            listener,
+            candidate,
+            lambda: ready(address),
+            admission,
+            permissions,
+            serves_tf=serves_tf,
+            refusal=refusal,
+            observed=observed,
         ),
         name="forebay-dispatcher",
     )
@@ -71,6 +91,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
             task.cancel()
         await asyncio.gather(stop, lead, return_exceptions=True)
         await listener.close(0)
+        if http is not None:
+            await http.close()
         storage.close()
 
 
@@ -107,9 +129,11 @@ async def _lead(
     permissions: Permissions | None = None,
     *,
     serves_tf: bool = True,
+    refusal: StandbyHandler | None = None,
+    observed: ObservedDispatcher | None = None,
 ) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
-    refusal = StandbyHandler(candidate.leader)
+    refusal = refusal or StandbyHandler(candidate.leader)
     if candidate.standby:
         await listener.open([refusal], standby=True)
         ready()
@@ -120,10 +144,14 @@ async def _lead(
             own = ForebayFace(dispatcher, admission, permissions).handlers()
             faces = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
             await listener.open(faces, standby=False)
+            if observed is not None:
+                observed.lead(dispatcher)
             if not candidate.standby:
                 ready()
             await dispatcher.stopped.wait()
         finally:
+            if observed is not None:
+                observed.stop_leading()
             await dispatcher.finish()
             await listener.close(STOP_GRACE_S)
             await tensorflow.close()

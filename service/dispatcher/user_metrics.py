@@ -11,9 +11,9 @@ import copy
 from collections.abc import Iterable
 
 from ..core.state import State
-from ..metrics import Totals
 from ..proto import forebay_pb2 as pb
 from ..proto import metrics_pb2
+from ..user_metrics import Totals
 
 
 class UserMetrics:

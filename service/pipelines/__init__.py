@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ...journal.proto import events_pb2 as ev
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
-from ..metrics import Totals
 from ..proto import tf_service_pb2 as tf
+from ..user_metrics import Totals
 from .definitions import has_no_code
 from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
 

@@ -72,13 +72,14 @@ class BlockClient(WorkerClient):
         open_tunnel: OpenTunnel | None = None,
         elements: Share | None = None,
         refused: Callable[[ConnectionRefused | None], None] = lambda _: None,
+        reconnected: Callable[[], None] = lambda: None,
         credential: Callable[[], bytes] = bytes,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
         `addresses` and `refused` are as for WorkerAddresses; "grpc" is skipped without
-        `open_tunnel`. `elements` also bounds the elements. `credential` is what the dispatcher
-        signed for this consumer.
+        `open_tunnel`. `elements` also bounds the elements. `reconnected` is called for each
+        connection but the first. `credential` is what the dispatcher signed for this consumer.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
@@ -89,6 +90,8 @@ class BlockClient(WorkerClient):
         )
         self._open_tunnel = open_tunnel
         self._consumer_id = consumer_id
+        self._reconnected = reconnected
+        self._has_connected = False
         self._credential = credential
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
@@ -132,6 +135,10 @@ class BlockClient(WorkerClient):
         with self._lock:
             urgent = self._receiving.taken(block, key)
             self._give_credit(at_once=urgent)
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
 
     def silent(self) -> tuple[bool, float]:
         return self._addresses.refuse, time.monotonic() - self._heard_at
@@ -267,6 +274,9 @@ class BlockClient(WorkerClient):
                 self._give_credit(at_once=True)
             else:
                 self._send(self._goodbye)
+        if self._has_connected:
+            self._reconnected()
+        self._has_connected = True
         return reader
 
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:

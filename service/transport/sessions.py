@@ -41,6 +41,7 @@ class Sessions:
         self._by_consumer: dict[int, Session] = {}
         self._idle: dict[Connection, None] = {}  # whose sender waits, the longest first
         self._refusal: Refusal | None = None  # the answer to every new connection
+        self.connections = self.reconnects = 0  # so far; of known consumers
 
     def add_task(self, task_id: int, output: TaskOutput, iteration_id: int = 0) -> None:
         with self._lock:
@@ -63,6 +64,8 @@ class Sessions:
         """Add a consumer's connection, and cut an earlier one of the same consumer. With
         `iteration_id` it may read tasks of that iteration only."""
         with self._lock:
+            self.connections += 1
+            self.reconnects += consumer_id in self._by_consumer
             session = self._by_consumer.setdefault(consumer_id, Session(consumer_id))
             if session.connection is not None:
                 self._close(session.connection)

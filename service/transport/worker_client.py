@@ -60,6 +60,11 @@ class WorkerClient(ABC):
         with its `key`: the task and the subscription.
         """
 
+    @property
+    def connected(self) -> bool:
+        """Whether the worker can send."""
+        return True
+
     @abstractmethod
     def silent(self) -> tuple[bool, float]:
         """Whether connections are refused, as after the worker's process has ended; and how many

@@ -66,8 +66,9 @@ class BundleTask:
         self._report = report
         self._checksums = checksums
         self._splits = 0
-        self._live: set[Run] = set()  # of bundles
-        self._lock = threading.Lock()  # guards `_live`
+        self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
+        self._put = [0, 0]  # by runs that have ended
+        self._lock = threading.Lock()  # guards these
         self._at_once = max(2, len(os.sched_getaffinity(0)))
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
@@ -96,6 +97,11 @@ class BundleTask:
 
     def drain(self, give_up_s: float) -> None:
         """Consumers go on at other workers, and read here until then."""
+
+    def counts(self) -> dict[str, float]:
+        """What it has done so far: elements and bytes."""
+        elements, size = map(sum, zip(self._put, *self._live.copy().values(), strict=True))
+        return {"elements": elements, "bytes": size}
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
         """None: nothing is lost."""
@@ -162,6 +168,9 @@ class BundleTask:
                 try:
                     for block in blocks:
                         run.put(block)
+                        put = self._live[made]
+                        put[0] += block.count
+                        put[1] += block.values_bytes
                     checksum = run.finish()
                     if checksum is not None:
                         self._checksums.add(self.task.job_id, run.number, checksum)
@@ -191,14 +200,15 @@ class BundleTask:
         splits = SplitRange(first, count, pass_number=run.number // order.bundles)  # the epoch
         made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
         with self._lock:
-            self._live.add(made)
+            self._live[made] = [0, 0]
         try:
             if self.output.ended:  # before `cancel` could see it
                 made.cancel()
             yield made
         finally:
             with self._lock:
-                self._live.discard(made)
+                put = self._live.pop(made)
+                self._put = [self._put[0] + put[0], self._put[1] + put[1]]
 
     @staticmethod
     def _fail(run: BundleRun, code: str, message: str) -> None:

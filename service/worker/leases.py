@@ -28,6 +28,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, ProtocolError, Unavailable
 from ..pipelines import PARTS, SplitRange
 from ..proto import forebay_pb2 as pb
+from ..stopwatch import Stopwatch
 from .observer import Observer
 
 LEASE_S = 0.25
@@ -138,6 +139,12 @@ class LeaseFeed:
         return [leases.requests for leases in self._leases]
 
     @property
+    def waited_s(self) -> tuple[float, float]:
+        """How long the pipeline waited for splits, and for the task's first consumer."""
+        leases = self._leases
+        return sum(x.no_split.seconds for x in leases), sum(x.unread.seconds for x in leases)
+
+    @property
     def cut_short(self) -> bool:
         """Whether `pause` or `drain` ended the splits before the pipeline had all of them."""
         return self._task.cut_short.is_set()
@@ -241,6 +248,8 @@ class _SourceLeases:
         self._current_pass = 0  # earlier ones are over
         self.is_empty = False  # no pass will have a split
         self.requests = 0
+        self.no_split = Stopwatch()  # while the pipeline waits for a lease
+        self.unread = Stopwatch()  # while it waits for the task's first consumer
         self._lease = _PipelineLease(task.processes)
         self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as begun
@@ -271,7 +280,9 @@ class _SourceLeases:
     def _next_lease(self) -> pb.LeaseSplitsResponse | None:
         """None when the worker drains."""
         while not self._task.draining.is_set():
-            lease = (self._ahead or self._ask()).result()
+            asked = self._ahead or self._ask()
+            with self.no_split:
+                lease = asked.result()
             self._ahead = None
             if not lease.not_yet:
                 return lease
@@ -362,11 +373,12 @@ class _SourceLeases:
         """
         request = self.query()
         waits_s, begun_s = UNREAD_S, time.monotonic()
-        while not self._task.may_lease.wait(waits_s):
-            answer = self._call(request)
-            if answer.end_of_splits:
-                return answer
-            waits_s = min(max(UNREAD_S, (time.monotonic() - begun_s) / 8), MOST_UNREAD_S)
+        with self.unread:
+            while not self._task.may_lease.wait(waits_s):
+                answer = self._call(request)
+                if answer.end_of_splits:
+                    return answer
+                waits_s = min(max(UNREAD_S, (time.monotonic() - begun_s) / 8), MOST_UNREAD_S)
         return None
 
     def query(self) -> pb.LeaseSplitsRequest:

@@ -6,9 +6,10 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from ..http.families import Made, Measured, Tallies
 from ..proto import forebay_pb2 as pb
 from ..transport import BlockServer
 from .bundle_tasks import BundleTask
@@ -46,7 +47,9 @@ class RunningTasks:
         self._observer = observer
         self._runners: dict[int, AnyTask] = {}  # of each task that is not ABSENT in `states`
         self._ending: list[AnyTask] = []  # cancelled, threads still running
-        self._lock = threading.Lock()  # guards the two fields above, and `states`
+        self._tallies = Tallies()  # by job
+        self._counted: dict[AnyTask, dict[str, float]] = {}  # what is in the tallies
+        self._lock = threading.Lock()  # guards the fields above, and `states`
 
     def runner_of(self, task_id: int) -> AnyTask | None:
         """The runner of a current or recently completed task; None if unknown."""
@@ -125,7 +128,27 @@ class RunningTasks:
     def forget_ended(self) -> None:
         """Forget the cancelled runners whose threads have ended."""
         with self._lock:
-            self._ending = [runner for runner in self._ending if not runner.join(0)]
+            ended = [runner for runner in self._ending if runner.join(0)]
+            self._ending = [runner for runner in self._ending if runner not in ended]
+            for runner in ended:
+                self._count(runner)
+                self._counted.pop(runner, None)
+
+    def counts(self, families: Mapping[str, Made]) -> list[Measured]:
+        """By job: what its tasks have done here so far, ended ones included."""
+        with self._lock:
+            for runner in [*self._runners.values(), *self._ending]:
+                self._count(runner)
+            return [*self._tallies.measured(families)]
+
+    def _count(self, runner: AnyTask) -> None:
+        before, now = self._counted.get(runner, {}), runner.counts()
+        # What another thread measures while it is read may be a moment behind.
+        now = {kind: max(value, before.get(kind, 0)) for kind, value in now.items()}
+        new = {kind: value - before.get(kind, 0) for kind, value in now.items()}
+        self._counted[runner] = now
+        if any(new.values()):
+            self._tallies.add(str(runner.task.job_id), new)
 
     def join(self, give_up_s: float) -> None:
         """Wait for the cancelled runners until `give_up_s` (monotonic clock)."""

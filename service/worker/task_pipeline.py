@@ -13,10 +13,10 @@ from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, Unavailable
-from ..metrics import Totals
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
+from ..user_metrics import Totals
 from .leases import HAND_BACK_S, LeaseFeed
 from .observer import Observer, Undelivered
 
@@ -137,6 +137,13 @@ class TaskPipeline:
         self._pass_query = pb.LeaseSplitsRequest(task_id=task.task_id)  # for a parked task
         self._number = next(_numbers)
         self._totals = Totals()
+        self._waited_s = 0.0, 0.0  # of earlier feeds
+
+    @property
+    def waited_s(self) -> tuple[float, float]:
+        """How long it waited for splits, and for the task's first consumer, in all its runs."""
+        no_split_s, unread_s = (0.0, 0.0) if (feed := self._feed) is None else feed.waited_s
+        return self._waited_s[0] + no_split_s, self._waited_s[1] + unread_s
 
     @property
     def given_up(self) -> bool:
@@ -277,7 +284,8 @@ class TaskPipeline:
         if self._feed is not None:
             self._given_up = self.given_up
             self._requests, self._pass_query = self._feed.requests, self._feed.where()
-        self._feed = None
+        waited_s, self._feed = self.waited_s, None
+        self._waited_s = waited_s
         self._was_cut = False
 
     def is_pass_over(self) -> bool | None:

@@ -11,6 +11,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, OutputReset, Part, TaskFailed, TaskOutput, TaskUnknown
 from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_of
 from ..proto import forebay_pb2 as pb
+from ..stopwatch import Stopwatch
 from .observer import Observer, Undelivered
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
 from .task_states import Complete, Ended, HandedOut, Instruction
@@ -78,7 +79,8 @@ class TaskRunner:
         self._observer = observer
         self._report = report
         self._counter = counter
-        self._put = 0  # elements
+        self._put = self._put_bytes = 0  # elements; their bytes
+        self._producing = Stopwatch()  # while its pipeline is open
         self._cancelled = self.pipeline.cancelled
         self._drain_by_s: float | None = None  # set once draining, monotonic clock
         self._produced = False  # the output has all of the pipeline's elements
@@ -193,6 +195,21 @@ class TaskRunner:
         elements = lacking + self.output.waiting_elements
         return self.pipeline.undelivered(elements, self.output.ended)
 
+    def counts(self) -> dict[str, float]:
+        """What it has done so far: elements, bytes, and the seconds that its pipeline was open,
+        by what that waited for."""
+        no_split_s, unread_s = self.pipeline.waited_s
+        blocked_s = self.output.blocked.seconds
+        waited_s = no_split_s + unread_s + blocked_s
+        return {
+            "elements": self._put,
+            "bytes": self._put_bytes,
+            "no_split": no_split_s,
+            "unread": unread_s,
+            "backpressured": blocked_s,
+            "working": max(0.0, self._producing.seconds - waited_s),
+        }
+
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; whether it has ended. A thread that never started has."""
         with self._parking:
@@ -218,8 +235,11 @@ class TaskRunner:
     def _work(self) -> None:
         task_id = self.task.task_id
         try:
-            if not self._produced and not self._produce():
-                return
+            if not self._produced:
+                with self._producing:
+                    produced = self._produce()
+                if not produced:
+                    return
             data_over = self._is_data_over()
             if not self.output.wait_drained(UNWOUND_S):
                 self.pipeline.free()
@@ -283,6 +303,7 @@ class TaskRunner:
             try:
                 self.output.put(block)
                 self._put += block.count
+                self._put_bytes += block.values_bytes
             except OutputReset:
                 continue  # drop the block; the run ends soon
             except BaseException:

@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -42,6 +43,7 @@ from ..delivery import (
     TaskOutput,
 )
 from ..errors import ForebayError
+from ..http.opening import open_http_thread
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
@@ -52,6 +54,7 @@ from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
+from .observed import Condition, ObservedWorker
 from .observer import Observer
 from .options import WorkerOptions
 from .running_tasks import AnyTask, RunningTasks
@@ -60,6 +63,9 @@ from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
 from .task_states import JournalSeen, Listed, StopAsked
 from .tasks import DeliveryCounter, TaskRunner
+
+if TYPE_CHECKING:
+    from ..http.server import HttpThread
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +129,8 @@ class Worker:
         )
         self._registration = pb.WorkerHeartbeatRequest()
         self.address = ""
+        self._heard_s: float | None = None  # when the dispatcher last answered a heartbeat
+        self._http: HttpThread | None = None
         grpc_is_used()
         self._grpc = grpc.server(
             ThreadPoolExecutor(
@@ -149,6 +157,10 @@ class Worker:
         try:
             bound = bind(self._grpc, options.host, options.port, self._credentials)
             self.address = advertised_address(options.address, bound)
+            observed = ObservedWorker(
+                self.tasks, self.consumers, self._blocks.sessions, self.idle.budget, self._condition
+            )
+            self._http = open_http_thread(observed, options, self._credentials)
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address
             )
@@ -208,6 +220,8 @@ class Worker:
         self.tasks.join(give_up_s)  # after the join above: the heartbeat may just have added one
         self._streams.join(give_up_s)
         self._pipelines.close()
+        if self._http is not None:
+            self._http.stop()
         return delivered
 
     def _data_addresses(self) -> list[tuple[str, str]]:
@@ -228,6 +242,11 @@ class Worker:
         """The unfinished tasks without consumers. `stop` doesn't wait for these to be read."""
         unfinished = [runner.task.task_id for runner in self.tasks.unfinished()]
         return [task_id for task_id in unfinished if not self.consumers.is_read(task_id)]
+
+    @property
+    def http_address(self) -> str:
+        """HOST:PORT of its HTTP port; "" without one."""
+        return "" if self._http is None else self._http.address
 
     @property
     def num_tasks(self) -> int:
@@ -295,6 +314,16 @@ class Worker:
     def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
         return not self.consumers.is_read(runner.task.task_id) or runner.join(within_s)
 
+    def _condition(self) -> Condition:
+        beats = self._heartbeats.ident is None or self._heartbeats.is_alive()
+        stops = self._stopping.is_set()
+        return Condition(
+            has_failed=not (beats or stops),
+            is_leaving=self._registration.draining or stops,
+            heard_s=self._heard_s,
+            streams=sum(not complete for _, _, complete in self.streams),
+        )
+
     # -- the dispatcher ------------------------------------------------------------------------
 
     def _metrics(self) -> list[TaskMetrics]:
@@ -334,6 +363,7 @@ class Worker:
 
     def _reconcile(self, response: pb.WorkerHeartbeatResponse) -> None:
         """Make the running tasks and streams match the dispatcher's list."""
+        self._heard_s = time.monotonic()
         self._dispatcher.learn(response.journal)
         self._data_keys.learn(response.data_keys)
         if response.journal.journal_id != self.journal_id:

@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 from ..base import Writer, blob_name
 from ..batches import encode_batch
+from ..durations import Durations
 from ..errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
 from ..tfrecord import frame
 from .durable import (
@@ -61,6 +63,7 @@ class FileWriter(Writer):
         self, claim: WriterClaim, segment_bytes: int, end: Position, segment: int | None
     ) -> None:
         """Continue at `end`. `segment` is the last segment's descriptor, None without segments."""
+        self.syncs = self._syncs = Durations()
         self.term = claim.term
         self.lease_ms = claim.lease_ms
         self.last_sequence = end.sequence - 1
@@ -97,7 +100,9 @@ class FileWriter(Writer):
                 self._begin_segment()
             assert self._segment is not None
             write_all(self._segment, data)
+            since_s = time.monotonic()
             os.fdatasync(self._segment)
+            self._syncs.add(time.monotonic() - since_s)
             durable = True
             if not self._named:  # reveals the loss of a segment or of a takeover's directory
                 raise_last(self._claim.held_term, self.term, last)

@@ -41,6 +41,7 @@ class Client:
         self.stopped: list[int] = []
         self.held = 0
         self.silence: tuple[bool, float] = (False, 0.0)
+        self.connected = True
         self.closed = False
 
     def read(self, task_id: int, _: object) -> None:

@@ -23,9 +23,9 @@ from forebay.service.errors import (
     Unavailable,
     Unimplemented,
 )
-from forebay.service.metrics import counter
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import metrics_pb2
+from forebay.service.user_metrics import counter
 from forebay.storage import open_storage
 
 from ..standbys import wait_until

@@ -30,7 +30,6 @@ from forebay.service.client.functions import (
     request_of,
 )
 from forebay.service.errors import InvalidArgument
-from forebay.service.metrics import MAX_METRICS, MAX_NAME, Totals, counter, distribution, shown
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import translate
 from forebay.service.pipelines.python.child_blocks import Sender
@@ -38,6 +37,7 @@ from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import Lender
+from forebay.service.user_metrics import MAX_METRICS, MAX_NAME, Totals, counter, distribution, shown
 
 from .functions import INT, numbers
 from .test_beam import split

@@ -18,11 +18,11 @@ from forebay.service.block_limits import cost
 from forebay.service.blocks import Block, Component
 from forebay.service.checksums import Checksum
 from forebay.service.errors import ForebayError, PipelineError
-from forebay.service.metrics import Totals
 from forebay.service.pipelines import MaySkip, SkipReport, SplitFeed, SplitRange, definitions
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import graph_pb2
 from forebay.service.proto.python_pb2 import PythonDataset
+from forebay.service.user_metrics import Totals
 from forebay.service.worker.task_pipeline import Pipelines
 
 from .kernel import kernel

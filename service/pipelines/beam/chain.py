@@ -25,7 +25,7 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.windowed_value import WindowedValue
 
-from ... import generators, metrics, pickles
+from ... import generators, pickles, user_metrics
 from ...errors import InvalidArgument
 from ...proto import metrics_pb2 as pb
 from . import internals, tfrecords
@@ -286,13 +286,13 @@ class _Metrics:
         self.metrics_container = MetricsContainer("chain")
         told = pb.Metrics(splits=1)
         for key, count in found.counters.items():
-            told.metrics.append(metrics.counter(*_name(key), count))
+            told.metrics.append(user_metrics.counter(*_name(key), count))
         for key, of in found.distributions.items():
             values = (of.count, of.sum, of.min, of.max)
-            told.metrics.append(metrics.distribution(*_name(key), *values))
+            told.metrics.append(user_metrics.distribution(*_name(key), *values))
         for key, last in found.gauges.items():
-            told.metrics.append(metrics.gauge(*_name(key), last.value, last.timestamp))
-        return metrics.Totals([told]).told()
+            told.metrics.append(user_metrics.gauge(*_name(key), last.value, last.timestamp))
+        return user_metrics.Totals([told]).told()
 
     def update_metric(self, name: Any, value: Any) -> None:
         self.metrics_container.get_metric_cell(name).update(value)

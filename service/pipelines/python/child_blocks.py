@@ -21,9 +21,9 @@ import numpy as np
 
 from ...blocks import BLOCK_BYTES
 from ...errors import ForebayError, PipelineError, status_of
-from ...metrics import Totals
 from ...proto import metrics_pb2 as pb
 from ...shared import Lender, new_slab
+from ...user_metrics import Totals
 from .columns import LISTS, Column, Field, Misfit, column_of, fields_of, write
 
 CREDIT = 3

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import ENDLESS, source_size
-from ...metrics import Totals
 from ...proto.python_pb2 import SKIP, PythonDataset
+from ...user_metrics import Totals
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
 from .fork_server import HERE, ForkServers

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ...blocks import Block
 from ...errors import ProtocolError
-from ...metrics import Totals
+from ...user_metrics import Totals
 from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
 from .child_connections import (
     Asked,

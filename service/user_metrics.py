@@ -36,10 +36,11 @@ def gauge(namespace: str, name: str, value: int, time_s: float) -> pb.Metric:
 
 
 def _metric(namespace: str, name: str, **kind: Any) -> pb.Metric:
-    return pb.Metric(namespace=_cut(namespace), name=_cut(name), **kind)
+    return pb.Metric(namespace=cut_name(namespace), name=cut_name(name), **kind)
 
 
-def _cut(name: str) -> str:
+def cut_name(name: str) -> str:
+    """The name in MAX_NAME characters."""
     name = name.encode(errors="backslashreplace").decode()
     if len(name) <= MAX_NAME:
         return name

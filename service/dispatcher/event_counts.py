@@ -1,0 +1,104 @@
+"""EventCounts: how many events of each kind there were, and what became of splits and bundles.
+
+A decision only appends its events to a list, as a step of the commit path must cost nothing. They
+are counted afterwards, each second and before each scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from ...journal.proto import events_pb2 as ev
+from ..core.state import State
+from ..http.families import OTHER, Tallies
+from .decider import Decider
+from .slices import in_slices
+
+COUNT_S = 1.0
+
+MOST_LEASES = 100_000
+"""How many leases are remembered until they end."""
+
+
+class EventCounts:
+    """The counts of this process, in all terms in which it leads."""
+
+    def __init__(self) -> None:
+        self.events: Counter[str] = Counter()
+        self.splits = Tallies()
+        self.bundles = Tallies()
+        self._state = State()
+        self._new: list[ev.Event] = []
+        self._counting = asyncio.Lock()
+        self._leases: dict[int, tuple[str, int]] = {}  # the job, and how many splits
+
+    def follow(self, decider: Decider) -> None:
+        """Count the events that it decides from now on."""
+        state = self._state = decider.state
+        self._leases = {}
+        for lease in state.leases.values():
+            self._remember(lease.lease_id, self._job(lease.iteration_id), lease.count)
+        decider.subscribe(self._new.append)
+
+    async def keep(self) -> None:
+        """Count until cancelled."""
+        while True:
+            await self.catch_up()
+            await asyncio.sleep(COUNT_S)
+
+    async def catch_up(self) -> None:
+        """Count what there is."""
+        async with self._counting:
+            new, self._new[:] = [*self._new], []
+            await in_slices(map(self._count, new))
+
+    def _count(self, event: ev.Event) -> None:
+        kind = event.WhichOneof("event") or ""
+        self.events[kind] += 1
+        match kind:
+            case "splits_leased":
+                leased = event.splits_leased
+                job, count = self._job(leased.iteration_id), leased.count
+                if leased.lease_id:
+                    self._remember(leased.lease_id, job, count)
+                    self.splits.add(job, {"leased": count})
+                else:  # by GetSplit: nobody will report its progress
+                    self.splits.add(job, {"leased": count, "begun": count})
+            case "lease_begun":
+                self._end(event.lease_begun.lease_id, "begun")
+            case "lease_lost":
+                self._end(event.lease_lost.lease_id, "lost")
+            case "lease_returned":
+                returned = event.lease_returned
+                self._end(returned.lease_id, "begun", returned=returned.count)
+            case "split_skipped":
+                self.splits.add(self._job(event.split_skipped.iteration_id), {"skipped": 1})
+            case "bundles_claimed":
+                claimed = event.bundles_claimed
+                self._of_consumer(claimed.consumer_id, {"claimed": len(claimed.places)})
+            case "claims_moved":
+                moved = event.claims_moved
+                self._of_consumer(moved.consumer_id, {"done": len(moved.done)})
+
+    def _remember(self, lease_id: int, job: str, count: int) -> None:
+        self._leases[lease_id] = job, count
+        if len(self._leases) > MOST_LEASES:
+            del self._leases[next(iter(self._leases))]
+
+    def _end(self, lease_id: int, became: str, *, returned: int = 0) -> None:
+        # A lost lease is not forgotten, as its worker may come back with it.
+        job, count = self._leases.get(lease_id, (OTHER, returned))
+        if became != "lost":
+            self._leases.pop(lease_id, None)
+        self.splits.add(job, {became: count - returned, "returned": returned})
+
+    def _of_consumer(self, consumer_id: int, amounts: Mapping[str, float]) -> None:
+        consumer = self._state.consumers.get(consumer_id)
+        job = OTHER if consumer is None else self._job(consumer.iteration_id)
+        self.bundles.add(job, amounts)
+
+    def _job(self, iteration_id: int) -> str:
+        iteration = self._state.iterations.get(iteration_id)
+        return OTHER if iteration is None else str(iteration.job_id)

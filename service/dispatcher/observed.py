@@ -1,0 +1,225 @@
+"""ObservedDispatcher: what a dispatcher says over HTTP of its role, its state and its journal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.snapshots import decode_snapshot
+from ...storage import Storage, StorageError
+from ...storage.durations import BOUNDS_S, Durations
+from ..core.state import Job, State
+from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured
+from .candidate import Candidate
+from .dispatcher import Dispatcher
+from .event_counts import EventCounts
+from .listener import StandbyHandler
+from .slices import in_slices
+
+LEADS = Family("forebay_dispatcher_leads", "gauge", "1 on the dispatcher that leads, else 0.")
+TERM = Family("forebay_dispatcher_term", "gauge", "Term of the journal's newest leader.")
+DISPLACED = Family(
+    "forebay_dispatcher_displaced_total", "counter",
+    "How often this dispatcher was fenced, because another one leads.",
+)  # fmt: skip
+REFUSED = Family(
+    "forebay_dispatcher_refused_requests_total", "counter",
+    "Requests that this dispatcher refused, because it stood by.",
+)  # fmt: skip
+STRANGERS = Family(
+    "forebay_dispatcher_strangers", "gauge",
+    "Peers that were refused lately, because they know another journal.",
+)  # fmt: skip
+WORKERS = Family(
+    "forebay_dispatcher_workers", "gauge", "Registered workers: ready or draining.", ("state",)
+)
+CONSUMERS = Family("forebay_dispatcher_consumers", "gauge", "Consumers that read now.")
+DATASETS = Family("forebay_dispatcher_datasets", "gauge", "Registered datasets.")
+LEASES = Family("forebay_dispatcher_leases", "gauge", "Leases that workers hold.")
+SAVES = Family("forebay_dispatcher_saves", "gauge", "Saves that are being written.")
+EVENTS = Family(
+    "forebay_dispatcher_events_total", "counter", "Journaled events, by their kind.", ("event",)
+)
+JOB = Family(
+    "forebay_job_info", "gauge", "1; the labels say what the job is.",
+    ("job_id", "job_name", "dataset_id", "sharding"),
+)  # fmt: skip
+JOB_CONSUMERS = Family("forebay_job_consumers", "gauge", "Consumers of the job.", ("job_id",))
+JOB_TASKS = Family(
+    "forebay_job_running_tasks", "gauge", "Tasks of the job that run on workers.", ("job_id",)
+)
+SPLITS = {
+    kind: Family(f"forebay_job_splits_{kind}_total", "counter", text, ("job_id",))
+    for kind, text in (
+        ("leased", "Splits that were leased to workers, each time that they were."),
+        ("begun", "Splits that workers have begun to read."),
+        ("returned", "Splits that workers handed back unstarted."),
+        ("lost", "Splits that were lost with their worker; one that comes back still has them."),
+        ("skipped", "Splits of which the rest was left out, because the dataset failed."),
+    )
+}
+BUNDLES = {
+    kind: Family(f"forebay_job_bundles_{kind}_total", "counter", text, ("job_id",))
+    for kind, text in (
+        ("claimed", "Bundles that consumers have claimed, in reads at least once."),
+        ("done", "Bundles of which trainers were given all, in reads at least once."),
+    )
+}
+SEQUENCE = Family("forebay_journal_sequence", "gauge", "Number of the journal's newest event.")
+NOT_DURABLE = Family(
+    "forebay_journal_undurable_events", "gauge", "Events that were decided and are not durable yet."
+)
+APPENDS = Family(
+    "forebay_journal_append_seconds", "histogram",
+    "Time of an append to the storage; one append has many events.",
+)  # fmt: skip
+SYNCS = Family(
+    "forebay_journal_sync_seconds", "histogram",
+    "Time of an append's fdatasync, for a journal in local files.",
+)  # fmt: skip
+REPLAY = Family(
+    "forebay_journal_replay_events", "gauge",
+    "Events since the newest snapshot: what a restart has to replay.",
+)  # fmt: skip
+SNAPSHOT_AGE = Family(
+    "forebay_journal_snapshot_age_seconds", "gauge",
+    "Time between the newest snapshot and the newest event.",
+)  # fmt: skip
+
+
+class ObservedDispatcher:
+    """Implements `Observed` (service/http/server.py)."""
+
+    def __init__(self, storage: Storage, candidate: Candidate, standby: StandbyHandler) -> None:
+        self._storage = storage
+        self._candidate = candidate
+        self._standby = standby
+        self._dispatcher: Dispatcher | None = None  # while it leads
+        self._counts = EventCounts()
+        self._displaced = 0
+        self._found = 0, 0  # the snapshot that was there when it began to lead, and its time in ms
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def lead(self, dispatcher: Dispatcher) -> None:
+        """It serves as the leader from now on."""
+        self._dispatcher = dispatcher
+        self._found = 0, 0
+        self._counts.follow(dispatcher)
+        self._tasks = [
+            asyncio.create_task(work, name=f"forebay-http-{name}")
+            for name, work in (("counts", self._counts.keep()), ("snapshot", self._find_snapshot()))
+        ]
+
+    def stop_leading(self) -> None:
+        """It does not serve any more."""
+        if self._dispatcher is not None:
+            self._displaced += self._dispatcher.displaced
+        self._dispatcher = None
+        for task in self._tasks:
+            task.cancel()
+
+    def unhealthy(self) -> str:
+        return ""  # it is the event loop that answers
+
+    def unready(self) -> str:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            leader = self._candidate.leader()
+            return f"stands by, {f'leader {leader}' if leader else 'no leader is known yet'}"
+        if dispatcher.stopped.is_set():
+            return str(dispatcher.unavailable())
+        if not dispatcher.leadership.known:
+            return "the lease has expired, and is not renewed yet: the storage does not answer"
+        return ""
+
+    async def measured(self) -> list[Measured]:
+        await self._counts.catch_up()
+        return [sample for sample in await in_slices(self._measured()) if sample is not None]
+
+    def _measured(self) -> Iterator[Measured | None]:
+        """With None in between, where other requests may run."""
+        dispatcher = self._dispatcher
+        state = self._candidate.state if dispatcher is None else dispatcher.state
+        yield LEADS(dispatcher is not None)
+        if state.term:  # else a standby has not read the journal yet
+            yield TERM(state.term)
+            yield SEQUENCE(state.sequence)
+        yield DISPLACED(self._displaced)
+        yield REFUSED(self._standby.refused)
+        for kind, count in [*self._counts.events.items()]:
+            yield EVENTS(count, kind)
+        yield from self._counts.splits.measured(SPLITS)
+        yield from self._counts.bundles.measured(BUNDLES)
+        if dispatcher is not None:
+            yield STRANGERS(len(dispatcher.history.strangers()))
+            yield from _totals(state)
+            yield from _jobs(state)
+            yield from self._journal(dispatcher)
+
+    def _journal(self, dispatcher: Dispatcher) -> Iterator[Measured]:
+        journal, state = dispatcher.journal, dispatcher.state
+        yield NOT_DURABLE(journal.sequence - journal.durable_sequence)
+        yield APPENDS(_buckets(journal.appends))
+        if dispatcher.writer.syncs is not None:
+            yield SYNCS(_buckets(dispatcher.writer.syncs))
+        sequence, time_ms = max(self._found, (journal.snapshot_sequence, journal.snapshot_time_ms))
+        yield REPLAY(state.sequence - sequence)
+        if sequence:
+            yield SNAPSHOT_AGE(max(0, state.time_ms - time_ms) / 1000)
+
+    async def _find_snapshot(self) -> None:
+        with contextlib.suppress(StorageError):  # then one that this dispatcher writes is the first
+            self._found = await asyncio.to_thread(_newest_snapshot, self._storage)
+
+
+def _newest_snapshot(storage: Storage) -> tuple[int, int]:
+    if not (sequence := max(storage.snapshots(), default=0)):
+        return 0, 0
+    return sequence, decode_snapshot(sequence, storage.read_snapshot(sequence)).time_ms
+
+
+def _totals(state: State) -> Iterator[Measured]:
+    draining = sum(worker.draining for worker in state.workers.values())
+    yield WORKERS(len(state.workers) - draining, "ready")
+    yield WORKERS(draining, "draining")
+    yield CONSUMERS(len(state.consumers))
+    yield DATASETS(len(state.datasets))
+    yield LEASES(len(state.leases))
+    yield SAVES(len(state.saves))
+
+
+def _jobs(state: State) -> Iterator[Measured | None]:
+    """Of the jobs that were used last, and the sums of the others."""
+    jobs = sorted(state.jobs.values(), key=lambda job: job.used_ms, reverse=True)
+    consumers = tasks = 0
+    for number, job in enumerate(jobs):
+        its_consumers, its_tasks = _readers_and_tasks(state, job)
+        if number < MOST_LABELLED:
+            sharding = "BUNDLES" if job.order is not None else ev.Sharding.Name(job.sharding)
+            yield JOB(1, job.job_id, job.user_name, job.dataset_id, sharding)
+            yield JOB_CONSUMERS(its_consumers, job.job_id)
+            yield JOB_TASKS(its_tasks, job.job_id)
+        else:
+            consumers += its_consumers
+            tasks += its_tasks
+            yield None
+    if len(jobs) > MOST_LABELLED:
+        yield JOB_CONSUMERS(consumers, OTHER)
+        yield JOB_TASKS(tasks, OTHER)
+
+
+def _readers_and_tasks(state: State, job: Job) -> tuple[int, int]:
+    # Some may be gone by now, as other requests run between slices.
+    found = [state.iterations.get(number) for number in [*job.iterations.values()]]
+    there = [iteration for iteration in found if iteration is not None]
+    return sum(len(i.consumers) for i in there), sum(i.running_tasks for i in there)
+
+
+def _buckets(durations: Durations) -> Buckets:
+    cumulative, total = [], 0
+    for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), [*durations.counts], strict=True):
+        total += count
+        cumulative.append((bound, float(total)))
+    return Buckets(cumulative, durations.sum_s)

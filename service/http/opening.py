@@ -1,0 +1,63 @@
+"""Opens the HTTP port, if the extra `http` is installed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ..connections.admission import Identity
+from ..connections.credentials import Credentials
+from ..errors import InvalidArgument
+from ..options import ServerOptions
+
+if TYPE_CHECKING:
+    from .server import HttpServer, HttpThread, Observed
+
+
+async def open_http(
+    observed: Observed,
+    options: ServerOptions,
+    credentials: Credentials | None,
+    may_see: Callable[[Identity], None] | None = None,
+) -> HttpServer | None:
+    """A server on this event loop; None without --http-port. Raises AddressInUse, InvalidArgument.
+
+    `credentials` are those of the server's other ports. `may_see` raises PermissionDenied for who
+    may not see metrics.
+    """
+    if options.http_port < 0:
+        return None
+    with _extra():
+        from .server import HttpServer
+    server = HttpServer(observed, credentials, may_see)
+    await server.start(options.host, options.http_port)
+    return server
+
+
+def open_http_thread(
+    observed: Observed, options: ServerOptions, credentials: Credentials | None
+) -> HttpThread | None:
+    """The same, in a thread."""
+    if options.http_port < 0:
+        return None
+    with _extra():
+        from .server import HttpThread
+    thread = HttpThread(observed, credentials)
+    try:
+        thread.start(options.host, options.http_port)
+    except BaseException:
+        thread.stop()
+        raise
+    return thread
+
+
+@contextlib.contextmanager
+def _extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidArgument(
+            f"--http-port needs aiohttp and prometheus-client ({error}): pip install "
+            "'forebay[http]'"
+        ) from error

@@ -1,0 +1,200 @@
+"""The HTTP server of a dispatcher or a worker.
+
+    GET /healthz   200 while the process answers
+    GET /readyz    200 while it serves; else 503, and why not
+    GET /metrics   for Prometheus; with credentials only for who has proved to be let in
+
+A dispatcher runs it on its own event loop, so /healthz tells whether that loop answers. A worker
+has it in a thread (`HttpThread`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from aiohttp import web
+
+from ..connections.admission import Admission, Identity, of_certificate
+from ..connections.credentials import Credentials
+from ..errors import AddressInUse, PermissionDenied, Unauthenticated
+from .exposition import encode
+from .families import Measured
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_S = 75.0
+"""How long an idle connection stays open."""
+
+STOP_S = 1.0
+"""How long `close` waits for answers in progress."""
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Server": "Forebay",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Observed(Protocol):
+    """What the port tells of."""
+
+    def unhealthy(self) -> str:
+        """Why the process does not work; "" if it does."""
+
+    def unready(self) -> str:
+        """Why it does not serve; "" if it does."""
+
+    async def measured(self) -> Sequence[Measured]:
+        """Its metrics."""
+
+
+class HttpServer:
+    """Serves on one event loop: that of `start`."""
+
+    def __init__(
+        self,
+        observed: Observed,
+        credentials: Credentials | None,
+        may_see: Callable[[Identity], None] | None = None,
+    ) -> None:
+        """`may_see` raises PermissionDenied for who may not see what `admitted` guards."""
+        self._observed = observed
+        self._credentials = credentials
+        self._may_see = may_see
+        self._admission = None if credentials is None else Admission(credentials)
+        self._scrape: asyncio.Task[Sequence[Measured]] | None = None
+        self.app = web.Application()
+        self.app.router.add_get("/healthz", self._state(observed.unhealthy))
+        self.app.router.add_get("/readyz", self._state(observed.unready))
+        self.app.router.add_get("/metrics", self.admitted(self._metrics))
+        self._runner = web.AppRunner(
+            self.app, access_log=None, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=STOP_S
+        )
+        self.address = ""
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen on host:port (0: any free port). Raises AddressInUse."""
+        await self._runner.setup()
+        context = None if self._credentials is None else self._credentials.http_context()
+        try:
+            await web.TCPSite(self._runner, host.strip("[]"), port, ssl_context=context).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise AddressInUse(
+                f"--http-port: cannot listen on {host}:{port}: {why}; give each server of a host "
+                "a port of its own, or 0 for any free one"
+            ) from error
+        self.address = f"{host}:{self._runner.addresses[0][1]}"
+        log.info("%s://%s/metrics", "http" if context is None else "https", self.address)
+
+    async def close(self) -> None:
+        """Idempotent."""
+        await self._runner.cleanup()
+
+    def admitted(
+        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler behind a check of the token or the certificate, and of what it may see."""
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            try:
+                self._admit(request)
+            except Unauthenticated as error:
+                return web.Response(
+                    status=401, text=f"{error}\n", headers={"WWW-Authenticate": "Bearer", **HEADERS}
+                )
+            except PermissionDenied as error:
+                return web.Response(status=403, text=f"{error}\n", headers=HEADERS)
+            return await handler(request)
+
+        return checked
+
+    def _admit(self, request: web.Request) -> None:
+        """Raises Unauthenticated and PermissionDenied."""
+        if self._admission is None:
+            return
+        if self._admission.asks_for_token:
+            sent = request.headers.get("Authorization", "")
+            who = self._admission.of_metadata([("authorization", sent if sent.isascii() else "")])
+        else:
+            who = self._of_certificate(request)
+        if self._may_see is not None:
+            self._may_see(who)
+
+    def _of_certificate(self, request: web.Request) -> Identity:
+        """A certificate that was sent has been checked by TLS. Raises Unauthenticated."""
+        transport = request.transport
+        if transport is None or not (found := transport.get_extra_info("peercert")):
+            raise Unauthenticated(
+                "no certificate was sent: give the client one that this server's --tls-ca has "
+                "signed, as Prometheus's tls_config has it"
+            )
+        return of_certificate(found)
+
+    def _state(
+        self, why_not: Callable[[], str]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(_: web.Request) -> web.Response:
+            why = why_not()
+            return web.Response(
+                status=503 if why else 200, text=f"{why or 'ok'}\n", headers=HEADERS
+            )
+
+        return answer
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        # Scrapes at the same time share the work, and one that goes away does not end it.
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.create_task(self._measured(), name="forebay-scrape")
+        samples = await asyncio.shield(self._scrape)
+        accept = request.headers.get("Accept", "")
+        text, content_type = await asyncio.to_thread(encode, samples, accept)
+        return web.Response(body=text, headers={"Content-Type": content_type, **HEADERS})
+
+    async def _measured(self) -> Sequence[Measured]:
+        return await self._observed.measured()
+
+
+class HttpThread:
+    """An HttpServer on an event loop of its own, in a thread."""
+
+    def __init__(
+        self,
+        observed: Observed,
+        credentials: Credentials | None,
+        may_see: Callable[[Identity], None] | None = None,
+    ) -> None:
+        self._server = HttpServer(observed, credentials, may_see)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="forebay-http", daemon=True
+        )
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def start(self, host: str, port: int) -> None:
+        """Raises AddressInUse."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._server.start(host, port), self._loop).result()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        if self._loop.is_closed():
+            return
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        await self._server.close()
+        await self._loop.shutdown_default_executor()
