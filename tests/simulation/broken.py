@@ -596,7 +596,7 @@ BROKEN: dict[str, Variant] = {
         Variant(forgets_the_tasks_of_lost_workers, "came to", ("freeze worker",)),
         Variant(keeps_every_epoch, "epochs that nobody reads go on", seeds=80),
         Variant(
-            forgets_what_is_finished, "gives out again", ("kill trainer", "storage slow"), 200,
+            forgets_what_is_finished, "gives out again", ("kill trainer", "storage slow"), 1_800,
             fits=lambda scenario: scenario.leaves > 0 and scenario.finished_retention_ms < 2_000,
         ),
         Variant(disk_lies, "", ("power failure",)),
