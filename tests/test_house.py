@@ -736,9 +736,9 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
 def pages() -> list[pathlib.Path]:
-    """What users read: README, and the pages of docs/ and deploy/."""
+    """What users read: README, SECURITY, and the pages of docs/ and deploy/."""
     found = [path for folder in ("docs", "deploy") for path in (ROOT / folder).rglob("*.md")]
-    return [ROOT / "README.md", *sorted(found)]
+    return [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(found)]
 
 
 def without_code(page: pathlib.Path) -> list[str]:
@@ -797,6 +797,20 @@ def test_links_lead_somewhere() -> None:
                 elif anchor and linked.suffix == ".md" and anchor not in anchors(linked):
                     wrong.append(f"{where}: there is no such heading")
     report(wrong)
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    known = {*re.findall(r"def (test_\w+)", code)}
+    report(
+        [
+            f"{page.relative_to(ROOT)}: there is no {name}"
+            for page in pages()
+            for line in without_code(page)
+            for name in re.findall(r"`(test_\w+)`", line)
+            if name not in known
+        ]
+    )
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
