@@ -77,6 +77,10 @@ class ServerProcess:
                 [sys.executable, *command], None, piped=True, environment=environment
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def first_line(self) -> str:
         """Wait until it serves."""
         line = self._process.line()
@@ -129,6 +133,11 @@ class DispatcherProcess:
         self.address = self.target.removeprefix("grpc://")
         self._port = int(self.address.rpartition(":")[2])
         return server
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        return self._server.pid
 
     def kill(self) -> None:
         """kill -9."""

@@ -1,0 +1,186 @@
+"""Garbage on each port of real servers with TLS and tokens, from strangers and from who is let in.
+
+FOREBAY_FUZZ says how many inputs each port gets; more by hand than here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import socket
+
+import grpc
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service import Credentials
+from forebay.service.connections.dispatcher_client import SERVICE
+from forebay.service.connections.grpc_server import connect, metadata_of
+from forebay.service.dispatcher.permissions import METHODS
+from forebay.service.processes import free_port
+from forebay.service.proto import forebay_pb2
+from forebay.service.proto import transfer_pb2 as pb
+from forebay.service.transport import frames
+from forebay.service.transport.messages import VERSION
+
+from .. import certificates
+from ..cluster import WorkerProcess
+from ..standbys import wait_until
+from ..stock import DispatcherProcess
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+INPUTS = int(os.environ.get("FOREBAY_FUZZ", "300"))
+"""For each port, and each way to come."""
+
+MOST_GROWTH_KB = 64 << 10
+"""By how much a server's memory may differ between two rounds of the same."""
+
+STARTS = (
+    b"",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /",
+    b"FBY1",
+)
+
+
+class Fuzzer:
+    """Sends garbage to one port after another."""
+
+    def __init__(self, own: Credentials, seed: int) -> None:
+        self._own = own
+        self._dice = random.Random(seed)
+        self._context = own.loaded().client
+
+    def garbage(self, *good: bytes) -> bytes:
+        """Something right, cut and changed, and something random behind it."""
+        dice = self._dice
+        data = bytearray(dice.choice((*STARTS, *good)) + dice.randbytes(dice.randrange(200)))
+        for _ in range(dice.randrange(4)):
+            if data:
+                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        return bytes(data[: dice.randrange(len(data) + 1)] if dice.random() < 0.3 else data)
+
+    def connected(
+        self, address: str, *, tls: bool
+    ) -> contextlib.AbstractContextManager[socket.socket]:
+        port = int(address.rpartition(":")[2])
+        sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        return self._context.wrap_socket(sock, server_hostname="localhost") if tls else sock
+
+    def send(self, address: str, data: bytes, *, tls: bool = False) -> None:
+        """Send it, and wait until the server has something to say, or ends the connection."""
+        with contextlib.suppress(OSError), self.connected(address, tls=tls) as sock:
+            sock.sendall(data)
+            if not tls:
+                sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(0.02)
+            sock.recv(4096)
+
+    def strangers(self, address: str) -> None:
+        for _ in range(INPUTS):
+            self.send(address, self.garbage())
+
+    def behind_tls(self, address: str, *good: bytes) -> None:
+        for _ in range(INPUTS):
+            self.send(address, self.garbage(*good), tls=True)
+
+    def calls(self, address: str) -> None:
+        """Of each method, with a token."""
+        methods = [f"/{SERVICE}/{name}" for name in METHODS]
+        requests = {name: getattr(forebay_pb2, f"{name}Request") for name in METHODS}
+        with connect(address, credentials=self._own) as channel:
+            for number in range(INPUTS):
+                name = methods[number % len(methods)]
+                request = requests[name.rpartition("/")[2]]
+                data = self.garbage() if number % 3 else self._filled(request)
+                call = channel.unary_unary(name, None, None)
+                with contextlib.suppress(grpc.RpcError):
+                    call(data, timeout=5, metadata=metadata_of(self._own))
+
+    def _filled(self, kind: type) -> bytes:
+        """A message whose numbers and texts are anything."""
+        message, dice = kind(), self._dice
+        for field in message.DESCRIPTOR.fields:
+            if field.message_type is not None or dice.random() < 0.3:
+                continue
+            value: object
+            if field.type == field.TYPE_BYTES:
+                value = dice.randbytes(dice.randrange(20))
+            elif field.type == field.TYPE_STRING:
+                value = dice.choice(("", "x", "é" * 300, "../../etc", "\0"))
+            elif field.type == field.TYPE_BOOL:
+                value = dice.random() < 0.5
+            else:
+                value = dice.choice((0, 1, 7, 2**31 - 1))
+            with contextlib.suppress(ValueError, TypeError):
+                if field.is_repeated:
+                    getattr(message, field.name).extend([value] * dice.randrange(3))
+                else:
+                    setattr(message, field.name, value)
+        if hasattr(message, "wait_ms"):
+            message.wait_ms = 0
+        found: bytes = message.SerializeToString()
+        return found
+
+
+def memory_kb(process: int) -> int:
+    for line in pathlib.Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise AssertionError(process)
+
+
+def descriptors(process: int) -> int:
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+def test_garbage_on_any_port_stops_nobody_and_nothing_grows(tmp_path: pathlib.Path) -> None:
+    authority = certificates.Authority(tmp_path / "ca")
+    path = certificates.token(tmp_path / "cluster.token", "secret\n")
+    server = {**authority.issue("server").files(), "token_file": path}
+    own = Credentials(tls_ca=str(authority.file), token_file=path)
+    http, worker_http, data = free_port(), free_port(), free_port()
+    with (
+        DispatcherProcess(tmp_path / "j", http_port=http, **server) as dispatcher,
+        WorkerProcess(
+            dispatcher.address, http_port=worker_http, data_port=data, **server
+        ) as worker,
+        certificates.using(own),
+    ):
+
+        def reads() -> None:
+            dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(500))
+            for protocol in ("tcp", "grpc"):
+                elements = service.read(
+                    dispatcher.target, dataset_id, data_transfer_protocol=protocol
+                )
+                assert sorted(int(x) for x in elements) == [*range(500)]
+
+        def garbage(seed: int) -> None:
+            fuzzer = Fuzzer(own, seed)
+            for address in (dispatcher.address, worker.address, f":{data}", f":{http}"):
+                fuzzer.strangers(address)
+            hello = pb.Hello(version=VERSION, consumer_id=1, worker_uid=1, token="secret")
+            greeting = pb.ToWorker(hello=hello).SerializeToString()
+            fuzzer.behind_tls(f":{data}", bytes(frames.encode(greeting)[0]))
+            request = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer secret\r\n\r\n"
+            for port in (http, worker_http):
+                fuzzer.behind_tls(f":{port}", request)
+            fuzzer.behind_tls(dispatcher.address)
+            fuzzer.calls(dispatcher.address)
+            fuzzer.calls(worker.address)
+
+        reads()
+        garbage(1)
+        reads()
+        before = {pid: (memory_kb(pid), descriptors(pid)) for pid in (dispatcher.pid, worker.pid)}
+        garbage(2)
+        reads()
+        for pid, (kilobytes, files) in before.items():
+            assert memory_kb(pid) < kilobytes + MOST_GROWTH_KB
+            wait_until(lambda: descriptors(pid) <= files + 5)  # noqa: B023
