@@ -35,7 +35,8 @@ for name in sys.argv[2:]:
         print(name)
 """
 IMPORT_ALL_STRICTLY = ("-W", "error", "-c", IMPORT_ALL)
-EXTRAS = "tensorflow,keras,apache_beam,torch,jax,psycopg,pytest,hypothesis"
+EXTRAS = "tensorflow,keras,apache_beam,torch,jax,psycopg,aiohttp,prometheus_client,pytest,"
+EXTRAS += "hypothesis"
 
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:
