@@ -6,7 +6,7 @@ ForebayError
 │   ├── AlreadyExists        the request creates something that exists
 │   ├── NotFound             the request names something that the dispatcher does not know
 │   ├── FailedPrecondition   the state does not allow the request; a retry does not help
-│   ├── Unauthenticated      the peer has proved to be nobody who is let in
+│   ├── Unauthenticated      the peer sent no valid certificate or token
 │   ├── PermissionDenied     the peer may not do that
 │   ├── ResourceExhausted    the peer has as much as it may have
 │   └── Unimplemented        this version does not support the request

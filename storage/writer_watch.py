@@ -71,9 +71,9 @@ class WriterWatch:
 
     def _see(self, meta: Meta, listens: Listens) -> None:
         now = time.monotonic()
-        if now < self._look_at_s or (listened := listens(meta.term)) is None:
+        if now < self._look_at_s:
             return
         self._look_at_s = now + meta.query_ms / 1000  # the server may have many connections
-        if listened and self._is_connected(meta.token):
+        if listens(meta.term) and self._is_connected(meta.token):
             self._seen = meta.token
             log.info("%s is connected, and listens: its end would be noticed", meta.owner)

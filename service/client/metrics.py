@@ -71,10 +71,9 @@ def _export(registry: CollectorRegistry) -> None:
             return collected(_measured())
 
     with _exporting:
-        if registry in _registries:
-            return
-        _registries.add(registry)
-    registry.register(Exported())
+        if registry not in _registries:
+            registry.register(Exported())
+            _registries.add(registry)
 
 
 def _measured() -> Iterator[Measured]:

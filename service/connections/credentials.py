@@ -275,6 +275,12 @@ def _load(credentials: Credentials) -> LoadedCredentials:
     chain = _read(credentials.tls_cert, "--tls-cert") if credentials.tls_cert else b""
     key = _read(credentials.tls_key, "--tls-key") if credentials.tls_key else b""
     tokens = [_token(path) for path in credentials.token_file.split(",") if path]
+    names = [token.name for token in tokens]
+    if len({*names}) < len(names):
+        raise InvalidArgument(
+            f"--token-file {credentials.token_file} has two files whose names differ only in their "
+            "folders or endings: a token is known by its file's name; rename one"
+        )
     client = client_context(credentials)
     server = http = None
     if chain:
@@ -364,5 +370,5 @@ def _token(path: str) -> Token:
             f"--token-file {path} holds more than a token: a token is one line of at most "
             f"{_MAX_TOKEN_BYTES} visible ASCII characters, without spaces"
         )
-    name = os.path.basename(path).partition(".")[0] or os.path.basename(path)
+    name, _ = os.path.splitext(os.path.basename(path))
     return Token(name, value.decode("ascii"))

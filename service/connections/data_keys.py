@@ -1,7 +1,7 @@
 """Credentials of data connections: the dispatcher signs them, and workers check them.
 
-A consumer gets one with each answer to its heartbeats. It names the consumer's iteration and the
-peer that the consumer is, and is signed for the consumer's number. So a worker serves no other
+A consumer gets one with each answer to its heartbeats. It names the consumer's iteration and its
+certificate or token, and is signed for the consumer's number. So a worker serves no other
 consumer, no other peer and no task of another iteration with it.
 
 Credentials expire with the key that signed them, so nobody compares clocks. The dispatcher tells
@@ -23,7 +23,7 @@ from ..errors import Unauthenticated
 from .admission import Identity
 
 PERIOD_S = 300.0
-"""A key signs for so long, and is valid for one period more."""
+"""A key signs for one period. It is valid for two more, and while no dispatcher answers."""
 
 WAIT_S = 5.0
 """How long a worker waits for a key that a new dispatcher is about to tell it."""

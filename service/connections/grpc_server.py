@@ -110,6 +110,16 @@ def advertised_address(address: str, bound: str, option: str = "--address") -> s
     return told
 
 
+def resolved(address: str) -> str:
+    """HOST:PORT with an IP address for the host; "" if the name is not known. May take seconds."""
+    host, _, port = address.rpartition(":")
+    try:
+        ip = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][4][0]
+    except (OSError, ValueError):
+        return ""
+    return f"[{ip}]:{port}" if ":" in str(ip) else f"{ip}:{port}"
+
+
 def is_listened_on(address: str, timeout_s: float) -> bool | None:
     """Whether a HOST:PORT accepts connections; None if that cannot be told."""
     host, _, port = address.rpartition(":")

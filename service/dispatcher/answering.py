@@ -50,11 +50,11 @@ def answering(
 
         async def answer(request: Any) -> Any:
             since_s = time.monotonic() if name in deciding else math.inf
-            if permissions is not None:
-                permissions.check(current_call(), name, request, dispatcher.state)
-            if asker is not None:
-                await dispatcher.history.check(asker(request), request.known)
             try:
+                if permissions is not None:
+                    permissions.check(current_call(), name, request, dispatcher.state)
+                if asker is not None:
+                    await dispatcher.history.check(asker(request), request.known)
                 response = await function(request)
             except Unavailable:
                 raise

@@ -26,7 +26,7 @@ from ...storage import (
     StorageUnusable,
     Writer,
 )
-from ..connections.grpc_server import is_listened_on
+from ..connections.grpc_server import is_listened_on, resolved
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
@@ -106,6 +106,7 @@ class Candidate:
         self._known = pb.JournalPosition()  # the newest acknowledged event known here
         self._complained = False
         self._exists = False  # a journal was found
+        self._resolved: tuple[tuple[int, str], str] = (0, ""), ""  # a leader, and its IP address
         storage.listens = self._listens
 
     @property
@@ -123,7 +124,9 @@ class Candidate:
         leader = self.leader()
         if self._follower.state.term != term or not leader:
             return None
-        return is_listened_on(leader, LISTENS_S)
+        if self._resolved[0] != (term, leader):  # later the name may be gone, and slow to ask for
+            self._resolved = (term, leader), resolved(leader)
+        return is_listened_on(self._resolved[1], LISTENS_S)
 
     async def take_over(self) -> Dispatcher:
         """Wait until this process becomes the writer, and lead.

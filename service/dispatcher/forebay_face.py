@@ -160,7 +160,9 @@ class ForebayFace:
             graph = await asyncio.to_thread(sanitize, request.graph)
         else:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
-        dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)
+        dataset_id = await self._dispatcher.graphs.register(
+            request.dataset_id, definition, graph, self._admit_dataset(request.dataset_id)
+        )
         if request.lengths and self._dispatcher.graphs.is_registered(dataset_id, definition):
             await self._dispatcher.execute(
                 c.DeclareLengths(dataset_id=dataset_id, lengths=tuple(request.lengths))
@@ -169,6 +171,13 @@ class ForebayFace:
         if request.dataset_id:  # without an id, only an equal dataset is reused
             differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
+
+    def _admit_dataset(self, dataset_id: str) -> Callable[[], None] | None:
+        permissions, call = self._permissions, current_call()
+        if permissions is None:
+            return None
+        state = self._dispatcher.state
+        return lambda: permissions.check_datasets(call, dataset_id, state)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections.abc import Callable
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
@@ -46,12 +47,17 @@ class Graphs:
         self._marks = (f"{writer.term}-{number}" for number in itertools.count(1))
 
     async def register(
-        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes
+        self,
+        dataset_id: str,
+        definition: ev.DatasetDefinition,
+        graph: bytes,
+        admit: Callable[[], None] | None = None,
     ) -> str:
         """Register a dataset of this graph, unless it is known; return its id.
 
-        Without a `dataset_id`, reuses an equal dataset that was also registered without one. If the
-        known dataset's graph cannot be read, this graph replaces it. Raises the errors of
+        `admit` is called before a further dataset is registered, and may raise. Without a
+        `dataset_id`, reuses an equal dataset that was also registered without one. If the known
+        dataset's graph cannot be read, this graph replaces it. Raises the errors of
         RegisterDataset, InvalidGraph, Unavailable.
         """
         print_ = await asyncio.to_thread(definitions.fingerprint, definition, graph)
@@ -60,7 +66,7 @@ class Graphs:
             known = self._known(dataset_id, definition)
             lost = known is not None and await self.is_lost(known)
             if known is None or lost:
-                return await self._register_anew(dataset_id, definition, graph, known)
+                return await self._register_anew(dataset_id, definition, graph, known, admit)
             if self._known(dataset_id, definition) is known:  # not removed meanwhile
                 return await self._register_known(known, dataset_id, definition)
 
@@ -79,7 +85,12 @@ class Graphs:
         return answer
 
     async def _register_anew(
-        self, dataset_id: str, definition: ev.DatasetDefinition, graph: bytes, lost: Dataset | None
+        self,
+        dataset_id: str,
+        definition: ev.DatasetDefinition,
+        graph: bytes,
+        lost: Dataset | None,
+        admit: Callable[[], None] | None,
     ) -> str:
         """Store the graph, then register it; `lost` is the dataset whose graph it replaces.
 
@@ -100,6 +111,8 @@ class Graphs:
             graph_bytes=len(graph),
         )
         try:
+            if admit is not None and self._known(dataset_id, definition) is None:
+                admit()  # in one turn of the event loop with the decision
             answer: str = await self._decider.execute(register)
         except ForebayError:
             await self._delete_blob(blob)

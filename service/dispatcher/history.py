@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 REFUSAL_PAUSE_MS = 1_000
 MAX_STRANGERS = 10_000
+MAX_NAME = 200  # characters of what a refused peer says of itself
 STRANGER_MS = 60_000
 """A refused peer that is silent for this long has ended or restarted."""
 
@@ -48,6 +49,7 @@ class JournalHistory:
         raises AnotherJournal, after a pause, since peers retry at once.
         """
         state, last = self._decider.state, self._decider.position().sequence
+        who = who[:MAX_NAME]
         if known.journal_id != state.journal_id:
             if known.journal_id and known.lasting and not continues(state, known.journal_id):
                 await self._refuse(who, known)
@@ -74,9 +76,9 @@ class JournalHistory:
         return self._condemning is not None
 
     async def _refuse(self, who: str, known: pb.JournalPosition) -> None:
-        state = self._decider.state
+        state, journal_id = self._decider.state, known.journal_id[:MAX_NAME]
         reason = (
-            f"{who} knows the journal {known.journal_id} up to event {known.sequence}, and this "
+            f"{who} knows the journal {journal_id} up to event {known.sequence}, and this "
             f"dispatcher has the journal {state.journal_id}, which {beginning(state)}. If {who} "
             "belongs to it, its storage came back empty or was replaced: stop the dispatcher and "
             f"bring the right one back, or, if that is gone for good, restart {who}"
@@ -84,7 +86,7 @@ class JournalHistory:
         if self._strangers.pop(who, None) is None:
             log.error("refused: %s", reason)
         now_ms = time.time_ns() // 1_000_000
-        self._strangers[who] = Stranger(who, known.journal_id, known.sequence, now_ms)
+        self._strangers[who] = Stranger(who, journal_id, known.sequence, now_ms)
         if len(self._strangers) > MAX_STRANGERS:
             del self._strangers[next(iter(self._strangers))]
         await self._decider.wait_until(lambda: False, REFUSAL_PAUSE_MS)

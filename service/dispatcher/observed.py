@@ -129,7 +129,7 @@ class ObservedDispatcher:
             leader = self._candidate.leader()
             return f"stands by, {f'leader {leader}' if leader else 'no leader is known yet'}"
         if dispatcher.stopped.is_set():
-            return str(dispatcher.unavailable())
+            return "stops: its log says why"  # not here, where strangers ask
         if not dispatcher.leadership.known:
             return "the lease has expired, and is not renewed yet: the storage does not answer"
         return ""

@@ -83,12 +83,14 @@ class DispatcherOptions(ServerOptions):
         Option("Refuse to begin a new journal: for every start but a storage's first."),
     ] = False
     standby: Annotated[
-        bool, Option("Wait for the leader on this storage to fall silent, then lead.")
+        bool, Option("Wait until the leader on this storage ends or falls silent, then lead.")
     ] = False
     leader_lease_ms: Annotated[
         int,
         Option(
-            "How long a leader must be silent before a standby takes over.", least=100, most=HOUR_MS
+            "How long a leader must be silent before a standby takes over, unless its end is seen.",
+            least=100,
+            most=HOUR_MS,
         ),
     ] = 2_000
     access_file: Annotated[

@@ -67,6 +67,9 @@ class Tallies:
         self._other: Counter[str] = Counter()
 
     def add(self, key: str, amounts: Mapping[str, float]) -> None:
+        if key == OTHER:
+            self._other.update(amounts)
+            return
         counts = self._of.setdefault(key, Counter())
         self._of.move_to_end(key)
         counts.update(amounts)

@@ -128,6 +128,10 @@ def function(split: int) -> Iterator[int]:
     yield split
 
 
+def save(target: str) -> None:
+    service.distributed_save(numbers(10), "/tmp/never", target)
+
+
 def test_a_stolen_token_opens_only_its_own_doors(
     dispatcher: DispatchServer, authority: Authority
 ) -> None:
@@ -160,6 +164,7 @@ def test_a_stolen_token_opens_only_its_own_doors(
                 (lambda: [*read(target, "a/1", job_name="b-1")], "job 'b-1'"),
                 (lambda: [*read(target, "a/1")], "an anonymous job"),
                 (lambda: service.remove_dataset(target, "a/1"), "it needs the role operator"),
+                (lambda: save(target), "do not cover everything"),
                 (lambda: service.list_datasets(target), "it needs the role operator or viewer"),
             ):
                 with pytest.raises(PermissionDenied, match=said):
@@ -180,8 +185,10 @@ def test_a_stolen_token_opens_only_its_own_doors(
             register(target, numbers(11), dataset_id="a/2")
             with pytest.raises(ResourceExhausted, match=r"covers 2 datasets .*allows 2"):
                 register(target, numbers(12), dataset_id="a/3")
+            register(target, numbers(11), dataset_id="a/2")
             with pytest.raises(ResourceExhausted, match="covers 1 jobs already"):
                 [*read(target, "a/1", job_name="a-2")]
+            assert not [*read(target, "a/1", job_name="a-1")], "its job is there, and over"
             service.wait_for_workers(target, 1)
         with using(authority.issue("team-b-7")):
             assert [*itertools.islice(theirs, 10**5)] == [*range(1, 10**5 + 1)]
@@ -271,7 +278,7 @@ def identity(credentials: Credentials) -> Identity:
     return Identity("certificate", (name, "localhost", "127.0.0.1"))
 
 
-def test_keys_are_told_before_they_sign_and_end_one_period_after(
+def test_keys_are_told_before_they_sign_and_expire(
     keys: SigningKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
