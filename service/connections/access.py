@@ -18,6 +18,8 @@ changes.
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -37,6 +39,8 @@ ROLES = {
     VIEWER: "sees the status and the list of datasets",
 }
 """What each role may do."""
+
+MAX_FILE_BYTES = 100_000
 
 _LIMITS = ("max_datasets", "max_jobs", "max_consumers")
 
@@ -80,14 +84,21 @@ def _matches(name: str | None, patterns: tuple[str, ...]) -> bool:
 
 def _load(path: str) -> tuple[Grant, ...]:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InvalidArgument(f"--access-file {path} is no file; give a file")
         with open(path, "rb") as file:
-            content = tomllib.load(file)
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise InvalidArgument(f"--access-file {path} has more than {MAX_FILE_BYTES} bytes")
+        content = tomllib.loads(text.decode())
     except OSError as error:
         raise InvalidArgument(
             f"--access-file {path} cannot be read: {error.strerror}; give a file that this user "
             "may read"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except InvalidArgument:
+        raise
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is one
         raise InvalidArgument(f"--access-file {path} is not TOML: {error}") from None
     grants = content.pop("grant", [])
     if content or not isinstance(grants, list) or not grants:

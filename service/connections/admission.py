@@ -6,12 +6,14 @@ is. It checks tokens, and the users of Unix sockets.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import hmac
-import ipaddress
 import os
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import Unauthenticated
@@ -72,12 +74,8 @@ class Admission:
         """Who has sent the call of a gRPC context; it was admitted."""
         if self.asks_for_token:
             return self.of_metadata(context.invocation_metadata() or ())
-        found = context.auth_context()
-        names = [
-            *found.get("x509_common_name", ()),
-            *found.get("x509_subject_alternative_name", ()),
-        ]
-        return Identity("certificate", _distinct(name.decode() for name in names))
+        pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+        return of_certificate(ssl.PEM_cert_to_DER_cert(pem.decode()) if pem else None)
 
     def of_user(self, user: int | None) -> Identity:
         """Who is at the other end of a Unix socket. Raises Unauthenticated."""
@@ -89,19 +87,24 @@ class Admission:
         return Identity("user", (str(user),))
 
 
-def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
-    """The names in a peer's certificate, as Python's ssl describes it: the same that gRPC finds."""
-    found = certificate or {}
-    subject = [
-        value for part in found.get("subject", ()) for key, value in part if key == "commonName"
-    ]
-    others = [
-        str(ipaddress.ip_address(value.strip())) if kind == "IP Address" else value
-        for kind, value in found.get("subjectAltName", ())
-        if kind in ("DNS", "IP Address", "URI", "email")
-    ]
-    return Identity("certificate", _distinct([*subject, *others]))
+@functools.lru_cache(1024)
+def of_certificate(der: bytes | None) -> Identity:
+    """The names in a peer's certificate (DER), which TLS has checked. Raises Unauthenticated.
 
+    gRPC and Python's ssl each read other names in some certificates, so neither is asked.
+    """
+    from cryptography import x509  # takes a while
 
-def _distinct(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+    if der is None:
+        return Identity("certificate")
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        names = [str(name.value) for name in subject]
+        with contextlib.suppress(x509.ExtensionNotFound):
+            others = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            kinds = (x509.DNSName, x509.IPAddress, x509.UniformResourceIdentifier, x509.RFC822Name)
+            names += [str(name.value) for name in others.value if isinstance(name, kinds)]
+    except ValueError as error:
+        raise Unauthenticated(f"the certificate cannot be read: {error}; issue another") from None
+    return Identity("certificate", tuple(dict.fromkeys(names)))

@@ -111,7 +111,7 @@ class TlsSocket(socket.socket):
 
     def identity(self) -> Identity:
         """Who the peer is, by its certificate."""
-        return of_certificate(self._tls.getpeercert())
+        return of_certificate(self._tls.getpeercert(binary_form=True))
 
     def sendmsg(  # type: ignore[override] # of ours only
         self, buffers: Sequence[Any], ancdata: Any = (), flags: int = 0

@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
 
+MAX_CALLER = 100
+"""The most characters of a caller's name."""
+
 TARGET_WORKERS_AUTO = 1  # the default of stock clients, so that both kinds share jobs
 
 
@@ -172,12 +175,34 @@ class ForebayFace:
             differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
 
+    def _numbered(self, request: ev.Request) -> tuple[str, int] | None:
+        """The caller and the number. Callers of one peer cannot repeat another's requests, and get
+        its answers; nor do they number those of a task."""
+        caller = request.caller
+        if not request.number:
+            return None
+        if not caller or len(caller) > MAX_CALLER or caller.startswith("task/"):
+            raise InvalidArgument(
+                f"request {request.number} names its caller {caller[:MAX_CALLER]!r}; give one of 1 "
+                f"to {MAX_CALLER} characters that does not begin with task/"
+            )
+        if self._admission is None:
+            return caller, request.number
+        peer = self._admission.of_call(current_call())
+        return f"{peer.fingerprint.hex()}/{caller}", request.number
+
     def _admit_dataset(self, dataset_id: str) -> Callable[[], None] | None:
         permissions, call = self._permissions, current_call()
         if permissions is None:
             return None
         state = self._dispatcher.state
         return lambda: permissions.check_datasets(call, dataset_id, state)
+
+    def _admit_job(self, request: pb.GetOrCreateJobRequest | pb.JoinIterationRequest) -> None:
+        """Call it in one turn of the event loop with the decision. Raises ResourceExhausted."""
+        if self._permissions is not None:
+            caller = self._numbered(request.request)
+            self._permissions.check_jobs(current_call(), caller, request, self._dispatcher.state)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
@@ -212,7 +237,7 @@ class ForebayFace:
     async def remove_dataset(self, request: pb.RemoveDatasetRequest) -> pb.RemoveDatasetResponse:
         removed: ev.DatasetRemoved = await self._dispatcher.execute(
             c.RemoveDataset(
-                request=_numbered(request.request),
+                request=self._numbered(request.request),
                 dataset_id=request.dataset_id,
                 force=request.force,
             )
@@ -224,7 +249,8 @@ class ForebayFace:
         self, request: pb.GetOrCreateJobRequest
     ) -> pb.GetOrCreateJobResponse:
         await self._warnings_for(request)
-        command = c.GetOrCreateJob(request=_numbered(request.request), **_job(request))
+        self._admit_job(request)
+        command = c.GetOrCreateJob(request=self._numbered(request.request), **_job(request))
         job_id = await self._dispatcher.execute(command)
         job = self._dispatcher.state.jobs.get(job_id)  # None: a retry, and it was removed
         return pb.GetOrCreateJobResponse(
@@ -235,7 +261,7 @@ class ForebayFace:
     async def join_iteration(self, request: pb.JoinIterationRequest) -> pb.JoinIterationResponse:
         state = self._dispatcher.state
         how: dict[str, Any] = {
-            "request": _numbered(request.request),
+            "request": self._numbered(request.request),
             "epoch": request.epoch,
             "consumer_index": request.consumer_index
             if request.HasField("consumer_index")
@@ -251,6 +277,7 @@ class ForebayFace:
             command = c.JoinJob(**how, **_job(request.job))
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)
+        self._admit_job(request)
         joined: ev.ConsumerJoined | Job = await self._dispatcher.execute(command)
         if isinstance(joined, Job):  # of another dataset; it may have been removed
             return pb.JoinIterationResponse(job_id=joined.job_id, dataset_id=joined.dataset_id)
@@ -327,6 +354,18 @@ class ForebayFace:
         return response
 
     async def _report_round(self, consumer_id: int, report: pb.RoundReport) -> None:
+        consumer, tasks = self._dispatcher.find_consumer(consumer_id), self._dispatcher.state.tasks
+        for held in report.held:
+            task = tasks.get(held.task_id)
+            if task is not None and task.iteration_id != consumer.iteration_id:
+                raise InvalidArgument(
+                    f"task {held.task_id} is not one of the iteration of consumer {consumer_id}"
+                )
+        if report.held and report.consumer_index != consumer.index:
+            raise InvalidArgument(
+                f"consumer {consumer_id} has the index {consumer.index}, and not "
+                f"{report.consumer_index}"
+            )
         blocked = report.blocked if report.HasField("blocked") else None
         await self._dispatcher.execute(
             c.ReportRound(
@@ -551,7 +590,7 @@ class ForebayFace:
         require_bytes(request.graph)
         graph = await asyncio.to_thread(sanitize, request.graph)
         await self._dispatcher.saves.start(
-            request.path, graph, request.sources, request.metadata, _numbered(request.request)
+            request.path, graph, request.sources, request.metadata, self._numbered(request.request)
         )
         return pb.StartSaveResponse()
 
@@ -672,11 +711,3 @@ def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
 def _wait_ms(wanted: int, timeout_ms: int) -> int:
     """How long a heartbeat may wait: it must end well before its sender's timeout."""
     return min(wanted, MAX_WAIT_MS, timeout_ms // 3 if timeout_ms >= 0 else MAX_WAIT_MS)
-
-
-def _numbered(request: ev.Request) -> tuple[str, int] | None:
-    if not request.number:
-        return None
-    if not request.caller:
-        raise InvalidArgument(f"request {request.number} does not name its caller")
-    return request.caller, request.number

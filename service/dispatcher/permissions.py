@@ -36,6 +36,13 @@ Describe = Callable[[Any, State], Subject]
 
 
 def _job(request: pb.GetOrCreateJobRequest) -> Subject:
+    """Raises PermissionDenied for a name that is another dataset's."""
+    name, own = request.job_name, f"dataset_id=/{request.dataset_id}/"
+    if name.startswith("dataset_id=/") and not name.startswith(own):
+        raise PermissionDenied(
+            f"no job of dataset {request.dataset_id!r} may have the name {name!r}: it is one of "
+            "another dataset's jobs"
+        )
     return Subject(request.dataset_id, user_name(request.dataset_id, request.job_name))
 
 
@@ -101,8 +108,7 @@ class Permissions:
         self._admission = admission
 
     def check(self, call: Any, method: str, request: Any, state: State) -> None:
-        """Check a call, given its gRPC context. Raises PermissionDenied, or ResourceExhausted if
-        the caller has as many jobs or consumers as it may."""
+        """Check a call, given its gRPC context. Raises PermissionDenied."""
         caller = self._admission.of_call(call)
         (roles, describe), together = METHODS[method], False
         subject = describe(request, state)
@@ -110,11 +116,20 @@ class Permissions:
             roles, subject = (*roles, TRAINER, WORKER), Subject()
         if method == "RegisterDataset" and request.python and not has_no_code(request.python):
             roles, together = (TRAINER, PYTHON), True
-        grants = self._require(caller, f"call {method}", roles, subject, together=together)
-        if method in ("GetOrCreateJob", "JoinIteration"):
-            excesses = [excess_of_jobs(grant, request, state) for grant in grants]
-            if all(excesses):
-                raise ResourceExhausted(f"{caller} may not call {method}: {excesses[0]}")
+        self._require(caller, f"call {method}", roles, subject, together=together)
+
+    def check_jobs(
+        self, call: Any, numbered: tuple[str, int] | None, request: Any, state: State
+    ) -> None:
+        """Check whether the caller may have what GetOrCreateJob or JoinIteration adds. Raises
+        ResourceExhausted."""
+        caller = self._admission.of_call(call)
+        job = request.job if isinstance(request, pb.JoinIterationRequest) else request
+        subject = _job(job) if job.dataset_id else _of_job(request.job_id, state)
+        grants = self._require(caller, "join it", (TRAINER,), subject)
+        excesses = [excess_of_jobs(grant, numbered, request, state) for grant in grants]
+        if all(excesses):
+            raise ResourceExhausted(f"{caller} may not join it: {excesses[0]}")
 
     def check_datasets(self, call: Any, dataset_id: str, state: State) -> None:
         """Check whether the caller may have one dataset more. Raises ResourceExhausted."""

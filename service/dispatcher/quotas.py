@@ -25,13 +25,16 @@ def excess_of_datasets(grant: Grant, state: State) -> str:
     return _reached("datasets", count, grant.max_datasets)
 
 
-def excess_of_jobs(grant: Grant, request: Any, state: State) -> str:
+def excess_of_jobs(
+    grant: Grant, numbered: tuple[str, int] | None, request: Any, state: State
+) -> str:
     """Why the grant does not allow the job or the consumer that GetOrCreateJob or JoinIteration
     would add; "" if it does, or nothing is added."""
     if grant.max_jobs is None and grant.max_consumers is None:
         return ""
-    answer = state.answers.get(request.request.caller)
-    if answer is not None and request.request.number == answer.number:
+    caller, number = numbered or ("", 0)
+    answer = state.answers.get(caller)
+    if answer is not None and number == answer.number:
         return ""  # a retry
     covered = {
         job_id: job

@@ -130,12 +130,13 @@ class HttpServer:
     def _of_certificate(self, request: web.Request) -> Identity:
         """A certificate that was sent has been checked by TLS. Raises Unauthenticated."""
         transport = request.transport
-        if transport is None or not (found := transport.get_extra_info("peercert")):
+        tls = None if transport is None else transport.get_extra_info("ssl_object")
+        if tls is None or not (der := tls.getpeercert(binary_form=True)):
             raise Unauthenticated(
                 "no certificate was sent: give the client one that this server's --tls-ca has "
                 "signed, as Prometheus's tls_config has it"
             )
-        return of_certificate(found)
+        return of_certificate(der)
 
     def _state(
         self, why_not: Callable[[], str]

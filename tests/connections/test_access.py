@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 import queue
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,13 +15,15 @@ from typing import Any
 import grpc
 import pytest
 import tensorflow as tf
+import trustme
 
 from forebay import service
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections import data_keys
 from forebay.service.connections.access import ROLES, AccessRules
-from forebay.service.connections.admission import Admission, Identity
+from forebay.service.connections.admission import Admission, Identity, of_certificate
 from forebay.service.connections.credentials import serves_tensorflow
 from forebay.service.connections.data_keys import KnownKeys, SigningKeys
 from forebay.service.connections.dispatcher_client import SERVICE, DispatcherClient
@@ -49,6 +52,10 @@ RULES = (
 [[grant]]
 to = ["dispatcher"]
 roles = ["viewer"]
+[[grant]]
+to = ["own-*"]
+roles = ["trainer"]
+datasets = ["own/*"]
 [[grant]]
 to = ["team-a"]
 roles = ["trainer"]
@@ -200,6 +207,65 @@ def test_a_stolen_token_opens_only_its_own_doors(
 TASK, ITERATION, CONSUMER = 5, 70, 9
 
 
+def test_numbers_of_calls_are_each_peer_s_own(
+    dispatcher: DispatchServer, authority: Authority
+) -> None:
+    """A repeated call of one peer is not answered with what another one got."""
+    target, worker = dispatcher.target, authority.issue("worker")
+    files: dict[str, Any] = worker.files()
+
+    def join(name: str, caller: str = "x", job_name: str = "") -> pb.JoinIterationResponse:
+        with using(authority.issue(name)):
+            client = DispatcherClient(target)
+            job = pb.GetOrCreateJobRequest(
+                dataset_id=f"own/{name}", job_name=job_name or name, sharding=ev.Sharding.OFF
+            )
+            numbered = ev.Request(caller=caller, number=1)
+            request = pb.JoinIterationRequest(request=numbered, job=job)
+            try:
+                return client.call(request, pb.JoinIterationResponse, patience_s=20)
+            finally:
+                client.close()
+
+    def beat(name: str, request: pb.ConsumerHeartbeatRequest) -> None:
+        with using(authority.issue(name)):
+            client = DispatcherClient(target)
+            try:
+                client.call(request, pb.ConsumerHeartbeatResponse, patience_s=20)
+            finally:
+                client.close()
+
+    with using(worker), WorkerServer(WorkerConfig(target, **files)):
+        for name in ("own-a", "own-b"):
+            with using(authority.issue(name)):
+                service.register_dataset(target, numbers(1000), dataset_id=f"own/{name}")
+        first = join("own-a")
+        other = join("own-b")
+        assert first.consumer_id != other.consumer_id
+        assert join("own-a").consumer_id == first.consumer_id, "a repetition"
+        for caller in ("task/7/0", "", "x" * 101):
+            with pytest.raises(InvalidArgument, match="names its caller"):
+                join("own-a", caller)
+        with pytest.raises(PermissionDenied, match="another dataset's jobs"):
+            join("own-a", "y", "dataset_id=/own/own-b/x")
+        theirs = pb.HeldTask(task_id=other.news.tasks[0].task_id, round=1, received=1)
+        with pytest.raises(InvalidArgument, match="is not one of the iteration of consumer"):
+            rounds = pb.RoundReport(held=[theirs])
+            beat("own-a", pb.ConsumerHeartbeatRequest(consumer_id=first.consumer_id, rounds=rounds))
+
+
+def test_names_in_certificates_are_read_whole() -> None:
+    def names(**certificate: Any) -> tuple[str, ...]:
+        hosts = certificate.pop("hosts", ["a.example", "::1", "x@a.example"])
+        issued = trustme.CA().issue_cert(*hosts, **certificate)
+        der = ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+        return of_certificate(der).names
+
+    assert names(common_name="x") == ("x", "a.example", "::1", "x@a.example")
+    assert names() == ("a.example", "::1", "x@a.example")
+    assert names(common_name="operator\0.evil")[0] == "operator\0.evil"
+
+
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> SigningKeys:
     monkeypatch.setattr(data_keys, "WAIT_S", 0.0)
@@ -281,18 +347,18 @@ def identity(credentials: Credentials) -> Identity:
 def test_keys_are_told_before_they_sign_and_expire(
     keys: SigningKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = time.monotonic()
+    now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     peer, known = Identity("token", ("x",), b"x"), KnownKeys()
     keys = SigningKeys()
     signed = []
     for _ in range(5):
         known.learn(keys.all())
-        now += data_keys.PERIOD_S * 0.999
+        now += data_keys.PERIOD_S - 1
         before = keys.sign(CONSUMER, ITERATION, peer)  # the worker has heard nothing since
         assert known.check(before, CONSUMER, peer) == ITERATION
         signed.append(before)
-        now += data_keys.PERIOD_S * 0.001
+        now += 1
     for old in signed[:3]:
         with pytest.raises(Unauthenticated, match="has expired"):
             known.check(old, CONSUMER, peer)
