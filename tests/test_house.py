@@ -138,8 +138,8 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     **{
         (f"service.connections.{module}", what): "no run has credentials"
         for module, what in (
+            *(("admission", what) for what in ("cryptography", "hmac", "ssl")),
             *(
-                ("admission", "hmac"),
                 ("data_keys", "hmac"),
                 ("credentials", "ssl"),
                 ("reloaded", "os"),
