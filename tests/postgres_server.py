@@ -73,6 +73,7 @@ class PostgresServer:
             self._process = ChildProcess(command, self.directory / "output")
             if wait_until("PostgreSQL answers, or has ended", self._answers) is True:
                 return
+            self._process.finish()  # it has ended
         raise AssertionError(tail(self.directory / "output"))
 
     def _answers(self) -> bool | str:

@@ -9,13 +9,13 @@ import stat
 import pytest
 
 from forebay.chaos import authority as module
-from forebay.service.connections import credentials
+from forebay.service.connections import reloaded
 
 
 def test_it_issues_anew_in_one_step(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "CHECK_S", 0.0)
+    monkeypatch.setattr(reloaded, "CHECK_S", 0.0)
     authority = module.Authority(tmp_path, ["127.0.0.1", "192.0.2.1"])
     own = authority.credentials
     assert stat.S_IMODE(os.stat(own.tls_key).st_mode) == 0o600

@@ -33,7 +33,7 @@ from ..stock import DispatcherProcess
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-INPUTS = int(os.environ.get("FOREBAY_FUZZ", "300"))
+INPUTS = int(os.environ.get("FOREBAY_FUZZ", "150"))
 """For each port, and each way to come."""
 
 MOST_GROWTH_KB = 64 << 10
@@ -97,7 +97,8 @@ class Fuzzer:
             for number in range(INPUTS):
                 name = methods[number % len(methods)]
                 request = requests[name.rpartition("/")[2]]
-                data = self.garbage() if number % 3 else self._filled(request)
+                poses = name.endswith("/WorkerHeartbeat")  # who is let in may pose as a worker
+                data = self.garbage() if number % 3 or poses else self._filled(request)
                 call = channel.unary_unary(name, None, None)
                 with contextlib.suppress(grpc.RpcError):
                     call(data, timeout=5, metadata=metadata_of(self._own))
