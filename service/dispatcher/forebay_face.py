@@ -361,7 +361,7 @@ class ForebayFace:
                 raise InvalidArgument(
                     f"task {held.task_id} is not one of the iteration of consumer {consumer_id}"
                 )
-        if report.held and report.consumer_index != consumer.index:
+        if report.held and consumer.index not in (None, report.consumer_index):
             raise InvalidArgument(
                 f"consumer {consumer_id} has the index {consumer.index}, and not "
                 f"{report.consumer_index}"
