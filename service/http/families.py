@@ -76,10 +76,6 @@ class Tallies:
         if len(self._of) > self._most:
             self._other.update(self._of.popitem(last=False)[1])
 
-    def __contains__(self, key: object) -> bool:
-        """Whether the key has counts of its own."""
-        return key in self._of
-
     def measured(self, families: Mapping[str, Made]) -> Iterator[Measured]:
         """Of the kinds in `families`, each made of its value and the key."""
         for key, counts in [*self._of.items(), *([(OTHER, self._other)] if self._other else [])]:

@@ -59,7 +59,7 @@ read = service.read(target, dataset_id, processing_mode="distributed_epoch", job
 got = [int(x) for x in read]
 (folder / f"part{rank}").write_text("\\n".join(map(str, got)))
 (folder / f"part{rank}").rename(folder / f"got{rank}")
-time.sleep(600)
+time.sleep(600)  # until the job ends it
 """
 
 

@@ -86,7 +86,7 @@ def main() -> None:
                 if one["name"] == connected:
                     client.client_kill_filter(_id=one["id"])
             assert connected not in names()
-        time.sleep(3 * QUERY_MS / 1000)
+        time.sleep(3 * QUERY_MS / 1000)  # long enough for a standby that would displace it
         network.heal()
         wait_until(lambda: connected in names())
         assert leader_of(leader) == 1, f"displaced when {sides} were cut off from each other"

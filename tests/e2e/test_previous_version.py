@@ -30,6 +30,7 @@ from forebay.storage.proto import segment_pb2
 from ..cluster import WorkerProcess
 from ..standbys import LEASE_MS, leads, wait_until
 from ..stock import DispatcherProcess, ServerProcess
+from .test_failover import slow
 
 pytestmark = pytest.mark.long
 
@@ -121,18 +122,6 @@ def old(environment: Mapping[str, str], *command: object) -> Iterator[ServerProc
         yield process
     finally:
         process.kill()
-
-
-def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A millisecond an element, in C++."""
-
-    def wait(x: tf.Tensor) -> tf.Tensor:
-        start = tf.timestamp()
-        loop = tf.while_loop(lambda _: tf.timestamp() - start < 0.001, lambda i: [i + 1], [0])
-        with tf.control_dependencies(loop):
-            return tf.identity(x)
-
-    return dataset.map(wait)
 
 
 def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
