@@ -124,8 +124,8 @@ class Permissions:
         """Check whether the caller may have what GetOrCreateJob or JoinIteration adds. Raises
         ResourceExhausted."""
         caller = self._admission.of_call(call)
-        job = request.job if isinstance(request, pb.JoinIterationRequest) else request
-        subject = _job(job) if job.dataset_id else _of_job(request.job_id, state)
+        joins = isinstance(request, pb.JoinIterationRequest)
+        subject = _joined(request, state) if joins else _job(request)
         grants = self._require(caller, "join it", (TRAINER,), subject)
         excesses = [excess_of_jobs(grant, numbered, request, state) for grant in grants]
         if all(excesses):
