@@ -15,20 +15,19 @@ import errno
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials
 from ..errors import AddressInUse, PermissionDenied, Unauthenticated
+from .connections import KEEPALIVE_S, Complaints, Connections
 from .exposition import encode
 from .families import Measured
 
 log = logging.getLogger(__name__)
-
-KEEPALIVE_S = 75.0
-"""How long an idle connection stays open."""
 
 STOP_S = 1.0
 """How long `close` waits for answers in progress."""
@@ -53,6 +52,22 @@ class Observed(Protocol):
         """Its metrics."""
 
 
+class _BadRequests(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's log, with a line for a request that is not HTTP, where aiohttp has a traceback."""
+
+    def __init__(self, logger: logging.Logger, complaints: Complaints) -> None:
+        super().__init__(logger)
+        self._complaints = complaints
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **how: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            said = str(exc_info).splitlines()[0][:200]
+            host = args[-1] if args else "somebody"
+            self._complaints.warn("a request of %s is not HTTP: %s", host, ascii(said))
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **how)
+
+
 class HttpServer:
     """Serves on one event loop: that of `start`."""
 
@@ -68,12 +83,18 @@ class HttpServer:
         self._may_see = may_see
         self._admission = None if credentials is None else Admission(credentials)
         self._scrape: asyncio.Task[Sequence[Measured]] | None = None
-        self.app = web.Application()
+        self.app = web.Application(middlewares=[self._asked])
         self.app.router.add_get("/healthz", self._state(observed.unhealthy))
         self.app.router.add_get("/readyz", self._state(observed.unready))
         self.app.router.add_get("/metrics", self.admitted(self._metrics))
+        self._complaints = Complaints()
+        self._connections: Connections | None = None
         self._runner = web.AppRunner(
-            self.app, access_log=None, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=STOP_S
+            self.app,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=STOP_S,
+            logger=_BadRequests(log, self._complaints),
         )
         self.address = ""
 
@@ -81,8 +102,10 @@ class HttpServer:
         """Listen on host:port (0: any free port). Raises AddressInUse."""
         await self._runner.setup()
         context = None if self._credentials is None else self._credentials.http_context()
+        assert self._runner.server is not None
+        self._connections = Connections(self._runner.server, self._complaints)
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), port, ssl_context=context).start()
+            found = await self._connections.start(host.strip("[]"), port, context)
         except OSError as error:
             await self._runner.cleanup()
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
@@ -90,12 +113,24 @@ class HttpServer:
                 f"--http-port: cannot listen on {host}:{port}: {why}; give each server of a host "
                 "a port of its own, or 0 for any free one"
             ) from error
-        self.address = f"{host}:{self._runner.addresses[0][1]}"
+        self.address = f"{host}:{found}"
         log.info("%s://%s/metrics", "http" if context is None else "https", self.address)
 
     async def close(self) -> None:
         """Idempotent."""
+        if self._connections is not None:
+            await self._connections.close()
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _asked(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        if self._connections is not None:
+            self._connections.asked(request.transport)
+        return await handler(request)
 
     def admitted(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]

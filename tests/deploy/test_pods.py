@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pathlib
 import ssl
 import sys
@@ -16,7 +17,7 @@ from forebay.service.processes import ChildProcess, free_port
 
 from ..standbys import wait_until
 from .images import ROOT, Images, Mounts
-from .manifests import Object, rendered
+from .manifests import Object, named, rendered
 from .pods import Pods
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -25,14 +26,17 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 DEVELOPMENT: Mounts = {"/opt/forebay": pathlib.Path(sys.prefix), str(ROOT): ROOT}
 
 
-def probe(address: str, path: str, scheme: str = "https") -> int:
+def probe(address: str, path: str, scheme: str = "https", token: str = "") -> int:
     """The answer's code, as for a kubelet, which checks no certificate; 0: nobody answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     url = f"{scheme}://{address}:8080{path}"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with urllib.request.urlopen(
-            url, timeout=5, context=context if scheme == "https" else None
+            urllib.request.Request(url, headers=headers),
+            timeout=5,
+            context=context if scheme == "https" else None,
         ) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
@@ -46,6 +50,9 @@ TRAINER = """
 import sys
 import tensorflow as tf
 from forebay import service
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.errors import PermissionDenied
+from forebay.service.proto import forebay_pb2 as pb
 
 target = ",".join(f"forebay-dispatcher-{n}.forebay-dispatchers.forebay.svc:5050" for n in (0, 1))
 dataset_id = service.register_dataset(target, tf.data.Dataset.range(1000).map(lambda x: 2 * x))
@@ -57,6 +64,18 @@ got += map(int, elements)
 assert sorted(got) == [*range(0, 2000, 2)]
 dataset = service.from_dataset_id("distributed_epoch", target, dataset_id)
 assert len([*dataset]) == 1000
+client = DispatcherClient(target)
+for request, response in (
+    (pb.WorkerHeartbeatRequest(address="a:1", uid=1), pb.WorkerHeartbeatResponse),
+    (pb.RemoveDatasetRequest(dataset_id=dataset_id), pb.RemoveDatasetResponse),
+    (pb.GetStatusRequest(), pb.GetStatusResponse),
+):
+    try:
+        client.call(request, response)
+    except PermissionDenied:
+        continue
+    raise AssertionError(request)
+client.close()
 print("all", flush=True)
 """
 
@@ -109,6 +128,11 @@ def test_pods_serve_and_fail_over(
         trainer.stdin.flush()
         assert trainer.line() == "all"
         assert trainer.finish() == 0
+        data = named(secrets, "Secret", "forebay-token")["data"]
+        tokens = {kind: base64.b64decode(data[kind]).decode().strip() for kind in data}
+        scraped = {kind: probe(at[standby], "/metrics", token=tokens[kind]) for kind in tokens}
+        may_see = {kind: kind.startswith(("viewer", "dispatcher")) for kind in tokens}
+        assert scraped == {kind: 200 if may else 403 for kind, may in may_see.items()}
 
         for process in (worker, *dispatchers.values()):  # SIGTERM, as the images say
             assert process.end(60) == 0

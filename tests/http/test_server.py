@@ -7,6 +7,8 @@ import contextlib
 import http.client
 import pathlib
 import re
+import resource
+import select
 import socket
 import ssl
 import subprocess
@@ -26,6 +28,7 @@ from forebay.service.dispatcher import server as dispatcher_server
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import Permissions
 from forebay.service.errors import AddressInUse
+from forebay.service.http import connections
 from forebay.service.http.exposition import encode
 from forebay.service.http.families import Buckets, Family, Measured, Tallies
 from forebay.service.http.server import HttpThread
@@ -140,6 +143,51 @@ def test_nothing_is_injected_and_a_browser_may_leave(caplog: pytest.LogCaptureFi
         assert get(port, "/etc/passwd")[0] == 404
     assert set(threading.enumerate()) <= before
     assert [r for r in caplog.records if r.exc_info] == []
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server ends it; waits for that, or for an answer."""
+    with contextlib.suppress(ConnectionError):
+        return connection.recv(1000) == b""
+    return True
+
+
+def test_who_floods_the_port_harms_himself(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 2.0)
+    with served() as (_, port), contextlib.ExitStack() as stack:
+
+        def connect(host: str = "127.0.0.2") -> socket.socket:
+            made = socket.create_connection(("127.0.0.1", port), 30, source_address=(host, 0))
+            return stack.enter_context(made)
+
+        silent = [connect() for _ in range(connections.MOST_OF_ADDRESS)]
+        assert all(ended(connect()) for _ in range(20))
+        assert get(port, "/healthz")[0] == 200  # of another address
+        slow = silent[0]
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not select.select([slow], [], [], 0.1)[0]:
+                slow.sendall(b"A: b\r\n")
+        assert all(map(ended, silent))
+        for _ in range(20):
+            garbage = connect()
+            garbage.sendall(b"GET / HTTP/1.1\r\nContent-Length: \xff\r\n\r\n")
+            assert b" 400 " in garbage.recv(1000)
+        others = [stack.enter_context(socket.socket()) for _ in range(2)]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            for other in others:
+                other.connect(("127.0.0.1", port))
+            wait_until(lambda: "cannot accept a connection" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert get(port, "/healthz")[0] == 200
+    assert [r for r in caplog.records if r.exc_info] == []
+    said = [r.getMessage().partition(" ")[0] for r in caplog.records if r.name != "asyncio"]
+    assert sorted(said) == ["a", "cannot", "closed", "cut"], "each once, however often it was"
 
 
 @pytest.fixture(scope="module")
