@@ -1,0 +1,168 @@
+"""Bounds of what requests say: the lengths of texts, and the sizes of numbers.
+
+They hold for each field of each request of both faces, before anything is decided. So the journal,
+the log and the status have no huge names, and sums of numbers fit the journal's 64 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import FieldDescriptor as Field
+from google.protobuf.message import Message
+
+from ..errors import InvalidArgument
+
+MAX_NAME = 1_000
+"""Characters of ids, names, labels and addresses."""
+
+MAX_LONG_NAME = 2 * MAX_NAME + 100
+"""Characters of a job's whole name, which may have the dataset's id in it."""
+
+MAX_PATH = 4_096
+"""Characters of a path, as on Linux."""
+
+MAX_TEXT = 10 << 20
+"""Characters of texts that describe: a dataset's structure, an error."""
+
+MAX_NUMBER = 2**53
+"""Of numbers that are counted with, and of ids: epochs, rounds, splits, bundles, elements."""
+
+MAX_BYTES = 64 << 10
+"""Of bytes that are not a dataset's own."""
+
+MAX_LABELS = 100
+"""Tags of a worker, and its transfer servers."""
+
+_TEXTS = {
+    **dict.fromkeys(("path", "base_path"), MAX_PATH),
+    "job_name": MAX_LONG_NAME,
+    **dict.fromkeys(("structure", "unsplittable", "unleasable", "reason", "message"), MAX_TEXT),
+}
+
+_ANY_NUMBER = {
+    # made by chance, and only compared
+    *("uid", "worker_uid", "refused", "never_answered", "seed", "number", "run"),
+    # elements of a range, whose count is checked where it is registered
+    *("start", "stop", "step"),
+    # of users' metrics, which are not journaled
+    *("counter", "sum", "min", "max", "value", "time_ms"),
+    # of a time and of CRCs, within 32 bits
+    *("wait_ms", "checksums"),
+    # compared with one of the dispatcher's own
+    *("version", "sequence"),
+}
+"""The names of fields whose numbers may have all 64 bits."""
+
+_OF_DATASETS = {"graph", "python", "metadata", "splits"}
+"""Bytes of which a dataset may have more: with the whole request they have a bound of their own."""
+
+_LABELS = {"tags", "worker_tags", "transfer_servers"}
+
+_INTEGERS = {
+    *(Field.CPPTYPE_INT32, Field.CPPTYPE_INT64, Field.CPPTYPE_UINT32, Field.CPPTYPE_UINT64)
+}
+
+
+def check(request: Message) -> None:
+    """Raises InvalidArgument, and names the field, for what is out of bounds."""
+    bounds = _bounds_of(request.DESCRIPTOR)
+    for name in bounds.numbers:
+        if not -MAX_NUMBER <= getattr(request, name) <= MAX_NUMBER:
+            _refuse_number(request, name, getattr(request, name))
+    for name, most in bounds.sizes:
+        _check_size(request, name, most, getattr(request, name))
+    for name, known in bounds.enums:
+        if (value := getattr(request, name)) not in known:
+            raise InvalidArgument(
+                f"{_full(request, name)}={value} is not known to this dispatcher; upgrade it first"
+            )
+    for name in bounds.messages:
+        if request.HasField(name):
+            check(getattr(request, name))
+    for name in bounds.repeated:
+        if values := getattr(request, name):
+            _check_repeated(request, name, values)
+
+
+class _Bounds(NamedTuple):
+    """The fields of a kind of message that have bounds, by the kind of their bound."""
+
+    numbers: list[str]
+    sizes: list[tuple[str, int]]
+    enums: list[tuple[str, frozenset[int]]]
+    messages: list[str]
+    repeated: list[str]
+
+
+@functools.cache
+def _bounds_of(kind: Descriptor) -> _Bounds:
+    found = _Bounds([], [], [], [], [])
+    for field in kind.fields:
+        name = field.name
+        if field.is_repeated:
+            found.repeated.append(name)
+        elif field.message_type is not None:
+            found.messages.append(name)
+        elif field.enum_type is not None:
+            found.enums.append((name, frozenset(field.enum_type.values_by_number)))
+        elif (most := _most_of(field)) is not None:
+            found.sizes.append((name, most))
+        elif _is_counted(field):
+            found.numbers.append(name)
+    return found
+
+
+def _most_of(field: Field) -> int | None:
+    """How many characters or bytes it may have; None: it is neither, or has no bound."""
+    if field.type == Field.TYPE_STRING:
+        return _TEXTS.get(field.name, MAX_NAME)
+    is_bounded = field.type == Field.TYPE_BYTES and field.name not in _OF_DATASETS
+    return MAX_BYTES if is_bounded else None
+
+
+def _is_counted(field: Field) -> bool:
+    return field.cpp_type in _INTEGERS and field.name not in _ANY_NUMBER
+
+
+def _check_repeated(request: Message, name: str, values: Any) -> None:
+    field = request.DESCRIPTOR.fields_by_name[name]
+    if name in _LABELS and len(values) > MAX_LABELS:
+        raise InvalidArgument(
+            f"{_full(request, name)} has {len(values)} entries; give at most {MAX_LABELS}"
+        )
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        for key in values:
+            _check_size(request, name, MAX_PATH, key)
+        values = values.values()
+    if field.message_type is not None:
+        for message in values:
+            check(message)
+    elif (most := _most_of(field)) is not None:
+        for value in values:
+            _check_size(request, name, most, value)
+    elif _is_counted(field):
+        for number in (min(values), max(values)):
+            if not -MAX_NUMBER <= number <= MAX_NUMBER:
+                _refuse_number(request, name, number)
+
+
+def _check_size(request: Message, name: str, most: int, text: str | bytes) -> None:
+    if len(text) > most:
+        what = "characters" if isinstance(text, str) else "bytes"
+        raise InvalidArgument(
+            f"{_full(request, name)} has {len(text)} {what}, and begins with {text[:40]!r}; give "
+            f"one of at most {most}"
+        )
+
+
+def _refuse_number(request: Message, name: str, number: int) -> None:
+    raise InvalidArgument(
+        f"{_full(request, name)}={number} is out of bounds; give a number from -2**53 to 2**53"
+    )
+
+
+def _full(request: Message, name: str) -> str:
+    return f"{request.DESCRIPTOR.name}.{name}"
