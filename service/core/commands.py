@@ -7,7 +7,7 @@ from .consumers import EjectConsumers, JoinIteration, LeaveIteration
 from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveDataset
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob, JoinJob, RemoveJob
-from .lengths import DeclareLengths, LearnLengths
+from .lengths import CountBundles, DeclareLengths, LearnLengths
 from .rounds import RemoveTask, ReportRound
 from .save_streams import AssignSplit, AssignStream, CommitChunk, CompleteStream
 from .saves import FailSave, StartSave
@@ -27,6 +27,7 @@ __all__ = [
     "CommitChunk",
     "CompleteStream",
     "CompleteTask",
+    "CountBundles",
     "DecideCompression",
     "DeclareLengths",
     "EjectConsumers",

@@ -1,15 +1,19 @@
-"""Lengths: how many elements the bundles of a dataset have, as the consumers of an ordered read
-learn them. A later read finds its position with them without running the bundles before it.
-`register_tfds` knows lengths from the files' metadata, and declares them.
+"""Lengths: how many elements the bundles of a dataset have, as ordered reads learn them. A later
+read finds its position with them without running the bundles before it. Workers report them when
+they have run a bundle, and consumers when they need them. With an access file only workers are
+believed: a dataset may be shared by teams that do not trust each other. `register_tfds` knows
+lengths from the files' metadata, and declares them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from .base import Command, Decide, Decision, EventKind, Events, find_consumer, find_dataset
 from .bundles import splits_of
-from .state import Dataset, Job, State
+from .state import BundleSpec, Dataset, Job, State
 
 UNKNOWN = -1
 
@@ -38,14 +42,42 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
             f"consumer {consumer.consumer_id} reports {len(command.lengths)} lengths of "
             f"{len(command.bundles)} bundles; report one of each"
         )
-    known = state.datasets[job.dataset_id].lengths.get(job.order.bundle_splits, [])
+    said = zip(command.bundles, command.lengths, strict=True)
+    return _learn(state, job, job.order, said, f"consumer {consumer.consumer_id}")
+
+
+class CountBundles(Command, frozen=True, kw_only=True):
+    """As LearnLengths, of a worker that has run these bundles from their beginning to their end."""
+
+    job_id: int
+    bundles: tuple[int, ...]  # numbered through all epochs
+    lengths: tuple[int, ...]  # of each
+
+
+def _count_bundles(state: State, command: CountBundles) -> Decision:
+    job = state.jobs.get(command.job_id)
+    if job is None or job.order is None or not (job.is_ordered and job.order.bundles):
+        return Decision([], [])  # the job was removed, or nobody needs them
+    if len(command.bundles) != len(command.lengths):
+        raise InvalidArgument(
+            f"a worker reports {len(command.lengths)} lengths of {len(command.bundles)} bundles of "
+            f"job {job.user_name}; report one of each"
+        )
+    bundles = [bundle % job.order.bundles for bundle in command.bundles]
+    return _learn(state, job, job.order, zip(bundles, command.lengths, strict=True), "a worker")
+
+
+def _learn(
+    state: State, job: Job, order: BundleSpec, said: Iterable[tuple[int, int]], who: str
+) -> Decision:
+    known = state.datasets[job.dataset_id].lengths.get(order.bundle_splits, [])
     new: dict[int, int] = {}
     mismatches = []
-    for bundle, length in zip(command.bundles, command.lengths, strict=True):
-        if not 0 <= bundle < job.order.bundles or length < 0:
+    for bundle, length in said:
+        if not 0 <= bundle < order.bundles or length < 0:
             raise InvalidArgument(
-                f"consumer {consumer.consumer_id} reports length {length} of bundle {bundle}: "
-                f"lengths are at least 0, and the bundles are 0 to {job.order.bundles - 1}"
+                f"{who} reports length {length} of bundle {bundle}: lengths are at least 0, and "
+                f"the bundles are 0 to {order.bundles - 1}"
             )
         before = known[bundle] if bundle < len(known) else UNKNOWN
         if before == UNKNOWN:
@@ -56,7 +88,7 @@ def _learn_lengths(state: State, command: LearnLengths) -> Decision:
         return Decision([], mismatches)
     learned = ev.LengthsLearned(
         dataset_id=job.dataset_id,
-        bundle_splits=job.order.bundle_splits,
+        bundle_splits=order.bundle_splits,
         bundles=new.keys(),
         lengths=new.values(),
     )
@@ -112,5 +144,9 @@ def count_known(dataset: Dataset) -> dict[int, int]:
     }
 
 
-DECIDE: Decide = {DeclareLengths: _declare_lengths, LearnLengths: _learn_lengths}
+DECIDE: Decide = {
+    CountBundles: _count_bundles,
+    DeclareLengths: _declare_lengths,
+    LearnLengths: _learn_lengths,
+}
 EVENTS: Events = {"lengths_learned": EventKind(_lengths_learned, is_quiet=True)}

@@ -163,10 +163,20 @@ class ForebayFace:
             graph = await asyncio.to_thread(sanitize, request.graph)
         else:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
+        is_believed = self._permissions is None  # else about its own dataset only
+
+        def admit() -> None:
+            nonlocal is_believed
+            if self._permissions is not None:
+                state = self._dispatcher.state
+                self._permissions.check_datasets(current_call(), request.dataset_id, state)
+            is_believed = True
+
         dataset_id = await self._dispatcher.graphs.register(
-            request.dataset_id, definition, graph, self._admit_dataset(request.dataset_id)
+            request.dataset_id, definition, graph, admit
         )
-        if request.lengths and self._dispatcher.graphs.is_registered(dataset_id, definition):
+        is_believed &= self._dispatcher.graphs.is_registered(dataset_id, definition)
+        if request.lengths and is_believed:
             await self._dispatcher.execute(
                 c.DeclareLengths(dataset_id=dataset_id, lengths=tuple(request.lengths))
             )
@@ -190,13 +200,6 @@ class ForebayFace:
             return caller, request.number
         peer = self._admission.of_call(current_call())
         return f"{peer.fingerprint.hex()}/{caller}", request.number
-
-    def _admit_dataset(self, dataset_id: str) -> Callable[[], None] | None:
-        permissions, call = self._permissions, current_call()
-        if permissions is None:
-            return None
-        state = self._dispatcher.state
-        return lambda: permissions.check_datasets(call, dataset_id, state)
 
     def _admit_job(self, request: pb.GetOrCreateJobRequest | pb.JoinIterationRequest) -> None:
         """Call it in one turn of the event loop with the decision. Raises ResourceExhausted."""
@@ -335,8 +338,13 @@ class ForebayFace:
         if request.HasField("rounds"):
             await self._report_round(consumer_id, request.rounds)
             self._iteration_of(consumer_id)
-        if request.bundles or request.lengths:
-            await self._learn_lengths(request)
+        if (request.bundles or request.lengths) and self._permissions is None:
+            command = c.LearnLengths(
+                consumer_id=consumer_id,
+                bundles=tuple(request.bundles),
+                lengths=tuple(request.lengths),
+            )
+            await self._learn_lengths(iteration.job_id, command)
             self._iteration_of(consumer_id)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
         # A heartbeat that does not wait may run beside a poll, so it does not count as one.
@@ -375,16 +383,10 @@ class ForebayFace:
         for held in report.held:
             await self._dispatcher.removals.hold(held, report.consumer_index)
 
-    async def _learn_lengths(self, request: pb.ConsumerHeartbeatRequest) -> None:
-        iteration = self._iteration_of(request.consumer_id)
-        dataset_id = self._dispatcher.state.jobs[iteration.job_id].dataset_id
-        mismatches = await self._dispatcher.execute(
-            c.LearnLengths(
-                consumer_id=request.consumer_id,
-                bundles=tuple(request.bundles),
-                lengths=tuple(request.lengths),
-            )
-        )
+    async def _learn_lengths(self, job_id: int, command: c.LearnLengths | c.CountBundles) -> None:
+        job = self._dispatcher.state.jobs.get(job_id)
+        dataset_id = "" if job is None else job.dataset_id
+        mismatches = await self._dispatcher.execute(command)
         if mismatches and dataset_id not in self._warned_of_lengths:
             self._warned_of_lengths.add(dataset_id)
             log.warning(
@@ -489,6 +491,13 @@ class ForebayFace:
         if mismatches:
             job = self._dispatcher.state.jobs[checked.job_id]
             log.warning("%s", describe_mismatches(job, mismatches))
+        if checked.lengths:
+            count = c.CountBundles(
+                job_id=checked.job_id,
+                bundles=tuple(checked.bundles),
+                lengths=tuple(checked.lengths),
+            )
+            await self._learn_lengths(checked.job_id, count)
 
     def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
         state = self._dispatcher.state

@@ -1,4 +1,4 @@
-"""The checksums of bundles that a worker has run, until it has told the dispatcher."""
+"""The checksums and lengths of bundles that a worker has run, until it has told the dispatcher."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class BundleChecksums:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[int, list[tuple[int, int]]] = {}  # by job: numbers and checksums
+        self._found: dict[int, list[tuple[int, int, int]]] = {}  # by job: see `add`
 
-    def add(self, job_id: int, bundle: int, checksum: int) -> None:
+    def add(self, job_id: int, bundle: int, checksum: int, length: int) -> None:
         with self._lock:
-            self._found.setdefault(job_id, []).append((bundle, checksum))
+            self._found.setdefault(job_id, []).append((bundle, checksum, length))
 
     def take(self) -> list[pb.BundleChecksums]:
         """What to report now: at most MOST_REPORTED of each job."""
@@ -31,8 +31,9 @@ class BundleChecksums:
         return [
             pb.BundleChecksums(
                 job_id=job_id,
-                bundles=[bundle for bundle, _ in found],
-                checksums=[checksum for _, checksum in found],
+                bundles=[bundle for bundle, _, _ in found],
+                checksums=[checksum for _, checksum, _ in found],
+                lengths=[length for _, _, length in found],
             )
             for job_id, found in taken.items()
         ]
@@ -41,8 +42,8 @@ class BundleChecksums:
         """The report did not arrive."""
         with self._lock:
             for report in taken:
-                pairs = [*zip(report.bundles, report.checksums, strict=True)]
-                self._found[report.job_id] = [*pairs, *self._found.get(report.job_id, [])]
+                of_each = zip(report.bundles, report.checksums, report.lengths, strict=True)
+                self._found[report.job_id] = [*of_each, *self._found.get(report.job_id, [])]
 
     def forget(self) -> None:
         """Another journal: its jobs have the ids of others."""

@@ -173,7 +173,7 @@ class BundleTask:
                         put[1] += block.values_bytes
                     checksum = run.finish()
                     if checksum is not None:
-                        self._checksums.add(self.task.job_id, run.number, checksum)
+                        self._checksums.add(self.task.job_id, run.number, checksum, run.stop)
                 except OutputCancelled:
                     made.cancel()
                     for _ in blocks:  # frees its resources

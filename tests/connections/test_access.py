@@ -44,6 +44,7 @@ from forebay.service.servers import WorkerServer
 from forebay.service.transport import BlockClient, BlockServer
 
 from ..certificates import Authority, token, using
+from ..standbys import wait_until
 
 EACH_ROLE = "".join(f'[[grant]]\nto = ["{role}"]\nroles = ["{role}"]\n' for role in ROLES)
 RULES = (
@@ -253,6 +254,55 @@ def test_numbers_of_calls_are_each_peer_s_own(
         with pytest.raises(InvalidArgument, match="is not one of the iteration of consumer"):
             rounds = pb.RoundReport(held=[theirs])
             beat("own-a", pb.ConsumerHeartbeatRequest(consumer_id=first.consumer_id, rounds=rounds))
+
+
+def test_who_shares_a_dataset_cannot_tell_lengths_of_its_bundles(
+    dispatcher: DispatchServer, authority: Authority
+) -> None:
+    target, splits = dispatcher.target, [*range(4)]
+    worker, honest, liar = map(authority.issue, ("worker", "team-b-1", "team-b-2"))
+    how: dict[str, Any] = {**worker.files(), "allow_python": True, "heartbeat_interval_ms": 200}
+
+    def known() -> int:
+        with using(authority.issue("viewer")):
+            client = DispatcherClient(target)
+            jobs = fetch_status(client, 20)["jobs"]
+            client.close()
+        (own,) = [job for job in jobs if job["name"].endswith("/mine")]
+        return int(own["order"]["known_lengths"])
+
+    with using(worker), WorkerServer(WorkerConfig(target, **how)):
+        with using(honest):
+            service.register_dataset(target, function, splits=splits, dataset_id="b/shared")
+        with using(liar):
+            client = DispatcherClient(target)
+            found = client.get_dataset("b/shared", with_graph=True)
+            again = pb.RegisterDatasetRequest(
+                dataset_id="b/shared",
+                python=found.graph,
+                sources=found.definition.sources,
+                structure=found.definition.structure,
+                metadata=found.definition.metadata,
+                lengths=[7] * 4,
+            )
+            assert not client.call(again, pb.RegisterDatasetResponse, patience_s=20).differs
+            order = ev.OrderSpec(cycle_length=1, block_length=1, bundle_splits=1)
+            job = pb.GetOrCreateJobRequest(dataset_id="b/shared", job_name="lies", order=order)
+            member = ev.GroupMember(consumers=1, batch_size=1)
+            joining = pb.JoinIterationRequest(job=job, member=member)
+            joined = client.call_numbered(joining, pb.JoinIterationResponse)
+            assert joined.lengths == [-1] * 4
+            lies = pb.ConsumerHeartbeatRequest(
+                consumer_id=joined.consumer_id, bundles=splits, lengths=[9] * 4
+            )
+            client.call(lies, pb.ConsumerHeartbeatResponse, patience_s=20)
+            client.close()
+        with using(honest):
+            read = service.read(
+                target, "b/shared", job_name="mine", ordered=True, shuffle=False, bundle_splits=1
+            )
+            assert [*read] == splits
+        wait_until(lambda: known() == 4)  # the worker has told them
 
 
 def test_names_in_certificates_are_read_whole() -> None:

@@ -78,6 +78,26 @@ def test_lengths_without_bundles_are_refused() -> None:
         given.when(command)
 
 
+def test_workers_tell_lengths_of_ordered_reads_by_bundles_of_all_epochs() -> None:
+    given = Learning()
+    job = given.job_of(given.consumer)
+
+    def count(job_id: int, bundles: tuple[int, ...], *lengths: int) -> object:
+        return given.when(c.CountBundles(job_id=job_id, bundles=bundles, lengths=lengths))
+
+    assert count(job.job_id, (2, 9), 5, 7) == []
+    assert lengths_of(given.state, job) == [-1, -1, 5, -1, 7]
+    assert count(job.job_id, (4, 7), 8, 5) == [4]
+    assert given.then == []
+    for impossible in ((1,), (1, 2)):
+        with pytest.raises(InvalidArgument, match="a worker reports"):
+            count(job.job_id, impossible, -1)
+    assert count(4711, (1,), 1) == [], "it was removed"
+    other = given.job_of(given.state.consumers[given.iteration("unordered").consumer_id])
+    assert count(other.job_id, (1,), 1) == []
+    assert given.then == []
+
+
 def test_only_consumers_of_ordered_reads_learn() -> None:
     given = Learning()
     other = given.state.consumers[given.iteration("unordered").consumer_id]

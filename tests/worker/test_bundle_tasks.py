@@ -176,11 +176,13 @@ def test_bundles_are_run_as_they_are_asked_for(task: Task, pipelines: Fake) -> N
 
 def test_the_checksum_of_a_whole_bundle_is_kept_until_it_is_taken(task: Task) -> None:
     found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
 
     def take() -> bool:
         for checked in task.checksums.take():
             assert checked.job_id == JOB
             found.update(zip(checked.bundles, checked.checksums, strict=True))
+            lengths.update(zip(checked.bundles, checked.lengths, strict=True))
         return found.keys() == {3, 4}
 
     for number in (3, 4):
@@ -189,6 +191,7 @@ def test_the_checksum_of_a_whole_bundle_is_kept_until_it_is_taken(task: Task) ->
     expected = Checksum()
     expected.add(block(0, BUNDLE_SPLITS, 3))
     assert found[3] == expected.value
+    assert lengths == {3: BUNDLE_SPLITS, 4: BUNDLE_SPLITS}
     assert not task.checksums.take()
 
 
