@@ -121,6 +121,7 @@ class Consumer:
             refused=self._heartbeats.refused,
             reconnected=self._meter.reconnected,
             credential=lambda: self._heartbeats.credential,
+            fail=self._hear,
         )
         self.mode: Mode
         if reading.ordered is not None:

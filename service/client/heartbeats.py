@@ -51,7 +51,8 @@ class Heartbeats:
         self._told = ""  # the last logged reason why no worker has a task
         self._has_warned = False  # of what the reader of bundles should know
         self._answered_s = time.monotonic()
-        self.credential = news.data_credential  # for data connections, the newest
+        # For data connections, the newest; and how many there were.
+        self.credential = news.data_credential, 1
         self._report = report
         self._hear = hear
         self._closed = closed
@@ -116,7 +117,7 @@ class Heartbeats:
                     self._hear(error)
                 return
             self._answered_s = time.monotonic()
-            self.credential = news.data_credential
+            self.credential = news.data_credential, self.credential[1] + 1
             self._warn(news)
             if news.version != request.version:
                 request.version = news.version

@@ -12,7 +12,7 @@ from ..blocks import Block
 from ..connections.protocols import LOCAL, SERVED
 from ..connections.tunnel import open_tunnel
 from ..delivery import End, EndPending, Order
-from ..errors import FailedPrecondition, Unavailable, Unimplemented
+from ..errors import FailedPrecondition, ForebayError, Unavailable, Unimplemented
 from ..proto import forebay_pb2 as pb
 from ..transport import (
     BlockClient,
@@ -56,20 +56,21 @@ class Links:
         lost: Callable[[int, Client, str], None],
         refused: Callable[[int, ConnectionRefused | None], None],
         reconnected: Callable[[], None],
-        credential: Callable[[], bytes],
+        credential: Callable[[], tuple[bytes, int]],
+        fail: Callable[[ForebayError], None],
     ) -> None:
         """Transport threads call these: `deliver` with what a worker sends of a task; `lost` when a
         process is gone or going, which sends nothing more, with the reason; `refused` when an
         address refuses connections, and with None when it no longer does; `reconnected` when a
-        connection that was cut is there again. `credential` returns the newest one for data
-        connections.
+        connection that was cut is there again; `fail` when nothing may be read here. `credential`
+        returns the newest one for data connections, and its number.
         """
         self._consumer_id = consumer_id
         self._reading = reading
         self._credit_bytes = credit_bytes
         self._deliver, self._lost, self._refused = deliver, lost, refused
         self._reconnected = reconnected
-        self._credential = credential
+        self._credential, self._fail = credential, fail
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._links: dict[int, WorkerLink | None] = {}  # None: the process has gone
         self._new: list[WorkerLink] = []  # not started yet
@@ -187,6 +188,7 @@ class Links:
                 refused=partial(self._refused, uid),
                 reconnected=self._reconnected,
                 credential=self._credential,
+                fail=self._fail,
             )
         return client
 

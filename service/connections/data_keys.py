@@ -32,6 +32,10 @@ _ID_BYTES, _SECRET_BYTES = 8, 32
 _CREDENTIAL = struct.Struct(f"<{_ID_BYTES}sq16s32s")  # key, iteration, holder, signature
 
 
+class UnfitCredential(Unauthenticated):
+    """It is no credential of this consumer and peer: waiting for a key does not help."""
+
+
 class SigningKeys:
     """The keys of a dispatcher, which signs credentials. For one thread."""
 
@@ -73,7 +77,8 @@ class KnownKeys:
             self._told.notify_all()
 
     def check(self, credential: bytes, consumer_id: int, peer: Identity) -> int:
-        """The iteration that the credential is for. Raises Unauthenticated.
+        """The iteration that the credential is for. Raises UnfitCredential; or Unauthenticated, if
+        its key is not known.
 
         Waits for a key that is not known yet. A peer over a Unix socket is of this process's user,
         and may hold any credential.
@@ -82,7 +87,7 @@ class KnownKeys:
             number, iteration_id, holder, signature = _CREDENTIAL.unpack(credential)
         except struct.error:
             what = "a credential of another form" if credential else "no credential"
-            raise Unauthenticated(
+            raise UnfitCredential(
                 f"{what} of the dispatcher's for data connections was sent: read by a client of "
                 "this version, whose dispatcher has TLS, too"
             ) from None
@@ -97,9 +102,11 @@ class KnownKeys:
         if not hmac.compare_digest(
             signature, _signature(key, consumer_id, iteration_id, holder)
         ) or (peer.kind != "user" and not hmac.compare_digest(holder, peer.fingerprint)):
-            raise Unauthenticated(
+            raise UnfitCredential(
                 f"the credential for data connections is not that of consumer {consumer_id} and "
-                f"{peer}: it was changed, or given to somebody else"
+                f"{peer}: it was changed, or given to somebody else (or the dispatcher asks for "
+                "tokens and the worker for certificates, or the consumer's certificate was "
+                "replaced by one of another name)"
             )
         return int(iteration_id)
 

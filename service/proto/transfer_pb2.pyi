@@ -323,9 +323,11 @@ class TaskUnknown(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., subscription: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("reason", "broken")
+    __slots__ = ("reason", "broken", "unfit")
     REASON_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     reason: str
     broken: bool
-    def __init__(self, reason: _Optional[str] = ..., broken: bool = ...) -> None: ...
+    unfit: bool
+    def __init__(self, reason: _Optional[str] = ..., broken: bool = ..., unfit: bool = ...) -> None: ...

@@ -24,13 +24,13 @@ from ..connections.credentials import token_to_send
 from ..connections.protocols import TCP, UNIX
 from ..connections.tls_socket import TlsError
 from ..delivery import ANY, End, EndPending, Order
-from ..errors import ForebayError, ProtocolError
+from ..errors import ForebayError, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
 from . import frames
 from .addresses import ConnectionRefused, WorkerAddresses
 from .budget import Share
 from .codecs import CODECS
-from .dial import OpenTunnel, WorkerRefused, dial, greet
+from .dial import OpenTunnel, UnfitCredential, WorkerRefused, dial, greet
 from .messages import VERSION, Key, decode_block, decode_end, parse
 from .payloads import Payloads
 from .receiving import Receiving
@@ -44,6 +44,11 @@ PING_S = 3.0
 SILENCE_S = 10.0
 """The client reconnects after no byte from the worker for so long: three pings are unanswered. Not
 over a Unix socket: the kernel reports its end, so a silent worker there is merely paused."""
+
+UNFIT_S = 20.0
+"""The client gives up after the worker has refused its credentials as unfit for so long, although
+the dispatcher has signed another one meanwhile: files of a certificate or token may be new to one
+of the three only."""
 
 _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken
@@ -73,13 +78,15 @@ class BlockClient(WorkerClient):
         elements: Share | None = None,
         refused: Callable[[ConnectionRefused | None], None] = lambda _: None,
         reconnected: Callable[[], None] = lambda: None,
-        credential: Callable[[], bytes] = bytes,
+        credential: Callable[[], tuple[bytes, int]] = lambda: (b"", 0),
+        fail: Callable[[ForebayError], None] = lambda _: None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
         `addresses` and `refused` are as for WorkerAddresses; "grpc" is skipped without
         `open_tunnel`. `elements` also bounds the elements. `reconnected` is called for each
-        connection but the first. `credential` is what the dispatcher signed for this consumer.
+        connection but the first. `credential` is what the dispatcher signed for this consumer, and
+        how often it has done that. `fail` is called with Unauthenticated if none will ever do.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
@@ -93,6 +100,8 @@ class BlockClient(WorkerClient):
         self._reconnected = reconnected
         self._has_connected = False
         self._credential = credential
+        self._fail = fail
+        self._unfit: tuple[float, int] | None = None  # when one was, first, and its number
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
@@ -187,6 +196,8 @@ class BlockClient(WorkerClient):
         except OSError as error:
             return f"worker {self.worker_uid} was out of reach for {self._give_up_s} s: {error}"
         except ForebayError as error:
+            if isinstance(error, Unauthenticated):
+                self._fail(error)
             return str(error)
         return "the client was closed"
 
@@ -250,6 +261,7 @@ class BlockClient(WorkerClient):
             max_payload_bytes=self._max_payload_bytes,
             takes_descriptors=shares,
         )
+        credential, number = self._credential()
         hello = pb.Hello(
             version=VERSION,
             consumer_id=self._consumer_id,
@@ -257,9 +269,14 @@ class BlockClient(WorkerClient):
             shares_memory=shares,
             codecs=() if protocol == UNIX else CODECS,
             token=token_to_send() if protocol == TCP else "",
-            credential=self._credential(),
+            credential=credential,
         )
-        greet(sock, reader, hello)
+        try:
+            greet(sock, reader, hello)
+        except UnfitCredential as error:
+            self._count_unfit(number, error)
+            raise
+        self._unfit = None
         max_silence_s = math.inf if protocol == UNIX else SILENCE_S
         reader.watch(_REPORT_S, partial(self._report, pings=protocol != UNIX), max_silence_s)
         with self._lock:
@@ -278,6 +295,13 @@ class BlockClient(WorkerClient):
             self._reconnected()
         self._has_connected = True
         return reader
+
+    def _count_unfit(self, number: int, error: UnfitCredential) -> None:
+        """Raises Unauthenticated once that is for good."""
+        now = time.monotonic()
+        since_s, first = self._unfit = self._unfit or (now, number)
+        if now - since_s >= UNFIT_S and number > first:
+            raise Unauthenticated(f"{error}. It was so for {now - since_s:.0f} s") from error
 
     def _handle(self, frame: frames.Frame, reader: frames.FrameReader) -> bool:
         """Handle a message of the worker; return whether it brought progress."""

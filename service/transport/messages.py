@@ -105,8 +105,8 @@ def _key(header: _Named) -> Key:
     return header.task_id, header.subscription
 
 
-def encode_refusal(reason: str, broken: bool = False) -> bytes:
-    refused = pb.Refused(reason=reason[:MAX_TEXT], broken=broken)
+def encode_refusal(reason: str, broken: bool = False, unfit: bool = False) -> bytes:
+    refused = pb.Refused(reason=reason[:MAX_TEXT], broken=broken, unfit=unfit)
     return pb.ToConsumer(refused=refused).SerializeToString()
 
 

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from ..connections.admission import Admission, Identity
 from ..connections.credentials import Credentials
-from ..connections.data_keys import KnownKeys
+from ..connections.data_keys import KnownKeys, UnfitCredential
 from ..connections.tls_socket import ClosedEarly, PlainPeer, TlsError, TlsSocket
 from ..delivery import TaskOutput, orders
 from ..errors import AddressInUse, ProtocolError, Unauthenticated
@@ -415,7 +415,7 @@ class _Handler:
         message = self._next()
         if message is None:
             raise ConnectionResetError("it closed before it said hello")
-        hello, broken = message.hello, False
+        hello, broken, unfit = message.hello, False, False
         if message.WhichOneof("message") != "hello":
             reason = "a connection starts with Hello"
         elif hello.version != VERSION:
@@ -424,8 +424,8 @@ class _Handler:
             reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
         elif refusal := self._admit(hello):
             reason = refusal
-        elif refusal := self._check_credential(hello):
-            reason, broken = refusal, True
+        elif refused := self._check_credential(hello):
+            reason, broken, unfit = str(refused), True, isinstance(refused, UnfitCredential)
         else:
             if self._is_direct:
                 frames.set_timeout(self._socket, socket.SO_RCVTIMEO, 0)
@@ -437,7 +437,7 @@ class _Handler:
                 self._packer = Packer(hello.codecs, far=self._far)
             self.is_known = True
             return self.sessions.attach(hello.consumer_id, self._cut, self._iteration_id)
-        self._write(encode_refusal(reason, broken))
+        self._write(encode_refusal(reason, broken, unfit))
         raise ProtocolError(f"it was refused: {reason}")
 
     def _admit(self, hello: pb.Hello) -> str:
@@ -450,17 +450,17 @@ class _Handler:
         _log.debug("the %s is %s", self._peer, self._identity)
         return ""
 
-    def _check_credential(self, hello: pb.Hello) -> str:
-        """Why its credential does not fit; "" if it does, or none is needed."""
+    def _check_credential(self, hello: pb.Hello) -> Unauthenticated | None:
+        """Why its credential does not fit; None if it does, or none is needed."""
         if self._keys is None or self._identity is None:
-            return ""
+            return None
         try:
             self._iteration_id = self._keys.check(
                 hello.credential, hello.consumer_id, self._identity
             )
         except Unauthenticated as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     def _identify(self, admission: Admission, hello: pb.Hello) -> Identity:
         if self._tls is None:

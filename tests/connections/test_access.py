@@ -8,7 +8,7 @@ import pathlib
 import queue
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ import trustme
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
+from forebay.service.client import heartbeats
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections import data_keys
 from forebay.service.connections.access import ROLES, AccessRules
@@ -42,6 +43,7 @@ from forebay.service.errors import (
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.servers import WorkerServer
 from forebay.service.transport import BlockClient, BlockServer
+from forebay.service.transport import client as block_client
 
 from ..certificates import Authority, token, using
 from ..standbys import wait_until
@@ -330,6 +332,7 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
     server: Credentials,
     authority: Authority,
     tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer, thief = authority.issue("trainer"), authority.issue("thief")
     if tokens:
@@ -347,19 +350,28 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
     try:
 
         def answer(
-            who: Credentials, credential: bytes, *, task: int = TASK, consumer: int = CONSUMER
+            who: Credentials,
+            credential: bytes | Callable[[], bytes],
+            *,
+            task: int = TASK,
+            consumer: int = CONSUMER,
+            give_up_s: float = 0.1,
         ) -> str:
-            """What comes of reading the task over TCP."""
+            """What comes of reading the task over TCP. A function's credentials are new ones."""
             with using(who):
                 found: queue.SimpleQueue[str] = queue.SimpleQueue()
+                given, numbers = credential, itertools.count()
                 client = BlockClient(
                     [address for address in blocks.addresses if address[0] == "tcp"],
                     worker_uid=1,
                     consumer_id=consumer,
                     deliver=lambda *delivered: found.put(type(delivered[2]).__name__),
                     lost=found.put,
-                    give_up_s=0.1,
-                    credential=lambda: credential,
+                    give_up_s=give_up_s,
+                    credential=lambda: (
+                        (given, 1) if isinstance(given, bytes) else (given(), next(numbers))
+                    ),
+                    fail=lambda error: found.put(f"{type(error).__name__}: {error}"),
                 )
                 client.start()
                 client.read(task)
@@ -383,8 +395,40 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
             trainer, SigningKeys().sign(CONSUMER, ITERATION, identity(trainer))
         )
         assert answer(trainer, issued) == "EndOfTask", "nobody was disturbed"
+
+        monkeypatch.setattr(block_client, "UNFIT_S", 0.0)
+        newer, asked = SigningKeys(), itertools.count()  # of a dispatcher that has just begun
+
+        def learn_late() -> bytes:
+            if next(asked) == 3:
+                known.learn(newer.all())
+            return newer.sign(CONSUMER, ITERATION, identity(trainer))
+
+        assert answer(trainer, learn_late, give_up_s=60) == "EndOfTask"
+        unfit = answer(thief, lambda: issued, give_up_s=60)
+        assert unfit.startswith("Unauthenticated") and "given to somebody else" in unfit
     finally:
         blocks.stop()
+
+
+def test_a_credential_that_never_fits_is_an_error_in_the_trainer(
+    authority: Authority, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(block_client, "UNFIT_S", 1.0)
+    certificates: dict[str, Any] = authority.issue("all").files()
+    secret = token(tmp_path / "all.token", "secret\n")
+    both = Credentials(**certificates, token_file=secret)
+    with (
+        using(both),
+        DispatchServer(DispatcherConfig(**certificates)) as dispatcher,
+        WorkerServer(WorkerConfig(dispatcher.target, token_file=secret, **certificates)),
+    ):
+        target = dispatcher.target
+        dataset_id = service.register_dataset(target, numbers(10))
+        how: Any = {"processing_mode": "distributed_epoch", "data_transfer_protocol": "tcp"}
+        with pytest.raises(Unauthenticated, match="asks for tokens and the worker for certif"):
+            [*service.read(target, dataset_id, **how)]
 
 
 def identity(credentials: Credentials) -> Identity:
