@@ -302,6 +302,7 @@ class WorkerConfig:
     cross_trainer_cache_size_bytes: int | None = None
     memory_budget: int | None = None
     allow_python: bool | None = None
+    payload_checksums: bool | None = None
     processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
     http_port: int | None = None

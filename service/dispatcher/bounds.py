@@ -27,8 +27,9 @@ MAX_PATH = 4_096
 MAX_TEXT = 10 << 20
 """Characters of texts that describe: a dataset's structure, an error."""
 
-MAX_NUMBER = 2**53
-"""Of numbers that are counted with, and of ids: epochs, rounds, splits, bundles, elements."""
+MAX_NUMBER = 2**62 - 1
+"""Of numbers that are counted with, and of ids: epochs, rounds, splits, bundles, elements. A range
+may have so many elements, and the sum of two such numbers fits 64 bits."""
 
 MAX_BYTES = 64 << 10
 """Of bytes that are not a dataset's own."""
@@ -160,7 +161,7 @@ def _check_size(request: Message, name: str, most: int, text: str | bytes) -> No
 
 def _refuse_number(request: Message, name: str, number: int) -> None:
     raise InvalidArgument(
-        f"{_full(request, name)}={number} is out of bounds; give a number from -2**53 to 2**53"
+        f"{_full(request, name)}={number} is out of bounds; give one within 2**62"
     )
 
 

@@ -10,10 +10,11 @@ import asyncio
 import dataclasses
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from ..connections.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Complaints:
 
 
 @dataclasses.dataclass
-class _Connection:
+class _Accepted:
     host: str
     sock: socket.socket
     deadline: float  # of the loop's clock
@@ -63,15 +64,21 @@ class _Connection:
 class Connections:
     """Accepts connections on one event loop, and ends those that are late."""
 
-    def __init__(self, serve: Callable[[], asyncio.Protocol], complaints: Complaints) -> None:
+    def __init__(
+        self,
+        serve: Callable[[], asyncio.Protocol],
+        credentials: Credentials | None,
+        complaints: Complaints,
+    ) -> None:
         """`serve` makes the protocol of a connection."""
         self._serve = serve
+        self._context = None if credentials is None else credentials.http_context()
         self._complaints = complaints
-        self._open: dict[int, _Connection] = {}  # by file descriptor
+        self._open: dict[int, _Accepted] = {}  # by file descriptor
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
+    async def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raises OSError."""
         loop = asyncio.get_running_loop()
         bound = await loop.create_server(self._serve, host, port, start_serving=False)
@@ -80,7 +87,7 @@ class Connections:
         for listener in self._listeners:
             listener.setblocking(False)
             listener.listen(_BACKLOG)
-            self._begin(self._accept(listener, context))
+            self._begin(self._accept(listener))
         self._begin(self._sweep())
         return int(self._listeners[0].getsockname()[1])
 
@@ -105,7 +112,7 @@ class Connections:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -125,17 +132,17 @@ class Connections:
                     of_host, len(self._open),
                 )  # fmt: skip
             else:
-                connection = _Connection(host, sock, loop.time() + HEAD_S)
+                connection = _Accepted(host, sock, loop.time() + HEAD_S)
                 self._open[sock.fileno()] = connection
-                self._begin(self._connect(connection, context))
+                self._begin(self._connect(connection))
             await asyncio.sleep(0)  # a flood leaves time to others
 
-    async def _connect(self, connection: _Connection, context: ssl.SSLContext | None) -> None:
+    async def _connect(self, connection: _Accepted) -> None:
         loop = asyncio.get_running_loop()
-        timeout_s = None if context is None else HEAD_S
+        timeout_s = None if self._context is None else HEAD_S
         try:
             connection.transport, _ = await loop.connect_accepted_socket(
-                self._serve, connection.sock, ssl=context, ssl_handshake_timeout=timeout_s
+                self._serve, connection.sock, ssl=self._context, ssl_handshake_timeout=timeout_s
             )
         except OSError as error:  # TLS errors and timeouts are some
             self._complaints.warn("the TLS handshake of %s failed: %s", connection.host, error)

@@ -101,11 +101,10 @@ class HttpServer:
     async def start(self, host: str, port: int) -> None:
         """Listen on host:port (0: any free port). Raises AddressInUse."""
         await self._runner.setup()
-        context = None if self._credentials is None else self._credentials.http_context()
         assert self._runner.server is not None
-        self._connections = Connections(self._runner.server, self._complaints)
+        self._connections = Connections(self._runner.server, self._credentials, self._complaints)
         try:
-            found = await self._connections.start(host.strip("[]"), port, context)
+            found = await self._connections.start(host.strip("[]"), port)
         except OSError as error:
             await self._runner.cleanup()
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
@@ -114,7 +113,7 @@ class HttpServer:
                 "a port of its own, or 0 for any free one"
             ) from error
         self.address = f"{host}:{found}"
-        log.info("%s://%s/metrics", "http" if context is None else "https", self.address)
+        log.info("%s://%s/metrics", "http" if self._credentials is None else "https", self.address)
 
     async def close(self) -> None:
         """Idempotent."""

@@ -30,7 +30,7 @@ from . import frames
 from .addresses import ConnectionRefused, WorkerAddresses
 from .budget import Share
 from .codecs import CODECS
-from .dial import OpenTunnel, UnfitCredential, WorkerRefused, dial, greet
+from .dial import CredentialRefused, OpenTunnel, WorkerRefused, dial, greet
 from .messages import VERSION, Key, decode_block, decode_end, parse
 from .payloads import Payloads
 from .receiving import Receiving
@@ -273,7 +273,7 @@ class BlockClient(WorkerClient):
         )
         try:
             greet(sock, reader, hello)
-        except UnfitCredential as error:
+        except CredentialRefused as error:
             self._count_unfit(number, error)
             raise
         self._unfit = None
@@ -296,7 +296,7 @@ class BlockClient(WorkerClient):
         self._has_connected = True
         return reader
 
-    def _count_unfit(self, number: int, error: UnfitCredential) -> None:
+    def _count_unfit(self, number: int, error: CredentialRefused) -> None:
         """Raises Unauthenticated once that is for good."""
         now = time.monotonic()
         since_s, first = self._unfit = self._unfit or (now, number)

@@ -28,8 +28,8 @@ class WorkerRefused(ForebayError):
     """The worker refuses this consumer: another process has its address, or it stops."""
 
 
-class UnfitCredential(ProtocolError):
-    """The worker says that the credential is none of this consumer and peer."""
+class CredentialRefused(ProtocolError):
+    """The worker says that the credential is unfit: none of this consumer and peer."""
 
 
 def dial(
@@ -92,7 +92,7 @@ def user_of(sock: socket.socket) -> int | None:
 def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> None:
     """Send Hello, and wait for Welcome.
 
-    Raises WorkerRefused, UnfitCredential, ProtocolError, OSError.
+    Raises WorkerRefused, CredentialRefused, ProtocolError, OSError.
     """
     frames.send(sock, frames.encode(pb.ToWorker(hello=hello).SerializeToString()))
     frame = reader.read()
@@ -100,7 +100,7 @@ def greet(sock: socket.socket, reader: frames.FrameReader, hello: pb.Hello) -> N
         raise ConnectionResetError(f"{reader.peer} closed the connection instead of a welcome")
     message = parse(frame, reader.peer)
     if message.refused.unfit:
-        raise UnfitCredential(f"{reader.peer} refused: {message.refused.reason}")
+        raise CredentialRefused(f"{reader.peer} refused: {message.refused.reason}")
     if message.refused.broken:  # a newer credential may be accepted
         raise ProtocolError(f"{reader.peer} refused: {message.refused.reason}")
     if message.WhichOneof("message") == "refused":

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from ..block_limits import DTYPES, MAX_RANK, dtype_name, padding
 from ..blocks import Array, Block, Component, Strings, buffers
+from ..checksums import Checksum
 from ..delivery import (
     End,
     EndOfSlice,
@@ -128,12 +129,14 @@ def encode_block(
     pack: Pack | None = None,
     subscription: int = 0,
     rest: Rest | None = None,
+    checksum: bool = False,
 ) -> tuple[list[frames.Buffer], int | None]:
     """The frame of a block that passes `block_limits.check_block`, and a descriptor or None.
 
     With a `lender`, large payloads are copied into shared memory, or passed on if they are there.
     If the memory is new to the consumer, the caller sends the descriptor along and closes it. With
-    `pack`, payloads may be compressed. `rest` cuts off the beginning that the consumer has.
+    `pack`, payloads may be compressed. `rest` cuts off the beginning that the consumer has. With
+    `checksum` the consumer compares what comes.
     """
     message = pb.ToConsumer()
     header = message.block
@@ -146,6 +149,8 @@ def encode_block(
         header.skipped = block.skipped
     if subscription:
         header.subscription = subscription
+    if checksum:
+        header.checksum = _checksum(block)
     payload: list[memoryview] = []
     for component in block.components:
         values = component.values
@@ -188,6 +193,7 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
     """The block of a frame; its arrays are views of `payload`. Raises ProtocolError."""
     components = []
     start = 0
+    bundle = header.bundle if header.HasField("bundle") else None
     try:
         if header.count < 0:
             raise _Broken(f"{header.count} elements")
@@ -201,12 +207,23 @@ def decode_block(header: pb.Block, payload: frames.Bytes, peer: str) -> Block:
             components.append(_decode_component(component, header.count, arrays))
         if start != len(payload):
             raise _Broken(f"buffers of {start} bytes, but a payload of {len(payload)}")
+        block = Block(header.count, tuple(components), bundle, header.index, header.skipped)
+        if header.HasField("checksum") and (found := _checksum(block)) != header.checksum:
+            raise _Broken(
+                f"its elements have the checksum {found:08x}, and had {header.checksum:08x} when "
+                "they were sent: the network or a host's memory changes bytes"
+            )
     except _Broken as what:
         raise ProtocolError(
             f"{peer} sent block {header.number} of task {header.task_id}, which is broken: {what}"
         ) from None
-    bundle = header.bundle if header.HasField("bundle") else None
-    return Block(header.count, tuple(components), bundle, header.index, header.skipped)
+    return block
+
+
+def _checksum(block: Block) -> int:
+    checksum = Checksum()
+    checksum.add(block)
+    return checksum.value
 
 
 def unpack_payload(

@@ -88,6 +88,7 @@ class BlockServer:
         is_this_host: Callable[[str], bool] | None = None,
         credentials: Credentials | None = None,
         keys: KnownKeys | None = None,
+        checksums: bool = False,
     ) -> None:
         """Listen on `host` and `port` (0: any); serve from `start` on.
 
@@ -95,13 +96,15 @@ class BlockServer:
         more than `max_away_bytes` are kept for all such consumers. `is_this_host` tells whether an
         IP address belongs to this host; by default, the server asks the system. With `credentials`
         it speaks TLS over TCP, and over the Unix socket with this process's user only. With `keys`
-        it checks what the dispatcher signed for a consumer. Raises AddressInUse.
+        it checks what the dispatcher signed for a consumer. With `checksums` consumers compare the
+        elements of each block with what was sent. Raises AddressInUse.
         """
         self._is_this_host = is_this_host or _is_this_host
         self._tcp = _listen_tcp(host, port)
         self._worker_uid = worker_uid
         self._admission = None if credentials is None else Admission(credentials)
         self._keys = keys
+        self._checksums = checksums
         self.sessions = Sessions(linger_s, max_away_bytes)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
@@ -262,6 +265,7 @@ class BlockServer:
                 admission=admission,
                 identity=identity,
                 keys=self._keys,
+                checksums=self._checksums,
             )
             try:
                 handler.start()  # before stop() looks for it
@@ -296,6 +300,7 @@ class _Handler:
         admission: Admission | None,
         identity: Identity | None,
         keys: KnownKeys | None,
+        checksums: bool,
     ) -> None:
         """`far`: the consumer is on another host. `is_direct`: a Unix socket leads straight to it,
         so the kernel reports its end; a tunnel's socket leads through gRPC. Without `admission` it
@@ -306,6 +311,7 @@ class _Handler:
         self._admission = admission
         self._identity = identity
         self._keys = keys
+        self._checksums = checksums
         self._iteration_id: int | None = None  # whose tasks it may read; None: all
         self._tls: TlsSocket | None = None
         if admission is not None and not is_direct:
@@ -547,8 +553,9 @@ class _Handler:
                                 self._packer.pack, compression, encodings=block.encodings
                             )
                         frame, descriptor = encode_block(
-                            task_id, number, block, self._lender, pack, subscription, rest
-                        )
+                            task_id, number, block, self._lender, pack, subscription, rest,
+                            self._checksums,
+                        )  # fmt: skip
                         buffers += frame
                         if descriptor is not None:
                             descriptors.append(descriptor)

@@ -111,6 +111,13 @@ class WorkerOptions(ServerOptions):
             "does so only if it and all its dispatchers listen on loopback."
         ),
     ] = False
+    payload_checksums: Annotated[
+        bool,
+        Option(
+            "Send a CRC-32 of each block's elements, which trainers compare. A block that arrives "
+            "with other bytes is sent again."
+        ),
+    ] = False
     processes: Annotated[
         int,
         Option("Processes for each Python dataset; 0: one for each core.", least=0, most=1000),

@@ -112,6 +112,7 @@ class Worker:
             self.uid, options.host, options.data_port,
             max_away_bytes=min(MAX_AWAY_BYTES, max(budget_bytes // 4, MIN_AWAY_BYTES)),
             credentials=own, keys=None if own is None else self._data_keys,
+            checksums=options.payload_checksums,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks, self._observer)
         self._face = ElementFace(self.tasks.runner_of)

@@ -68,7 +68,7 @@ def extremes(field: FieldDescriptor) -> list[Any]:
     if field.cpp_type not in kinds:
         return []
     bits, signed = kinds[field.cpp_type]
-    found = [2**bits - 1, 2**53, 2**53 - 1, 1, *([-1, -(2**53), -(2**bits)] * signed)]
+    found = [2**bits - 1, 2**62, 2**62 - 1, 1, *([-1, -(2**62), -(2**bits)] * signed)]
     return [number for number in found if -(2**bits) <= number < 2**bits]
 
 

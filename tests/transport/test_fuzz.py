@@ -15,13 +15,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forebay.service import block_limits
-from forebay.service.blocks import Block
+from forebay.service.blocks import Block, Component
 from forebay.service.delivery import AnyOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
@@ -133,6 +134,35 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
             at += 1
         elif at > 80:  # else the connection ended earlier: on a busy machine its greeting times out
             break
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_with_checksums_a_changed_payload_is_named_and_sent_again(
+    closing: ExitStack, caplog: pytest.LogCaptureFixture, checksums: bool
+) -> None:
+    server = BlockServer(UID, checksums=checksums)
+    server.start()
+    closing.callback(server.stop)
+    damages = [Damage(to_worker=False, at=50_000, cut=False)]
+    proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
+    closing.callback(proxy.close)
+    sent = [Block(1, (Component(np.full((1, 100_000), n, np.uint8)),), index=n) for n in range(3)]
+    output = AnyOutput()
+    for block in sent:
+        output.put(block)
+    output.finish()
+    server.add_task(TASK, output)
+    consumer = Consumer(proxy.addresses, consumer_id=1, reads=TASK)
+    try:
+        blocks = [item for item in (consumer.take()[1] for _ in "012") if isinstance(item, Block)]
+    finally:
+        consumer.client.close()
+    assert [block.index for block in blocks] == [0, 1, 2]
+    values: list[Any] = [[block.components[0].values for block in all_] for all_ in (blocks, sent)]
+    equal = [bool((a == b).all()) for a, b in zip(*values, strict=True)]
+    assert equal == [checksums, True, True]
+    said = f"block 1 of task {TASK}, which is broken: its elements have the checksum"
+    assert (said in caplog.text) == checksums
 
 
 # -- strategies --------------------------------------------------------------------------------
