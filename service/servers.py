@@ -206,17 +206,7 @@ class DispatchServer(_Server):
             exit_with_parent=True,
             environment=dict([of_storage, *([] if level is None else [(LOG_LEVEL, level)])]),
         )
-        self._target = process.line()
-        if not self._target:
-            _, errors = process.communicate()
-            lines = errors.splitlines() or [f"exit code {process.returncode}"]
-            # The error is the last line, except for lines that libraries log at exit.
-            reason = next((line for line in reversed(lines) if line.startswith(SAYS)), lines[-1])
-            raise ForebayError(f"the dispatcher did not start: {reason.removeprefix(SAYS)}")
-        self._log = threading.Thread(
-            target=_forward_log, args=(process,), name="forebay-dispatcher-log", daemon=True
-        )
-        self._log.start()
+        self._target, self._log = first_line(process, "dispatcher")
         self._process = process
         self._finalizer = weakref.finalize(self, process.end)
 
@@ -270,8 +260,31 @@ class DispatchServer(_Server):
         self._process = self._log = None
 
 
+def worker_process(options: WorkerOptions) -> ChildProcess:
+    """A worker in a child process, for `first_line`. Linux ends it with the calling thread."""
+    command = forebay("service.cli", "worker", *flags(options))
+    return ChildProcess(command, subprocess.PIPE, piped=True)
+
+
+def first_line(process: ChildProcess, what: str) -> tuple[str, threading.Thread]:
+    """What a server says once it serves; a thread copies its log to this process's stderr.
+
+    The process has pipes for both. Raises ForebayError with the server's reason if it ends.
+    """
+    if not (line := process.line()):
+        _, errors = process.communicate()
+        lines = errors.splitlines() or [f"exit code {process.returncode}"]
+        # The error is the last line, except for lines that libraries log at exit.
+        reason = next((line for line in reversed(lines) if line.startswith(SAYS)), lines[-1])
+        raise ForebayError(f"the {what} did not start: {reason.removeprefix(SAYS)}")
+    log = threading.Thread(
+        target=_forward_log, args=(process,), name=f"forebay-{what}-log", daemon=True
+    )
+    log.start()
+    return line, log
+
+
 def _forward_log(process: ChildProcess) -> None:
-    """Copy the dispatcher's log to this process's stderr, until the dispatcher ends."""
     assert process.stderr is not None
     with process.stderr:
         for line in process.stderr:

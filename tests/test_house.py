@@ -86,6 +86,7 @@ LAYERS: dict[str, set[str]] = {
     "service.servers": {
         *("service.dispatcher.options", "service.worker", "service.connections", LOOSE, *WORDS)
     },
+    "service.launch": {"service.servers", LOOSE, *WORDS},
     "service.cli": {"service", "journal", "storage"},
     "service.cli.chaos": {"chaos", LOOSE, "service.cli", "service.connections.credentials"},
     "service.cli.bench": {"benchmarks", LOOSE, "service.cli", "service.connections.credentials"},

@@ -1,0 +1,1 @@
+"""Starts Forebay's workers where another system runs its own; docs/operations.md says how."""
