@@ -43,4 +43,6 @@ def _parts(component: Component, count: int) -> Iterator[Array]:
 
 
 def _bytes_of(array: Array) -> Array:
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

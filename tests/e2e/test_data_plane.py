@@ -17,9 +17,12 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
 from forebay import service
+from forebay.service import DispatchServer, WorkerConfig, WorkerServer
+from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
+from ..transport.peers import Damage, MeddlingProxy
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 WORKERS = CONSUMERS = 4
@@ -239,3 +242,32 @@ def test_killed_workers_and_cut_connections(
     for worker in workers:
         if not worker.address:
             worker.wait_until_registered()
+
+
+def test_a_worker_with_payload_checksums_sends_a_changed_block_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damages = [Damage(to_worker=False, at=50_000, cut=False)]
+    port = free_port()
+    proxy = MeddlingProxy(port, lambda: damages.pop() if damages else None)
+    try:
+        ((_, address),) = proxy.addresses
+        with (
+            DispatchServer() as dispatcher,
+            WorkerServer(
+                WorkerConfig(
+                    dispatcher.address,
+                    data_port=port,
+                    data_transfer_address=address,
+                    payload_checksums=True,
+                )
+            ),
+        ):
+            dataset = tf.data.Dataset.range(5).map(lambda n: tf.fill([100_000], n))
+            dataset_id = service.register_dataset(dispatcher.target, dataset)
+            how: Any = {"processing_mode": "distributed_epoch", "data_transfer_protocol": "tcp"}
+            got = [*service.read(dispatcher.target, dataset_id, **how)]
+    finally:
+        proxy.close()
+    assert [{*element.tolist()} for element in got] == [{n} for n in range(5)]
+    assert "is broken: its elements have the checksum" in caplog.text

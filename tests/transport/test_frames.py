@@ -52,7 +52,7 @@ def frame(header: bytes, *payload: bytes) -> bytes:
 
 def block_frame(block: Block, number: int = 1) -> bytes:
     block_limits.check_block(block)
-    return b"".join(messages.encode_block(5, number, block)[0])
+    return b"".join(messages.encode_block(5, number, block, checksum=True)[0])
 
 
 def decoded(data: bytes) -> list[Block]:
