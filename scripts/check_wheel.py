@@ -35,7 +35,9 @@ for name in sys.argv[2:]:
         print(name)
 """
 IMPORT_ALL_STRICTLY = ("-W", "error", "-c", IMPORT_ALL)
-EXTRAS = "tensorflow,keras,apache_beam,torch,jax,psycopg,aiohttp,prometheus_client,pytest,"
+EXTRAS = (
+    "tensorflow,keras,apache_beam,torch,jax,psycopg,aiohttp,prometheus_client,distributed,pytest,"
+)
 EXTRAS += "hypothesis"
 
 
