@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 WAITS = 0.05
@@ -72,33 +73,40 @@ class Limit(NamedTuple):
     until_s: float
 
 
+class Held:
+    """The largest number that was wanted lately."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._wanted: deque[tuple[float, Wanted]] = deque()  # within `hold_s`, and fewer later on
+
+    def hold(self, wanted: Wanted, now_s: float) -> Wanted:
+        """`wanted`, with a larger number of the last `hold_s`."""
+        lately = self._wanted
+        while lately and lately[-1][1].workers <= wanted.workers:
+            lately.pop()
+        lately.append((now_s, wanted))
+        while lately[0][0] < now_s - self._hold_s:
+            lately.popleft()
+        most = lately[0][1].workers
+        if most == wanted.workers:
+            return wanted
+        reason = f"{wanted.reason}: {wanted.workers} would do, if this lasts"
+        return wanted._replace(workers=most, reason=reason)
+
+
 class Judge:
     """Judges the loads of one job, in the order of their times."""
 
     def __init__(self, hold_s: float) -> None:
-        self._hold_s = hold_s
-        self._judged: deque[tuple[float, Wanted]] = deque()  # within `hold_s`, and fewer later on
+        self._held = Held(hold_s)
         self._before: tuple[Load, float] | None = None  # what growth is compared with, and when
         self._limit: Limit | None = None
         self._limit_s = LIMIT_S
 
     def judge(self, load: Load, now_s: float) -> Wanted:
-        """How many workers are wanted, all judgements of the last time considered."""
-        return self.hold(self._now(load, now_s), now_s)
-
-    def hold(self, wanted: Wanted, now_s: float) -> Wanted:
-        """The largest number of the last time: `wanted` itself, or an earlier one."""
-        judged = self._judged
-        while judged and judged[-1][1].workers <= wanted.workers:
-            judged.pop()
-        judged.append((now_s, wanted))
-        while judged[0][0] < now_s - self._hold_s:
-            judged.popleft()
-        held = judged[0][1]
-        if held.workers == wanted.workers:
-            return wanted
-        reason = f"{wanted.reason}: {wanted.workers} would do, if this lasts"
-        return Wanted(held.workers, wanted.cause, reason)
+        """How many workers are wanted: the most of what the last `hold_s` said."""
+        return self._held.hold(self._now(load, now_s), now_s)
 
     def _now(self, load: Load, now_s: float) -> Wanted:
         n = load.workers
@@ -166,14 +174,15 @@ class Judge:
         return Limit(useful, is_least, load.rate, load.workers, until_s)
 
 
-def all_jobs(jobs: dict[str, Wanted], workers: int, saves: int) -> Wanted:
-    """Of all jobs together, which the same workers run: what the neediest one wants."""
-    if saves and all(job.workers <= workers for job in jobs.values()):
-        return Wanted(workers, "saves", f"{_workers(workers)} write saves")
+def all_jobs(jobs: Sequence[tuple[str, Wanted]], workers: int, saves: int) -> Wanted:
+    """Of all jobs together, which the same `workers` run: what the neediest one wants. As many go
+    on while there are saves, of which nothing is measured."""
+    if saves and all(job.workers <= workers for _, job in jobs):
+        return Wanted(max(1, workers), "saves", "workers write saves")
     if not jobs:
         return NOBODY
-    name, most = max(jobs.items(), key=lambda job: job[1].workers)
-    return most if most is NOBODY else most._replace(reason=f"job {name}: {most.reason}")
+    name, most = max(jobs, key=lambda job: job[1].workers)
+    return most._replace(reason=f"job {name}: {most.reason}")
 
 
 def _whole(need: float) -> int:

@@ -1,7 +1,8 @@
 """How many workers are wanted, under loads of which the best number is known.
 
-The same loads are judged by TensorFlow's estimate. They are a fluid: each worker can make `speed` elements a second, all together the source gives
-at most `source`, and the trainers take at most `demand`.
+The same loads are judged by TensorFlow's estimate. They are a fluid: each worker can make `speed`
+elements a second, the source gives all of them at most `source`, and trainers take at most
+`demand`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from forebay.service.dispatcher.wanted_workers import (
 
 EVERY_S = 5.0
 HOLD_S = 120.0
+HELD_UP = "the network or the order holds them up"
 
 
 class Fluid(NamedTuple):
@@ -124,8 +126,7 @@ def test_demand_that_rises_is_met_at_once_and_one_that_falls_is_believed_later()
         (Load(4, 0.4, 3.6, 0.9, 2), 1, "source", None),
         (
             Load(4, 1.0, 0, 0.5, 40), 4, "not the workers",
-            "trainers wait 50% of the time, but only 1.0 of 4 workers are busy: the network or "
-            "the order holds them up",
+            "trainers wait 50% of the time, but only 1.0 of 4 workers are busy: " + HELD_UP,
         ),
         (Load(4, 4, 0, 1, 40, room=2), 6, "no splits", None),
         (Load(4, 4, 0, 1, 40, room=0), 4, "no splits", None),
@@ -140,6 +141,6 @@ def test_each_cause(load: Load, wanted: int, cause: str, reason: str | None) -> 
 
 def test_the_neediest_job_counts() -> None:
     few, many = Wanted(2, "enough", "why"), Wanted(5, "trainers wait", "because")
-    assert all_jobs({"a": few, "b": many}, 3, 0) == (5, "trainers wait", "job b: because")
-    assert all_jobs({"a": few}, 3, 1).workers == 3
-    assert all_jobs({}, 3, 0) == NOBODY
+    assert all_jobs([("a", few), ("b", many)], 3, 0) == (5, "trainers wait", "job b: because")
+    assert all_jobs([("a", few)], 3, 1).workers == 3
+    assert all_jobs([], 3, 0) == NOBODY
