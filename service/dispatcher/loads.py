@@ -112,7 +112,7 @@ class Loads:
             if worker_id not in job.workers:
                 job.workers[worker_id] = Reports()
                 job.since_s = now_s
-            counters = load.working_ms, load.backpressured_ms, load.no_split_ms
+            counters = load.working_ms, load.backpressured_ms, load.no_split_ms, load.elements
             job.workers[worker_id].add(now_s, counters)
 
     async def watch(self) -> None:
@@ -199,7 +199,7 @@ class Loads:
             job.workers, job.since_s = there, now_s
         from_s = max(job.since_s, now_s - self._window_s)
         if now_s - job.since_s >= self._window_s / 2:
-            workers = [x for x in (x.grown(from_s) for x in there.values()) if sum(x)]
+            workers = [x for x in (x.grown(from_s) for x in there.values()) if sum(x[:3])]
             consumers = [x for x in (x.grown(from_s) for x in job.consumers.values()) if sum(x)]
             if workers and consumers:
                 room = _room(state, of, len(workers))
@@ -213,17 +213,21 @@ class Loads:
 def _load(
     workers: list[tuple[int, ...]], consumers: Iterable[tuple[int, ...]], room: float
 ) -> Load:
-    busy = sum(working / (working + held + none) for working, held, none in workers)
-    unleased = sum(none / (working + held + none) for working, held, none in workers)
-    rate = wish = opened = waited = 0.0
+    busy = unleased = rate = 0.0
+    for working_ms, held_ms, none_ms, elements in workers:
+        open_ms = working_ms + held_ms + none_ms
+        busy += working_ms / open_ms
+        unleased += none_ms / open_ms
+        rate += 1000 * elements / open_ms
+    taken = wish = opened = waited = 0.0
     for open_ms, waited_ms, elements in consumers:
         open_ms, waited_ms = max(open_ms, 1), min(waited_ms, open_ms)
-        rate += 1000 * elements / open_ms
-        wish += 1000 * elements / max(open_ms - waited_ms, 1)
+        taken += elements / open_ms
+        wish += elements / max(open_ms - waited_ms, 1)
         opened += open_ms
         waited += waited_ms
     # Of consumers that get nothing, their time; else those count more that take more.
-    waits = 1 - rate / wish if wish else waited / max(opened, 1)
+    waits = 1 - taken / wish if wish else waited / max(opened, 1)
     return Load(len(workers), busy, unleased, waits, rate, room)
 
 

@@ -1,9 +1,12 @@
 """How many workers a job's trainers could use: a judgement of measured loads. Pure.
 
 Trainers that wait a share w of their time would take 1 / (1 − w) times as many elements. If the
-workers are busy, so many times as many of them would do. If no trainer waits, as many workers are
-enough as are busy now. Neither holds for a source that is slow for all workers together: then a
-further worker changes nothing. Only trying tells, so the judge remembers what growth has brought.
+workers are busy, so many times as many of them would do. If no trainer waits, so many are enough as
+make what is taken now. How much a worker can make is known from a time when it was busy. A pipeline
+that prefetches seems idle before it is: so until then, a few workers are let go at a time.
+
+If the source is slow for all workers together, a further one changes nothing. Only trying tells, so
+the judge remembers what growth has brought.
 
 More workers are wanted at once; fewer only after all judgements of `hold_s` have said so.
 """
@@ -34,6 +37,9 @@ MOST_GROWTH = 2.0
 TELLING_GROWTH = 1.25
 """Only growth of so much tells whether further workers bring anything."""
 
+SPEED_S = 3600.0
+"""How long it counts how much a busy worker has made."""
+
 PAYS = 0.5
 """Growth pays off if it brings more than this share of what its workers would bring alone."""
 
@@ -45,10 +51,10 @@ class Load(NamedTuple):
     """What was measured of a job while the same workers ran it."""
 
     workers: int  # that run it
-    busy: float  # of them; each counts as the share of its time in which its pipelines worked
+    busy: float  # at least; each counts as the share of its time in which its pipelines worked
     unleased: float  # likewise, waiting for splits
     waits: float  # the share of their time in which consumers waited for elements of workers
-    rate: float  # elements a second that they received
+    rate: float  # elements a second that the workers made
     room: float = math.inf  # further workers that would get a split
 
 
@@ -73,6 +79,9 @@ class Limit(NamedTuple):
     until_s: float
 
 
+LASTS = ", if this lasts"
+
+
 class Held:
     """The largest number that was wanted lately."""
 
@@ -89,9 +98,9 @@ class Held:
         while lately[0][0] < now_s - self._hold_s:
             lately.popleft()
         most = lately[0][1].workers
-        if most == wanted.workers:
-            return wanted
-        reason = f"{wanted.reason}: {wanted.workers} would do, if this lasts"
+        reason = wanted.reason
+        if most > wanted.workers and not reason.endswith(LASTS):
+            reason += f": {wanted.workers} would do{LASTS}"
         return wanted._replace(workers=most, reason=reason)
 
 
@@ -101,6 +110,8 @@ class Judge:
     def __init__(self, hold_s: float) -> None:
         self._held = Held(hold_s)
         self._before: tuple[Load, float] | None = None  # what growth is compared with, and when
+        self._speed: tuple[float, float] | None = None  # of a busy worker, and when it was busy
+        self._enough = 0, 0.0  # workers for whom no trainer waited, and when
         self._limit: Limit | None = None
         self._limit_s = LIMIT_S
 
@@ -110,15 +121,21 @@ class Judge:
 
     def _now(self, load: Load, now_s: float) -> Wanted:
         n = load.workers
+        if load.busy >= (1 - SPARE) * n:
+            self._speed = load.rate / load.busy, now_s
         waits = f"trainers wait {load.waits:.0%} of the time"
         if load.waits <= WAITS:
-            self._before = None
-            busy = f"{load.busy:.1f} of {_workers(n)} are busy"
-            least = _whole(load.busy)
-            spared = min(math.ceil(load.busy / (1 - SPARE)), least + 1)
-            if spared < n:
-                return Wanted(max(1, spared), "workers idle", f"{waits}, and {busy}")
-            return Wanted(n, "enough", f"{waits}, and {busy}")
+            self._before, self._enough = None, (n, now_s)
+            speed, at_s = self._speed or (load.rate, -math.inf)
+            is_known = now_s - at_s <= SPEED_S
+            need = max(load.busy, load.rate / max(speed, 1e-9) if is_known else 0)
+            some = max(1, min(math.ceil(need / (1 - SPARE)), _whole(need) + 1))
+            if is_known:
+                why = f"{waits}, and {need:.1f} busy workers could make what {n} make"
+            else:  # they may be busier than they seem
+                some = max(some, int(BUSY * n))
+                why = f"{waits}, and {load.busy:.1f} of {_workers(n)} seem busy"
+            return Wanted(some, "workers idle", why) if some < n else Wanted(n, "enough", why)
         if load.unleased > load.busy:
             some = max(1, min(n, math.ceil(load.busy + load.unleased * TOLERANCE)))
             return Wanted(some, "source", f"{waits}, as workers wait for splits of the source")
@@ -133,6 +150,9 @@ class Judge:
             tried = f"{_workers(limit.tried)} brought no more than {limit.workers}"
             return Wanted(some, "source", f"{waits}, but {tried}: the source is slow")
         more = max(n + 1, _whole(demand))
+        enough, at_s = self._enough
+        if enough > n and now_s - at_s <= LIMIT_S:
+            more = min(more, enough)
         if more > n + load.room:
             more = n + int(load.room)
             why = f"{waits}, but no further worker would get a split"

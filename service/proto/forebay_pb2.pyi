@@ -376,7 +376,7 @@ class WorkerHeartbeatRequest(_message.Message):
     def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
 
 class JobLoad(_message.Message):
-    __slots__ = ("job_id", "working_ms", "backpressured_ms", "no_split_ms", "held_bytes", "shed_elements", "parked_tasks")
+    __slots__ = ("job_id", "working_ms", "backpressured_ms", "no_split_ms", "held_bytes", "shed_elements", "parked_tasks", "elements")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     WORKING_MS_FIELD_NUMBER: _ClassVar[int]
     BACKPRESSURED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +384,7 @@ class JobLoad(_message.Message):
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHED_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     PARKED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     working_ms: int
     backpressured_ms: int
@@ -391,7 +392,8 @@ class JobLoad(_message.Message):
     held_bytes: int
     shed_elements: int
     parked_tasks: int
-    def __init__(self, job_id: _Optional[int] = ..., working_ms: _Optional[int] = ..., backpressured_ms: _Optional[int] = ..., no_split_ms: _Optional[int] = ..., held_bytes: _Optional[int] = ..., shed_elements: _Optional[int] = ..., parked_tasks: _Optional[int] = ...) -> None: ...
+    elements: int
+    def __init__(self, job_id: _Optional[int] = ..., working_ms: _Optional[int] = ..., backpressured_ms: _Optional[int] = ..., no_split_ms: _Optional[int] = ..., held_bytes: _Optional[int] = ..., shed_elements: _Optional[int] = ..., parked_tasks: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class BundleChecksums(_message.Message):
     __slots__ = ("job_id", "bundles", "checksums")

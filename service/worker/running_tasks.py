@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 AnyTask = TaskRunner | BundleTask
 
 WAITS = ("working", "backpressured", "no_split")
+COUNTED = ("elements", "shed_elements", "parked_tasks")
 
 
 class RunningTasks:
@@ -175,5 +176,5 @@ class RunningTasks:
 def _load(job_id: int, counts: Mapping[str, float], runners: list[AnyTask]) -> pb.JobLoad:
     ms = {f"{kind}_ms": int(1000 * counts.get(kind, 0)) for kind in WAITS}
     held = sum(runner.output.held_bytes for runner in runners)
-    gave = {kind: int(counts.get(kind, 0)) for kind in ("shed_elements", "parked_tasks")}
-    return pb.JobLoad(job_id=job_id, held_bytes=held, **ms, **gave)
+    counted = {kind: int(counts.get(kind, 0)) for kind in COUNTED}
+    return pb.JobLoad(job_id=job_id, held_bytes=held, **ms, **counted)

@@ -32,6 +32,7 @@ class Fluid(NamedTuple):
     speed: float = 10.0
     source: float = math.inf
     reads_ahead: bool = False  # its consumers wait while their buffer is not full
+    prefetches: bool = False  # its workers seem idle while their buffers are full
 
     def rate(self, workers: int) -> float:
         return min(workers * self.speed, self.source, self.demand)
@@ -46,7 +47,7 @@ class Fluid(NamedTuple):
         rate = self.rate(workers)
         is_short = rate < self.demand
         waits = 1 - rate / self.demand
-        busy = workers if is_short else rate / self.speed
+        busy = workers if is_short else rate / self.speed * (0.2 if self.prefetches else 1)
         waits = float(is_short) if self.reads_ahead else waits
         rate, busy = (luck.uniform(0.97, 1.03) * each for each in (rate, busy))
         return Load(workers, min(busy, workers), 0.0, waits, rate)
@@ -64,20 +65,19 @@ def follow(judge: Judge, fluid: Fluid, workers: int, at_s: float, for_s: float) 
 
 def tf_optimal_number(fluid: Fluid, workers: int) -> int:
     """TensorFlow's estimate (core/data/service/auto_scaler.cc): the rates that consumers would
-    reach without waiting, over the mean rate of a worker's pipeline while it works."""
-    load = fluid.load(workers, random.Random(7))
-    demand = math.inf if load.waits >= 1 else load.rate / (1 - load.waits)
-    optimal = demand / (load.rate / load.busy)
-    return max(1, min(math.ceil(optimal) if optimal < math.inf else 100_000, 4 * workers))
+    reach without waiting, over the mean rate of a worker's pipeline, as its model sees them: a slow
+    read is processing. At most four times as many as there are."""
+    throughput = min(fluid.speed, fluid.source / workers)
+    return max(1, min(math.ceil(fluid.demand / throughput), 4 * workers))
 
 
 STEADY = [
     *(
-        Fluid(demand, reads_ahead=ahead)
+        Fluid(demand, reads_ahead=ahead, prefetches=ahead)
         for demand in (3, 33, 50, 97, 180)
         for ahead in (False, True)
     ),
-    *(Fluid(100, 10, source, ahead) for source in (5, 25, 60) for ahead in (False, True)),
+    *(Fluid(100, 10, source, ahead, ahead) for source in (5, 25, 60) for ahead in (False, True)),
 ]
 
 
@@ -90,8 +90,8 @@ def test_who_follows_gets_the_best_rate_with_at_most_one_worker_too_many(
     settled = numbers[len(numbers) // 2 :]
     right = sum(fluid.least() <= number <= fluid.least() + 1 for number in settled)
     if fluid.source == math.inf:
-        assert right == len(settled), numbers
-        assert tf_optimal_number(fluid, settled[0]) in (fluid.least(), fluid.least() + 1)
+        assert right >= 0.95 * len(settled), numbers  # each hour it tries fewer
+        assert tf_optimal_number(fluid, settled[0]) == math.ceil(fluid.demand / fluid.speed)
     else:  # seldom it tries whether the source is still slow; TensorFlow always wants more
         assert right >= 0.85 * len(settled), numbers
         assert tf_optimal_number(fluid, settled[-1]) > settled[-1]
@@ -110,7 +110,8 @@ def test_demand_that_rises_is_met_at_once_and_one_that_falls_is_believed_later()
     held = judge.judge(Fluid(1).load(4, luck), 600 + HOLD_S + 60)
     assert (held.workers, held.cause) == (falling[-1], "workers idle")
     assert held.reason == (
-        "trainers wait 0% of the time, and 0.1 of 4 workers are busy: 1 would do, if this lasts"
+        "trainers wait 0% of the time, and 0.1 busy workers could make what 4 make: 1 would do, "
+        "if this lasts"
     )
 
 
