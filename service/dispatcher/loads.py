@@ -20,7 +20,7 @@ from ..core.state import STATIC, Iteration, Job, State
 from ..http.families import label_value
 from ..proto import forebay_pb2 as pb
 from .slices import in_slices
-from .wanted_workers import LIMIT_S, NOBODY, Held, Judge, Load, Wanted, all_jobs
+from .wanted_workers import LIMIT_S, NOBODY, Judge, Load, Wanted, all_jobs
 
 LOOKS = 4
 """How often a window it judges."""
@@ -60,9 +60,10 @@ class Measured:
     workers: dict[int, Reports] = field(default_factory=dict)  # that run it
     consumers: dict[int, Reports] = field(default_factory=dict)
     since_s: float = 0.0  # the same workers run it
+    name: str = ""
     read_s: float = 0.0  # when it had consumers last
-    load: Load | None = None
-    wanted: Wanted | None = None  # None: nobody reads it
+    load: Load | None = None  # None: nobody reads it, or the window has too little
+    wanted: Wanted = NOBODY
 
 
 class Loads:
@@ -71,7 +72,6 @@ class Loads:
     def __init__(self, state: State, window_ms: int) -> None:
         self._state = state
         self._window_s = window_ms / 1000
-        self._held = Held(HOLDS * self._window_s)
         self._jobs: dict[int, Measured] = {}
         self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
         """By worker: its budget in bytes, and the newest load of each of its jobs."""
@@ -82,9 +82,8 @@ class Loads:
         return sorted(self._jobs, key=lambda i: self._jobs[i].read_s, reverse=True)
 
     def of_job(self, job_id: int) -> Measured | None:
-        """What is measured of a job that is being read."""
-        job = self._jobs.get(job_id)
-        return None if job is None or job.wanted is None else job
+        """What is measured of a job that is read, or was lately."""
+        return self._jobs.get(job_id)
 
     def consumer_told(self, consumer_id: int, told: pb.ConsumerLoad) -> None:
         """A consumer's heartbeat. Ignores consumers that have left."""
@@ -129,7 +128,7 @@ class Loads:
             "loads": [
                 {
                     "job_id": i,
-                    "wanted": job.wanted and job.wanted._asdict(),
+                    "wanted": job.wanted._asdict(),
                     **(
                         {}
                         if job.load is None
@@ -146,7 +145,7 @@ class Loads:
             ],
             "memory": [
                 {
-                    "worker_id": worker_id,
+                    "address": self._state.workers[worker_id].address,
                     "budget_bytes": budget,
                     "jobs": [
                         {
@@ -159,6 +158,7 @@ class Loads:
                     ],
                 }
                 for worker_id, (budget, loads) in self.memory.items()
+                if worker_id in self._state.workers
             ],
         }
 
@@ -174,21 +174,19 @@ class Loads:
         """A step for each job."""
         state, now_s = self._state, time.monotonic()
         self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
-        wanted: list[tuple[str, Wanted]] = []
         read = {state.iterations[c.iteration_id].job_id for c in state.consumers.values()}
         for job_id in {*self._jobs, *read}:
-            if job_id in state.jobs and job_id in read:
-                job = self._job(job_id)
-                job.read_s = now_s
-                self._judge(job, state.jobs[job_id], now_s)
-                assert job.wanted is not None
-                wanted.append((label_value(state.jobs[job_id].user_name), job.wanted))
-            elif job_id not in state.jobs or now_s - self._jobs[job_id].read_s > LIMIT_S:
-                self._jobs.pop(job_id, None)
+            job, of = self._job(job_id), state.jobs.get(job_id)
+            if job_id in read and of is not None:
+                job.name, job.read_s = label_value(of.user_name), now_s
+                self._judge(job, of, now_s)
             else:
-                self._jobs[job_id].load = self._jobs[job_id].wanted = None
+                job.load, job.wanted = None, job.judge.hold(NOBODY, now_s)
+                if not job.wanted.workers and (of is None or now_s - job.read_s > LIMIT_S):
+                    del self._jobs[job_id]
             yield
-        self.wanted = self._held.hold(all_jobs(wanted, self._ready(), len(state.saves)), now_s)
+        wanted = [(job.name, job.wanted) for job in self._jobs.values() if job.wanted.workers]
+        self.wanted = all_jobs(wanted, self._ready(), len(state.saves))
 
     def _judge(self, job: Measured, of: Job, now_s: float) -> None:
         """Judge a job, if the window has enough of it."""
@@ -206,8 +204,9 @@ class Loads:
                 job.load = _load(workers, consumers, room)
                 job.wanted = job.judge.judge(job.load, now_s)
                 return
-        if job.wanted is None:
-            job.wanted = Wanted(max(1, self._ready()), "measuring", "is being measured")
+        if job.load is None:
+            first = Wanted(max(1, self._ready()), "measuring", "is being measured")
+            job.wanted = max(first, job.wanted)
 
 
 def _load(

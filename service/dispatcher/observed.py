@@ -238,7 +238,7 @@ def _wanted(loads: Loads) -> Iterator[Measured]:
     yield WANTED_CAUSE(1, loads.wanted.cause)
     for job_id in loads.jobs()[:MOST_LABELLED]:
         job = loads.of_job(job_id)
-        if job is not None and job.wanted is not None:
+        if job is not None:
             yield JOB_WANTED(job.wanted.workers, job_id)
         if job is not None and job.load is not None:
             yield JOB_WAITS(job.load.waits, job_id)

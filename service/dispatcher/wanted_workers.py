@@ -119,6 +119,10 @@ class Judge:
         """How many workers are wanted: the most of what the last `hold_s` said."""
         return self._held.hold(self._now(load, now_s), now_s)
 
+    def hold(self, wanted: Wanted, now_s: float) -> Wanted:
+        """The most of it and what was wanted within `hold_s`."""
+        return self._held.hold(wanted, now_s)
+
     def _now(self, load: Load, now_s: float) -> Wanted:
         n = load.workers
         if load.busy >= (1 - SPARE) * n:

@@ -16,10 +16,11 @@ import pytest
 from forebay import service
 
 from ..cluster import WorkerProcess
-from ..standbys import status, wait_until
+from ..standbys import status
 from ..stock import DispatcherProcess
 
-MAKE_S, STEP_S = 0.04, 0.013  # sleeps, so that the machine's processors are not what counts
+WINDOW_MS = 3_000
+MAKE_S = 0.04  # a sleep, so that the machine's processors are not what counts
 ELEMENT_BYTES = 1 << 20  # few of them fill the buffers
 
 pytestmark = pytest.mark.long
@@ -31,61 +32,67 @@ def slow(split: int) -> Iterator[Any]:
         yield np.full(ELEMENT_BYTES, split % 256, np.uint8)
 
 
-class Trainer(threading.Thread):
-    """Takes an element each STEP_S, if there is one."""
+def _kill(workers: list[WorkerProcess]) -> None:
+    for worker in workers:
+        worker.kill()
 
-    def __init__(self, dispatcher: DispatcherProcess, dataset_id: str) -> None:
+
+class Trainer(threading.Thread):
+    """Takes an element each `step_s`, if there is one."""
+
+    def __init__(self, dispatcher: DispatcherProcess, dataset_id: str, step_s: float) -> None:
         super().__init__()
-        self._read = service.read(
+        self._elements = service.read(
             dispatcher.target, dataset_id, processing_mode=service.ShardingPolicy.DYNAMIC
         )
-        self.step_s = STEP_S
+        self.step_s = step_s
 
     def run(self) -> None:
-        for _ in self._read:
+        for _ in self._elements:
             time.sleep(self.step_s)
 
     def leave(self) -> None:
-        self._read.leave()
+        self._elements.leave()
         self.join()
 
 
 def follow(dispatcher: DispatcherProcess, workers: list[WorkerProcess]) -> dict[str, Any]:
-    """Start or stop workers, as the dispatcher wants them. Returns the status."""
-    told: Any = status(dispatcher)
-    wanted = told["wanted_workers"]["workers"]
-    while len(workers) < wanted:
-        process = WorkerProcess(dispatcher.address, heartbeat_interval_ms=500)
-        workers.append(process.wait_until_registered())
-    while len(workers) > max(1, wanted):
-        workers.pop().stop()
-    return dict(told)
+    """Start and stop workers as the dispatcher wants them, until it wants no others for as long as
+    it takes to let some go. Returns what it says of the job."""
+    since_s = None
+    while since_s is None or time.monotonic() - since_s < 10 * WINDOW_MS / 1000:
+        told: Any = status(dispatcher)
+        wanted, causes = told["wanted_workers"]["workers"], ("enough", "workers idle")
+        if len(workers) < wanted:
+            process = WorkerProcess(dispatcher.address, heartbeat_interval_ms=500, processes=1)
+            workers.append(process.wait_until_registered())
+        elif len(workers) > max(1, wanted):
+            workers.pop().stop()
+        elif told["wanted_workers"]["cause"] in causes:
+            since_s = since_s or time.monotonic()
+            time.sleep(WINDOW_MS / 4000)  # it judges as often
+            continue
+        since_s = None
+    (load,) = told["loads"]
+    return dict(load)
 
 
-def test_the_cluster_grows_as_trainers_wait_and_shrinks_when_they_are_slow(
+def test_who_follows_gets_the_best_rate_with_at_most_one_worker_too_many(
     tmp_path: pathlib.Path,
 ) -> None:
     workers: list[WorkerProcess] = []
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(
-            DispatcherProcess(tmp_path / "j", load_window_ms=3000, client_timeout_ms=2000)
+            DispatcherProcess(tmp_path / "j", load_window_ms=WINDOW_MS, client_timeout_ms=3000)
         )
-        stack.callback(lambda: [worker.kill() for worker in workers])
+        stack.callback(_kill, workers)
         dataset_id = service.register_dataset(dispatcher.target, slow, splits=range(100_000))
-        trainer = Trainer(dispatcher, dataset_id)
+        trainer = Trainer(dispatcher, dataset_id, 0.0115)
         trainer.start()
-        begin = time.time()
-        while time.time() < begin + 100:
-            if time.time() > begin + 50:
-                trainer.step_s = 0.05
-            told = follow(dispatcher, workers)
-            print(
-                round(time.time() - begin, 1),
-                len(workers),
-                told["wanted_workers"],
-                told["loads"],
-                told["memory"][:1],
-                flush=True,
-            )
-            time.sleep(1)
-        trainer.leave()
+        stack.callback(trainer.leave)
+        for trainer.step_s, most in ((0.0115, 5), (0.08, 2)):
+            load = follow(dispatcher, workers)
+            print(trainer.step_s, len(workers), load)
+            least = math.ceil(0.95 * load["elements_per_s"] * MAKE_S)
+            assert least <= len(workers) <= min(least + 1, most)
+            assert load["waits"] <= 0.05
