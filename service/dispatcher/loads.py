@@ -53,7 +53,7 @@ class Reports:
 
 
 @dataclass
-class Measured:
+class MeasuredJob:
     """A job that has consumers, or had some lately."""
 
     judge: Judge
@@ -72,7 +72,7 @@ class Loads:
     def __init__(self, state: State, window_ms: int) -> None:
         self._state = state
         self._window_s = window_ms / 1000
-        self._jobs: dict[int, Measured] = {}
+        self._jobs: dict[int, MeasuredJob] = {}
         self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
         """By worker: its budget in bytes, and the newest load of each of its jobs."""
         self.wanted = NOBODY
@@ -81,7 +81,7 @@ class Loads:
         """The ids of jobs that are or were read, those of the last reads first."""
         return sorted(self._jobs, key=lambda i: self._jobs[i].read_s, reverse=True)
 
-    def of_job(self, job_id: int) -> Measured | None:
+    def of_job(self, job_id: int) -> MeasuredJob | None:
         """What is measured of a job that is read, or was lately."""
         return self._jobs.get(job_id)
 
@@ -162,9 +162,9 @@ class Loads:
             ],
         }
 
-    def _job(self, job_id: int) -> Measured:
+    def _job(self, job_id: int) -> MeasuredJob:
         if job_id not in self._jobs:
-            self._jobs[job_id] = Measured(Judge(HOLDS * self._window_s))
+            self._jobs[job_id] = MeasuredJob(Judge(HOLDS * self._window_s))
         return self._jobs[job_id]
 
     def _ready(self) -> int:
@@ -188,7 +188,7 @@ class Loads:
         wanted = [(job.name, job.wanted) for job in self._jobs.values() if job.wanted.workers]
         self.wanted = all_jobs(wanted, self._ready(), len(state.saves))
 
-    def _judge(self, job: Measured, of: Job, now_s: float) -> None:
+    def _judge(self, job: MeasuredJob, of: Job, now_s: float) -> None:
         """Judge a job, if the window has enough of it."""
         state = self._state
         job.consumers = {i: x for i, x in job.consumers.items() if i in state.consumers}

@@ -69,7 +69,7 @@ class Wanted(NamedTuple):
 NOBODY = Wanted(0, "nobody reads", "nobody reads")
 
 
-class Limit(NamedTuple):
+class Plateau(NamedTuple):
     """Beyond so many workers, growth has brought nothing."""
 
     workers: int
@@ -112,7 +112,7 @@ class Judge:
         self._before: tuple[Load, float] | None = None  # what growth is compared with, and when
         self._speed: tuple[float, float] | None = None  # of a busy worker, and when it was busy
         self._enough = 0, 0.0  # workers for whom no trainer waited, and when
-        self._limit: Limit | None = None
+        self._plateau: Plateau | None = None
         self._limit_s = LIMIT_S
 
     def judge(self, load: Load, now_s: float) -> Wanted:
@@ -149,9 +149,9 @@ class Judge:
         if load.busy < BUSY * n or demand <= n:
             why = f"{waits}, but only {load.busy:.1f} of {_workers(n)} are busy"
             return Wanted(n, "not the workers", f"{why}: the network or the order holds them up")
-        if limit := self._try(load, now_s):
-            some = limit.workers if limit.is_least else max(1, int(limit.workers * BUSY))
-            tried = f"{_workers(limit.tried)} brought no more than {limit.workers}"
+        if plateau := self._try(load, now_s):
+            some = plateau.workers if plateau.is_least else max(1, int(plateau.workers * BUSY))
+            tried = f"{_workers(plateau.tried)} brought no more than {plateau.workers}"
             return Wanted(some, "source", f"{waits}, but {tried}: the source is slow")
         more = max(n + 1, _whole(demand))
         enough, at_s = self._enough
@@ -163,27 +163,27 @@ class Judge:
             return Wanted(more, "no splits", why if more == n else f"{waits}: {_would_do(more)}")
         return Wanted(more, "trainers wait", f"{waits}, and {_all(n)} busy: {_would_do(more)}")
 
-    def _try(self, load: Load, now_s: float) -> Limit | None:
-        """The limit that growth has shown, if there is one; then fewer workers are tried, too."""
-        limit, n = self._limit, load.workers
+    def _try(self, load: Load, now_s: float) -> Plateau | None:
+        """The plateau that growth has shown, if there is one; then fewer workers are tried, too."""
+        plateau, n = self._plateau, load.workers
         before, since_s = self._before or (load, now_s)
-        if limit and (now_s > limit.until_s or load.rate > limit.rate * (1 + SPARE)):
-            limit = None  # it is another by now
-        if limit is None:
+        if plateau and (now_s > plateau.until_s or load.rate > plateau.rate * (1 + SPARE)):
+            plateau = None  # it is another by now
+        if plateau is None:
             if n >= TELLING_GROWTH * before.workers and now_s - since_s <= LIMIT_S:
-                limit = self._compare(before, load, now_s)
-        elif n < limit.workers:
-            suffices = load.rate >= limit.rate * (1 - SPARE)
+                plateau = self._compare(before, load, now_s)
+        elif n < plateau.workers:
+            suffices = load.rate >= plateau.rate * (1 - SPARE)
             until_s = now_s + self._limit_s
-            limit = limit._replace(workers=n) if suffices else limit._replace(is_least=True)
-            limit = limit._replace(until_s=until_s)
+            plateau = plateau._replace(workers=n) if suffices else plateau._replace(is_least=True)
+            plateau = plateau._replace(until_s=until_s)
         if n <= before.workers or n >= TELLING_GROWTH * before.workers or since_s < now_s - LIMIT_S:
             self._before = load, now_s
-        self._limit = limit
-        return limit
+        self._plateau = plateau
+        return plateau
 
-    def _compare(self, before: Load, load: Load, now_s: float) -> Limit | None:
-        """The limit, if the growth in between did not pay off."""
+    def _compare(self, before: Load, load: Load, now_s: float) -> Plateau | None:
+        """The plateau, if the growth in between did not pay off."""
         alone = before.rate * load.workers / before.workers
         if load.rate >= before.rate + PAYS * (alone - before.rate):
             self._limit_s = LIMIT_S
@@ -195,7 +195,7 @@ class Judge:
             useful = min(math.ceil(useful * gain * (1 - TOLERANCE)), load.workers)
         until_s = now_s + self._limit_s
         self._limit_s = min(2 * self._limit_s, MOST_LIMIT_S)
-        return Limit(useful, is_least, load.rate, load.workers, until_s)
+        return Plateau(useful, is_least, load.rate, load.workers, until_s)
 
 
 def all_jobs(jobs: Sequence[tuple[str, Wanted]], workers: int, saves: int) -> Wanted:
