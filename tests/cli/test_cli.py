@@ -272,6 +272,33 @@ class TestServers:
             assert status["term"] == 2
             assert again.stop() == 0
 
+    def test_a_log_in_json_has_each_decision(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        assert dispatcher.stop() == 0
+        command = ["-m", "forebay.service.cli", "dispatcher", "--log-format", "json", "--storage"]
+        running = subprocess.Popen(
+            [sys.executable, *command, tmp_path / "journal"],
+            env={**os.environ, "FOREBAY_LOG_LEVEL": "debug"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert running.stdout is not None
+        client = DispatcherClient(running.stdout.readline().strip())
+        beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
+        client.call(beat, pb.WorkerHeartbeatResponse)
+        client.close()
+        running.terminate()
+        _, errors = running.communicate(timeout=60)
+        lines = [json.loads(line) for line in errors.splitlines()]
+        assert all(line["level"] and line["time"] and line["logger"] for line in lines)
+        decided = {line["command"]: line for line in lines if "command" in line}
+        shown = forebay("journal", "show", tmp_path / "journal", "--json").stdout.splitlines()
+        last = json.loads(shown[-1])
+        assert decided["RegisterWorker"]["events"][-1] == last["event"]
+        assert decided["RegisterWorker"]["sequence"] == last["sequence"]
+        assert decided["ElectLeader"]["events"] == ["leader_elected"]
+        assert not [line for line in lines if "position_key" in str(line)]
+
     def test_a_worker_that_is_told_to_stop_as_it_begins_to_wait(self) -> None:
         """The handler runs wherever the main thread is, and whatever lock that has."""
         program = (

@@ -89,10 +89,10 @@ def test_who_follows_gets_the_best_rate_with_at_most_one_worker_too_many(
         )
         stack.callback(_kill, workers)
         dataset_id = service.register_dataset(dispatcher.target, slow, splits=range(100_000))
-        trainer = Trainer(dispatcher, dataset_id, 0.0115)
+        trainer = Trainer(dispatcher, dataset_id, 0.0105)
         trainer.start()
         stack.callback(trainer.leave)
-        for trainer.step_s, most in ((0.0115, 5), (0.05, 2)):
+        for trainer.step_s, most in ((0.0105, 5), (0.05, 2)):
             load = follow(dispatcher, workers)
             print(trainer.step_s, len(workers), load)
             least = math.ceil(0.95 * load["elements_per_s"] * MAKE_S)
