@@ -118,7 +118,7 @@ class Loads:
         """Judge now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._window_s / LOOKS)
-            await in_slices(self._judge_all())
+            await in_slices(self.judge_all())
 
     def status(self) -> dict[str, Any]:
         """For the status: what is measured, which is no part of the state."""
@@ -170,7 +170,7 @@ class Loads:
     def _ready(self) -> int:
         return sum(not worker.draining for worker in self._state.workers.values())
 
-    def _judge_all(self) -> Iterator[None]:
+    def judge_all(self) -> Iterator[None]:
         """A step for each job."""
         state, now_s = self._state, time.monotonic()
         self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
