@@ -17,6 +17,9 @@ from .snapshots import decode_snapshot
 
 Begin = Callable[[Storage], Mapping[str, str]]
 
+SHOWN = 1000
+"""Every how many records `verify` tells how far it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -62,17 +65,22 @@ def holds_anything(storage: Storage) -> bool:
         return True
 
 
-def verify(storage: Storage, begin: Begin = lambda storage: _begin(storage)) -> Report:
+def verify(
+    storage: Storage,
+    begin: Begin = lambda storage: _begin(storage),
+    show: Callable[[int, int], None] = lambda done, of: None,
+) -> Report:
     """Check every record, snapshot and blob, and whether a dispatcher could start. Read-only.
 
     `begin` restores a dispatcher's state from the storage and returns the digests of its
-    datasets by id. By default it only checks that the replay can start. While a writer runs,
-    this checks what was there at the call. Raises NewerFormat, StorageUnusable.
+    datasets by id. By default it only checks that the replay can start. `show` is told now and
+    then how many records were checked, and of how many. While a writer runs, this checks what was
+    there at the call. Raises NewerFormat, StorageUnusable.
     """
     report = Report(first=storage.first_sequence())
     snapshots = storage.snapshots()
     blobs: dict[str, str] = {}  # by dataset
-    _verify_log(storage, report, blobs)
+    _verify_log(storage, report, blobs, show)
     if reason := storage.condemned():
         report.add(f"{storage.url}: {reason}")
     _verify_beginning(storage, report, blobs, begin)
@@ -127,13 +135,21 @@ def _verify_beginning(
             # A newer snapshot was written meanwhile, and the records to replay were trimmed.
 
 
-def _verify_log(storage: Storage, report: Report, blobs: dict[str, str]) -> None:
+def _verify_log(
+    storage: Storage, report: Report, blobs: dict[str, str], show: Callable[[int, int], None]
+) -> None:
+    try:
+        of = storage.extent().last - report.first + 1
+    except Corrupt:  # which reading finds, too
+        of = 0
     report.last = report.first - 1
     term = 0 if report.first == 1 else None  # of the previous record; None: it was trimmed
     journal_id = ""
     try:
         for record in storage.read(report.first - 1):
             report.last = record.sequence
+            if record.sequence % SHOWN == 0:
+                show(record.sequence - report.first + 1, of)
             try:
                 event = decode(record.sequence, record.data)
             except Corrupt as error:

@@ -54,8 +54,8 @@ def manage_large_tensors() -> None:
     TensorFlow (2.21) has its own allocator for buffers of 256 KB or more, which never shrinks. A
     worker that 25 trainers read from at once held 2.1 GB after all of them were gone.
 
-    malloc also gets at most one arena for each processor, instead of eight. Threads do not use what
-    others have freed in another arena. So the worker holds more free memory, and protobuf has malloc
+    malloc also gets at most one arena for each processor, instead of eight. No thread uses what
+    others have freed in other arenas, so more arenas hold more free memory, and protobuf has malloc
     return all of that to the system now and then (decision 270).
 
     The environment's own settings take precedence.

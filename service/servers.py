@@ -99,6 +99,7 @@ class DispatcherConfig:
     unused_retention_hours: float | None = None
     reconnect_grace_ms: int | None = None
     client_timeout_ms: int | None = None
+    load_window_ms: int | None = None
     snapshot_events: int | None = None
     retention_hours: float | None = None
     deployment_mode: str | None = None

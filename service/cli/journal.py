@@ -14,6 +14,7 @@ import typer
 
 from ..errors import InvalidArgument
 from .console import plain_console
+from .progress import progress
 
 app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
 
@@ -96,8 +97,8 @@ def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal.verification import verify as verify_storage
 
-    with opened(storage) as found:
-        report = verify_storage(found, _datasets)
+    with opened(storage) as found, progress("records") as show:
+        report = verify_storage(found, _datasets, show)
     if as_json:
         print(json.dumps(asdict(report), indent=2))
     else:

@@ -50,15 +50,18 @@ def materialize(
     _require_no_misspelt_option(context)
     from .. import pipelines
     from ..materialized.run import materialize as run
+    from ..materialized.run import shards_done
+    from .progress import polled
 
     pipelines.hide_gpus()
     pipelines.load()  # before TensorFlow is imported in any other way
 
-    done = run(
-        service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,
-        runner=runner, options=context.args, verify=verify,
-        load_op_library=load_op_library,
-    )  # fmt: skip
+    with polled("shards", lambda: shards_done(output)):
+        done = run(
+            service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,
+            runner=runner, options=context.args, verify=verify,
+            load_op_library=load_op_library,
+        )  # fmt: skip
     print(
         f"{done.directory}: {done.elements:,} elements, {done.bytes:,} bytes in {done.shards} "
         f"shards, {done.written} of them written now"

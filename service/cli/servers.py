@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
-import sys
 
 import typer
 
 from ..connections.credentials import credentials_of_server, use_credentials
 from ..dispatcher.options import DispatcherOptions
-from ..errors import InvalidArgument
-from ..processes import DROPPED, EXIT_WITH_PARENT, LOG_LEVEL, end_with_parent
+from ..processes import DROPPED, EXIT_WITH_PARENT, end_with_parent
 from ..worker.options import WorkerOptions
+from .logs import FORMAT, LogFormat, log_to_stderr
 from .options import takes
-
-
-def _log_to_stderr() -> None:
-    level = os.environ.get(LOG_LEVEL, "info")
-    if level.upper() not in logging.getLevelNamesMapping():
-        raise InvalidArgument(
-            f"{LOG_LEVEL}={level!r} is no level; use debug, info, warning, error or critical"
-        )
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
 
 
 @takes(DispatcherOptions)
@@ -39,11 +24,12 @@ def dispatcher(
     exit_with_parent: bool = typer.Option(
         False, EXIT_WITH_PARENT, help="Stop when the parent has ended.", hidden=True
     ),
+    log_format: LogFormat = FORMAT,
 ) -> None:
     """Run a dispatcher. Prints its target on one line when it serves; SIGTERM stops it."""
     from ..dispatcher.server import serve
 
-    _log_to_stderr()
+    log_to_stderr(log_format)
     if exit_with_parent:
         end_with_parent()
     stopped = asyncio.run(
@@ -53,7 +39,7 @@ def dispatcher(
 
 
 @takes(WorkerOptions)
-def worker(options: WorkerOptions) -> None:
+def worker(options: WorkerOptions, *, log_format: LogFormat = FORMAT) -> None:
     """Run a worker. Prints its address on one line when it is registered.
 
     SIGTERM drains it: it starts no further splits, and exits once its trainers have received the
@@ -67,7 +53,7 @@ def worker(options: WorkerOptions) -> None:
     from ..worker.task_pipeline import Pipelines
     from ..worker.worker import Worker
 
-    _log_to_stderr()
+    log_to_stderr(log_format)
     running = Worker(options, pipelines=Pipelines(warm=True))
     use_credentials(credentials_of_server(options))  # in users' functions, too
     running.start()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
 
+from ..errors import InvalidArgument, NotFound, Unavailable
 from .console import plain_console
+from .loads import SORTS, tables
 from .options import connects
 
 PATIENCE_S = 5.0
+WATCH_S = 1.0
 NAME_WIDTH = 24  # a job's longer name takes a second line
 
 WAIT_WORKERS = typer.Option(
@@ -38,33 +44,75 @@ def status(
     ),
     wait_workers: int = WAIT_WORKERS,
     wait_timeout_s: float = WAIT_TIMEOUT,
+    job: str = typer.Option(
+        "", help="Only this job: its name, or its id.", envvar="FOREBAY_JOB", show_default=False
+    ),
+    sort: str = typer.Option(
+        "job", help=f"Loads by: {', '.join(SORTS)}.", envvar="FOREBAY_SORT"
+    ),
 ) -> None:  # fmt: skip
-    """Workers, jobs and iterations with their progress, the leader, the journal's position."""
-    from rich.live import Live
+    """Workers, jobs with their progress and loads, the leader, the journal's position.
 
+    The exit code is 1 without an answer, without so many workers, or without such a job; else 0.
+    """
     from ..client.waiting import fetch_status, wait_for_workers
     from ..connections.dispatcher_client import DispatcherClient
 
+    if sort not in SORTS:
+        raise InvalidArgument(f"--sort {sort}: give one of {', '.join(SORTS)}")
+    if watch and as_json:
+        raise InvalidArgument("--watch shows tables: call again for the next --json")
     if wait_workers:
         wait_for_workers(service, wait_workers, timeout_s=wait_timeout_s)
     client = DispatcherClient(service)
     try:
-        summary = fetch_status(client, PATIENCE_S)
-        if not watch:
-            if as_json:
-                print(json.dumps(summary, indent=2))
-            else:
-                plain_console().print(render(summary))
-            return
-        with Live(render(summary), console=plain_console(), refresh_per_second=4) as live:
-            while True:
-                time.sleep(0.5)
-                live.update(render(fetch_status(client, PATIENCE_S)))
+        summary = _only(fetch_status(client, PATIENCE_S), job)
+        if as_json:
+            print(json.dumps(summary, indent=2))
+        elif not watch:
+            plain_console().print(render(summary, sort))
+        else:
+            _watch(lambda: _only(fetch_status(client, PATIENCE_S), job), summary, sort)
     finally:
         client.close()
 
 
-def render(summary: dict[str, Any]) -> Any:
+def _watch(fetch: Callable[[], dict[str, Any]], summary: dict[str, Any], sort: str) -> None:
+    """Show it until interrupted, also while no dispatcher answers. Where nobody watches, as in a
+    file, print each status once."""
+    from rich.console import Group
+    from rich.live import Live
+
+    console = plain_console()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))
+        show: Callable[[Any], None] = console.print
+        if console.is_terminal:
+            live = Live(console=console, screen=True, auto_refresh=False)
+            stack.enter_context(live)
+            show = partial(live.update, refresh=True)
+        failed = ""
+        while True:
+            show(Group(*([failed] if failed else []), render(summary, sort)))
+            time.sleep(WATCH_S)
+            try:
+                summary, failed = fetch(), ""
+            except Unavailable as error:
+                failed = str(error)
+
+
+def _only(summary: dict[str, Any], job: str) -> dict[str, Any]:
+    """The status with this job alone. Raises NotFound."""
+    if not job:
+        return summary
+    found = [each for each in summary["jobs"] if job in (_name(each), str(each["job_id"]))]
+    if not found:
+        known = ", ".join(sorted(_name(each) for each in summary["jobs"])) or "none"
+        raise NotFound(f"there is no job {job}; there are: {known}")
+    return {**summary, "jobs": found}
+
+
+def render(summary: dict[str, Any], sort: str = "job") -> Any:
     """The status as tables for a plain console."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
@@ -121,7 +169,8 @@ def render(summary: dict[str, Any]) -> Any:
                         ]
                     ),
                 )
-    parts: list[Any] = [head, workers, jobs]
+    names = {job["job_id"]: _name(job) for job in summary["jobs"]}
+    parts: list[Any] = [head, workers, jobs, *tables(summary, names, sort)]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
     skips = Table(
         "job", "epoch", "split", "worker", "why", title="skipped splits", title_justify="left"

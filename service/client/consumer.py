@@ -317,6 +317,7 @@ class Consumer:
     # -- called by other threads ---------------------------------------------------------------
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
+        self._meter.report(request.load)
         self.mode.report(request)
 
     def _hear(self, news: News | ForebayError) -> None:

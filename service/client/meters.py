@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from ..blocks import Block
+from ..proto import forebay_pb2 as pb
 
 CAUSES = ("workers", "network", "dispatcher", "no_task")
 """For what a consumer waits: for elements of workers to which it is connected; for a connection to
@@ -48,6 +49,12 @@ class Meter:
             if self in _open:
                 _open.discard(self)
                 _add(_closed, self)
+
+    def report(self, load: pb.ConsumerLoad) -> None:
+        """Tell the dispatcher; any thread may."""
+        load.open_ms = int(1000 * (time.monotonic() - self._began_s))
+        load.waited_ms = int(1000 * self.waits_s["workers"])
+        load.elements = self.elements
 
     def values(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,13 +60,16 @@ def status(state: State) -> dict[str, Any]:
 
 
 def encoded_status(
-    state: State, strangers: Iterable[Stranger], counted: Counted
+    state: State,
+    strangers: Iterable[Stranger],
+    counted: Counted,
+    measured: Mapping[str, Any] | None = None,
 ) -> Iterator[bytes]:
-    """The status as JSON, in pieces, with data from outside the state: `strangers` and `counted`.
+    """The status as JSON, in pieces, with data from outside the state: the other arguments.
 
     The pieces stay the same when the state changes after the return.
     """
-    pieces = [_encode(_numbers(state))[:-1]]
+    pieces = [_encode({**_numbers(state), **(measured or {})})[:-1]]
     for name, parts in _lists(state, strangers).items():
         pieces += (b',"%b":' % name.encode(), _list(parts))
     jobs = _copy([*state.jobs.values()])

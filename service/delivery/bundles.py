@@ -304,6 +304,7 @@ class BundlesOutput(TaskOutput):
         self._numbers = itertools.count()
         self._busy = 0  # runs that make elements
         self._most_busy = 0  # see `next_run`
+        self._busy_s, self._busy_from_s = 0.0, 0.0  # counts each moment by the share that is busy
         self._readers = 1
         self._floors: dict[int, int] = {}  # by reader: it needs nothing of bundles at places before
         self._floor = 0  # nobody does
@@ -343,8 +344,16 @@ class BundlesOutput(TaskOutput):
     def waiting_elements(self) -> int:
         return 0  # whatever is lost here is made again
 
+    @property
+    def busy_s(self) -> float:
+        """The time in which as many runs made elements as may, or a part of it if fewer did."""
+        with self.lock:
+            share = min(self._busy / self._most_busy, 1) if self._most_busy else 0.0
+            return self._busy_s + share * (time.monotonic() - self._busy_from_s)
+
     def _set_busy(self, run: BundleRun, busy: bool) -> None:
         if busy != run.busy:
+            self._busy_s, self._busy_from_s = self.busy_s, time.monotonic()
             self._busy += 1 if busy else -1
             run.busy = busy
             if not busy and self._pending and self._busy < self._most_busy:

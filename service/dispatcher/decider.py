@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -77,6 +77,8 @@ class Decider:
                     apply(self.state, event)
                 self.journal.append(events)  # after apply: an invalid event is not journaled
                 self._tell(events)
+                if log.isEnabledFor(logging.DEBUG):
+                    self._log(command, events)
             except BaseException:  # a bug: the state now differs from the journal
                 log.critical("an event could not be applied, so this dispatcher stops serving")
                 self._broken = True
@@ -86,6 +88,12 @@ class Decider:
             await self.durable()
             self.leadership.led(sent_s)
         return answer
+
+    def _log(self, command: c.Command, events: Sequence[ev.Event]) -> None:
+        """Not what is in them: `forebay journal show` has that."""
+        name, kinds = type(command).__name__, [e.WhichOneof("event") for e in events]
+        about = {"command": name, "sequence": self.state.sequence, "events": kinds}
+        log.debug("%s: %s, up to event %d", name, kinds, self.state.sequence, extra=about)
 
     async def settled(self, since_s: float = math.inf) -> None:
         """Call before sending an answer: wait until everything decided so far is durable, and the

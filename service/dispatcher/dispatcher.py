@@ -24,6 +24,7 @@ from .garbage_collector import GarbageCollector
 from .graphs import Graphs
 from .growing_sources import GrowingSources
 from .history import JournalHistory
+from .loads import Loads
 from .options import DispatcherOptions
 from .saves import Saves
 from .task_removal import TaskRemovals
@@ -57,6 +58,7 @@ class Dispatcher(Decider):
         self.saves = Saves(self)
         self.growing_sources = GrowingSources(self)
         self.user_metrics = UserMetrics(state)
+        self.loads = Loads(state, options.load_window_ms)
         self._tasks: list[asyncio.Task[None]] = []  # they run as long as it leads
 
     @classmethod
@@ -95,6 +97,7 @@ class Dispatcher(Decider):
         self._run(self.failure_detector.watch(), "forebay-failure-detector")
         self._run(self.garbage_collector.run(), "forebay-garbage-collector")
         self._run(self.saves.follow(), "forebay-saves")
+        self._run(self.loads.watch(), "forebay-loads")
         return self
 
     async def finish(self) -> None:

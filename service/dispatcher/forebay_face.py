@@ -335,6 +335,8 @@ class ForebayFace:
             if worker is not None and worker.uid in refusing:
                 dispatcher.failure_detector.refuses(worker.worker_id, refusing[worker.uid])
         dispatcher.failure_detector.saw(consumer_id)
+        if request.HasField("load"):
+            dispatcher.loads.consumer_told(consumer_id, request.load)
         if request.HasField("rounds"):
             await self._report_round(consumer_id, request.rounds)
             self._iteration_of(consumer_id)
@@ -460,6 +462,7 @@ class ForebayFace:
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher = self._dispatcher
         dispatcher.user_metrics.told(request.known, request.metrics)
+        dispatcher.loads.worker_told(request.address, request.uid, request)
         registration = c.RegisterWorker(
             address=request.address,
             uid=request.uid,
@@ -650,7 +653,9 @@ class ForebayFace:
             return None if total is None else shown(total)
 
         strangers = dispatcher.history.strangers()
-        found = await in_slices(encoded_status(dispatcher.state, strangers, counted))
+        found = await in_slices(
+            encoded_status(dispatcher.state, strangers, counted, dispatcher.loads.status())
+        )
         return pb.GetStatusResponse(status=b"".join(found).decode())
 
 

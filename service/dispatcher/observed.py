@@ -16,6 +16,7 @@ from .candidate import Candidate
 from .dispatcher import Dispatcher
 from .event_counts import EventCounts
 from .listener import StandbyHandler
+from .loads import Loads
 from .slices import in_slices
 
 LEADS = Family("forebay_dispatcher_leads", "gauge", "1 on the dispatcher that leads, else 0.")
@@ -50,6 +51,27 @@ JOB_CONSUMERS = Family("forebay_job_consumers", "gauge", "Consumers of the job."
 JOB_TASKS = Family(
     "forebay_job_running_tasks", "gauge", "Tasks of the job that run on workers.", ("job_id",)
 )
+WANTED = Family(
+    "forebay_wanted_workers", "gauge",
+    "How many workers the trainers could use, held for six windows before it falls.",
+)  # fmt: skip
+WANTED_CAUSE = Family(
+    "forebay_wanted_workers_info", "gauge", "1; the label says why so many: of few causes.",
+    ("cause",),
+)  # fmt: skip
+JOB_WANTED = Family(
+    "forebay_job_wanted_workers", "gauge", "The same for one job that is read.", ("job_id",)
+)
+JOB_WAITS = Family(
+    "forebay_job_wait_ratio", "gauge",
+    "Share of their time in which the job's consumers waited for elements, over a window.",
+    ("job_id",),
+)  # fmt: skip
+JOB_BUSY = Family(
+    "forebay_job_busy_workers", "gauge",
+    "Workers that run the job, each counted by the share of its time in which it worked.",
+    ("job_id",),
+)  # fmt: skip
 SPLITS = {
     kind: Family(f"forebay_job_splits_{kind}_total", "counter", text, ("job_id",))
     for kind, text in (
@@ -156,6 +178,7 @@ class ObservedDispatcher:
             yield STRANGERS(len(dispatcher.history.strangers()))
             yield from _totals(state)
             yield from _jobs(state)
+            yield from _wanted(dispatcher.loads)
             yield from self._journal(dispatcher)
 
     def _journal(self, dispatcher: Dispatcher) -> Iterator[Measured]:
@@ -208,6 +231,18 @@ def _jobs(state: State) -> Iterator[Measured | None]:
     if len(jobs) > MOST_LABELLED:
         yield JOB_CONSUMERS(consumers, OTHER)
         yield JOB_TASKS(tasks, OTHER)
+
+
+def _wanted(loads: Loads) -> Iterator[Measured]:
+    yield WANTED(loads.wanted.workers)
+    yield WANTED_CAUSE(1, loads.wanted.cause)
+    for job_id in loads.jobs()[:MOST_LABELLED]:
+        job = loads.of_job(job_id)
+        if job is not None:
+            yield JOB_WANTED(job.wanted.workers, job_id)
+        if job is not None and job.load is not None:
+            yield JOB_WAITS(job.load.waits, job_id)
+            yield JOB_BUSY(job.load.busy, job_id)
 
 
 def _readers_and_tasks(state: State, job: Job) -> tuple[int, int]:

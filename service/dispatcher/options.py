@@ -191,6 +191,15 @@ class DispatcherOptions(ServerOptions):
             off=-1,
         ),
     ] = 120_000
+    load_window_ms: Annotated[
+        int,
+        Option(
+            "Over how long loads are measured, to say how many workers are wanted; that fewer are "
+            "has to last for six times as long.",
+            least=200,
+            most=HOUR_MS,
+        ),
+    ] = 20_000
     worker_max_concurrent_snapshots: Annotated[
         int, Option("How many saves a worker writes at a time, at most; 0: three.", least=0)
     ] = 0

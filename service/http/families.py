@@ -76,6 +76,10 @@ class Tallies:
         if len(self._of) > self._most:
             self._other.update(self._of.popitem(last=False)[1])
 
+    def of(self, key: str) -> Mapping[str, float]:
+        """Of one key, if it is kept apart."""
+        return self._of.get(key, {})
+
     def measured(self, families: Mapping[str, Made]) -> Iterator[Measured]:
         """Of the kinds in `families`, each made of its value and the key."""
         for key, counts in [*self._of.items(), *([(OTHER, self._other)] if self._other else [])]:

@@ -302,6 +302,15 @@ def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) 
             )
 
 
+def shards_done(output: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """How many shards are there, and of how many, while `materialize` runs; None: no plan yet."""
+    directory = files.checked(output)
+    plan = read_plan(directory)
+    if plan is None:
+        return None
+    return len({shard.number for shard in _shards(directory, plan)[0]}), plan.shards
+
+
 def _existing_shards(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
     """The existing shards, by number; deletes broken ones. Of several with one number, the one in
     the index counts, since somebody may have registered that."""

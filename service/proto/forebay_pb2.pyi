@@ -195,7 +195,7 @@ class JoinIterationResponse(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
-    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths")
+    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths", "load")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class ConsumerHeartbeatRequest(_message.Message):
     NEVER_ANSWERED_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     version: int
     wait_ms: int
@@ -214,7 +215,18 @@ class ConsumerHeartbeatRequest(_message.Message):
     never_answered: _containers.RepeatedScalarFieldContainer[int]
     bundles: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    load: ConsumerLoad
+    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., load: _Optional[_Union[ConsumerLoad, _Mapping]] = ...) -> None: ...
+
+class ConsumerLoad(_message.Message):
+    __slots__ = ("open_ms", "waited_ms", "elements")
+    OPEN_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    open_ms: int
+    waited_ms: int
+    elements: int
+    def __init__(self, open_ms: _Optional[int] = ..., waited_ms: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class ClaimBundlesRequest(_message.Message):
     __slots__ = ("consumer_id", "most", "places", "cursors", "done", "known")
@@ -334,7 +346,7 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +358,8 @@ class WorkerHeartbeatRequest(_message.Message):
     NO_PYTHON_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BUDGET_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -357,7 +371,29 @@ class WorkerHeartbeatRequest(_message.Message):
     no_python: bool
     metrics: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.TaskMetrics]
     checked: _containers.RepeatedCompositeFieldContainer[BundleChecksums]
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ...) -> None: ...
+    loads: _containers.RepeatedCompositeFieldContainer[JobLoad]
+    memory_budget: int
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
+
+class JobLoad(_message.Message):
+    __slots__ = ("job_id", "working_ms", "backpressured_ms", "no_split_ms", "held_bytes", "shed_elements", "parked_tasks", "elements")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKING_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKPRESSURED_MS_FIELD_NUMBER: _ClassVar[int]
+    NO_SPLIT_MS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHED_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    working_ms: int
+    backpressured_ms: int
+    no_split_ms: int
+    held_bytes: int
+    shed_elements: int
+    parked_tasks: int
+    elements: int
+    def __init__(self, job_id: _Optional[int] = ..., working_ms: _Optional[int] = ..., backpressured_ms: _Optional[int] = ..., no_split_ms: _Optional[int] = ..., held_bytes: _Optional[int] = ..., shed_elements: _Optional[int] = ..., parked_tasks: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class BundleChecksums(_message.Message):
     __slots__ = ("job_id", "bundles", "checksums", "lengths")

@@ -18,6 +18,7 @@ from ..delivery import BundleRun, BundlesOutput, OutputCancelled, TaskFailed
 from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines import Pipeline, Run, SplitRange
 from ..proto import forebay_pb2 as pb
+from ..stopwatch import Stopwatch
 from .bundle_checksums import BundleChecksums
 from .observer import Observer, Undelivered
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
@@ -70,6 +71,7 @@ class BundleTask:
         self._put = [0, 0]  # by runs that have ended
         self._lock = threading.Lock()  # guards these
         self._at_once = max(2, len(os.sched_getaffinity(0)))
+        self._open = Stopwatch()  # while bundles can be run
         self._thread = threading.Thread(
             target=self._run, name=f"forebay-task-{task.task_id}", daemon=True
         )
@@ -99,9 +101,13 @@ class BundleTask:
         """Consumers go on at other workers, and read here until then."""
 
     def counts(self) -> dict[str, float]:
-        """What it has done so far: elements and bytes."""
+        """What it has done so far: elements and bytes, and the seconds that its pipeline was open,
+        of which each counts by the share of the runs that worked."""
         elements, size = map(sum, zip(self._put, *self._live.copy().values(), strict=True))
-        return {"elements": elements, "bytes": size}
+        working_s = self.output.busy_s
+        idle_s = max(0.0, self._open.seconds - working_s)
+        times = {"working": working_s, "backpressured": idle_s}
+        return {"elements": elements, "bytes": size, **times}
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
         """None: nothing is lost."""
@@ -137,9 +143,10 @@ class BundleTask:
             definition = self.pipeline.definition
             self._splits = min(map(source_size, definition.sources), default=0)
             self.output.compression = definition.compression
-            while True:
-                if (run := self.output.next_run(self._at_once, LOOK_S)) is not None:
-                    runs.submit(self._produce, pipeline, run)
+            with self._open:
+                while True:
+                    if (run := self.output.next_run(self._at_once, LOOK_S)) is not None:
+                        runs.submit(self._produce, pipeline, run)
         except ForebayError as error:
             self._end(error)
         except BaseException as bug:  # consumers must not wait for ever

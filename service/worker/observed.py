@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..delivery import MemoryBudget
-from ..http.families import Family, Made, Measured
+from ..http.families import MOST_LABELLED, Family, Made, Measured
 from ..transport.sessions import Sessions
 from .running_tasks import RunningTasks
 from .task_consumers import TaskConsumers
@@ -22,6 +22,14 @@ SECONDS = Family(
     "elements; no_split, while the dispatcher leased none; unread, before a first consumer.",
     ("job_id", "state"),
 )  # fmt: skip
+PARKED = Family(
+    "forebay_worker_parked_tasks_total", "counter",
+    "How often a task that nobody read was parked, which frees most of its memory.", ("job_id",),
+)  # fmt: skip
+SHED = Family(
+    "forebay_worker_shed_elements_total", "counter",
+    "Unread elements of parked tasks that were dropped, as others needed the memory.", ("job_id",),
+)  # fmt: skip
 
 
 def _seconds(state: str) -> Made:
@@ -31,6 +39,8 @@ def _seconds(state: str) -> Made:
 COUNTS: dict[str, Made] = {
     "elements": ELEMENTS,
     "bytes": BYTES,
+    "parked_tasks": PARKED,
+    "shed_elements": SHED,
     **{state: _seconds(state) for state in ("working", "backpressured", "no_split", "unread")},
 }
 REGISTERED = Family(
@@ -47,6 +57,9 @@ READ_TASKS = Family("forebay_worker_read_tasks", "gauge", "Unfinished tasks that
 STREAMS = Family("forebay_worker_streams", "gauge", "Streams of saves that it writes.")
 BUFFER = Family(
     "forebay_worker_buffer_bytes", "gauge", "Memory of elements that its tasks hold, with caches."
+)
+JOB_BUFFER = Family(
+    "forebay_worker_job_buffer_bytes", "gauge", "What of it the tasks of a job hold.", ("job_id",)
 )
 BUFFER_LIMIT = Family(
     "forebay_worker_buffer_limit_bytes", "gauge", "What they may hold: --memory-budget."
@@ -115,6 +128,8 @@ class ObservedWorker:
         yield READ_TASKS(sum(runner.task.task_id in read for runner in runners))
         yield STREAMS(condition.streams)
         yield BUFFER(self._budget.held)
+        for load in self._tasks.loads()[:MOST_LABELLED]:
+            yield JOB_BUFFER(load.held_bytes, load.job_id)
         yield BUFFER_LIMIT(self._budget.max_bytes)
         yield BUFFERED(sum(runner.output.waiting_elements for runner in runners))
         yield CONNECTIONS(self._sessions.connections - self._sessions.reconnects, "first")

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 AnyTask = TaskRunner | BundleTask
 
+WAITS = ("working", "backpressured", "no_split")
+COUNTED = ("elements", "shed_elements", "parked_tasks")
+
 
 class RunningTasks:
     """The runners of a worker's tasks. Thread-safe."""
@@ -134,6 +137,19 @@ class RunningTasks:
                 self._count(runner)
                 self._counted.pop(runner, None)
 
+    def loads(self) -> list[pb.JobLoad]:
+        """Of each job of the unfinished tasks: what its tasks have done here so far."""
+        with self._lock:
+            unfinished = [self._runners[i] for i in self.states.unfinished() if i in self._runners]
+            by_job: dict[int, list[AnyTask]] = {}
+            for runner in unfinished:
+                by_job.setdefault(runner.task.job_id, []).append(runner)
+                self._count(runner)
+            return [
+                _load(job_id, self._tallies.of(str(job_id)), runners)
+                for job_id, runners in by_job.items()
+            ]
+
     def counts(self, families: Mapping[str, Made]) -> list[Measured]:
         """By job: what its tasks have done here so far, ended ones included."""
         with self._lock:
@@ -155,3 +171,10 @@ class RunningTasks:
         for runner in self._ending:
             if not runner.join(max(0.0, give_up_s - time.monotonic())):
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
+
+
+def _load(job_id: int, counts: Mapping[str, float], runners: list[AnyTask]) -> pb.JobLoad:
+    ms = {f"{kind}_ms": int(1000 * counts.get(kind, 0)) for kind in WAITS}
+    held = sum(runner.output.held_bytes for runner in runners)
+    counted = {kind: int(counts.get(kind, 0)) for kind in COUNTED}
+    return pb.JobLoad(job_id=job_id, held_bytes=held, **ms, **counted)

@@ -80,6 +80,7 @@ class TaskRunner:
         self._report = report
         self._counter = counter
         self._put = self._put_bytes = 0  # elements; their bytes
+        self._shed_elements = self._parks = 0  # by which it gave memory to others
         self._producing = Stopwatch()  # while its pipeline is open
         self._cancelled = self.pipeline.cancelled
         self._drain_by_s: float | None = None  # set once draining, monotonic clock
@@ -154,6 +155,7 @@ class TaskRunner:
         elements = self.output.shed(after=self._parked_after, restart=not leases)
         if elements is not None:
             self._produced &= leases
+            self._shed_elements += elements
         self._sleep()
         if elements is not None and self._produced:
             self.resume()  # to complete
@@ -196,8 +198,8 @@ class TaskRunner:
         return self.pipeline.undelivered(elements, self.output.ended)
 
     def counts(self) -> dict[str, float]:
-        """What it has done so far: elements, bytes, and the seconds that its pipeline was open,
-        by what that waited for."""
+        """What it has done so far: elements, bytes, the seconds that its pipeline was open, by what
+        that waited for, and how it gave memory to others."""
         no_split_s, unread_s = self.pipeline.waited_s
         blocked_s = self.output.blocked.seconds
         waited_s = no_split_s + unread_s + blocked_s
@@ -208,6 +210,8 @@ class TaskRunner:
             "unread": unread_s,
             "backpressured": blocked_s,
             "working": max(0.0, self._producing.seconds - waited_s),
+            "shed_elements": self._shed_elements,
+            "parked_tasks": self._parks,
         }
 
     def join(self, timeout_s: float) -> bool:
@@ -229,6 +233,7 @@ class TaskRunner:
             if opens is None or self._ended:
                 return
         self.pipeline.park()
+        self._parks += 1
         self._parked_after = opens
         self._sleep()
 

@@ -335,7 +335,10 @@ class Worker:
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
         checked = self._checksums.take()
-        request = pb.WorkerHeartbeatRequest(metrics=self._metrics(), checked=checked)
+        request = pb.WorkerHeartbeatRequest(
+            metrics=self._metrics(), checked=checked, loads=self.tasks.loads(),
+            memory_budget=self.idle.budget.max_bytes,
+        )  # fmt: skip
         request.MergeFrom(self._registration)
         try:
             return self._beats.call(

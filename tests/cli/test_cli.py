@@ -237,7 +237,7 @@ class TestJournal:
         assert late["jobs"][0]["iterations"][0]["consumers"] == 1
         assert "behind the end" in error_of("journal", "show", journal, "--at", 99)
         live = json.loads(forebay("status", dispatcher.target, "--json").stdout)
-        assert live == late
+        assert late == {name: live[name] for name in late}
 
     def test_stats_and_verify(self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
         counted = json.loads(forebay("journal", "stats", tmp_path / "journal", "--json").stdout)
@@ -271,6 +271,33 @@ class TestServers:
             status = json.loads(forebay("status", again.target, "--json").stdout)
             assert status["term"] == 2
             assert again.stop() == 0
+
+    def test_a_log_in_json_has_each_decision(
+        self, dispatcher: DispatcherProcess, tmp_path: pathlib.Path
+    ) -> None:
+        assert dispatcher.stop() == 0
+        command = ["-m", "forebay.service.cli", "dispatcher", "--log-format", "json", "--storage"]
+        running = subprocess.Popen(
+            [sys.executable, *command, tmp_path / "journal"],
+            env={**os.environ, "FOREBAY_LOG_LEVEL": "debug"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert running.stdout is not None
+        client = DispatcherClient(running.stdout.readline().strip())
+        beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
+        client.call(beat, pb.WorkerHeartbeatResponse)
+        client.close()
+        running.terminate()
+        _, errors = running.communicate(timeout=60)
+        lines = [json.loads(line) for line in errors.splitlines()]
+        assert all(line["level"] and line["time"] and line["logger"] for line in lines)
+        decided = {line["command"]: line for line in lines if "command" in line}
+        shown = forebay("journal", "show", tmp_path / "journal", "--json").stdout.splitlines()
+        last = json.loads(shown[-1])
+        assert decided["RegisterWorker"]["events"][-1] == last["event"]
+        assert decided["RegisterWorker"]["sequence"] == last["sequence"]
+        assert decided["ElectLeader"]["events"] == ["leader_elected"]
+        assert not [line for line in lines if "position_key" in str(line)]
 
     def test_a_worker_that_is_told_to_stop_as_it_begins_to_wait(self) -> None:
         """The handler runs wherever the main thread is, and whatever lock that has."""
@@ -329,6 +356,21 @@ class TestServers:
             assert NO_MARKUP in forebay(*command, COLUMNS="200").stdout
         shown = forebay("status", dispatcher.target).stdout
         assert dispatcher.address in shown and "DYNAMIC" in shown and "0 of 9" in shown
+        assert "there is no job x; there are: " in error_of("status", dispatcher.target, "--job=x")
+        assert "--sort x" in error_of("status", dispatcher.target, "--sort=x")
+        watching = subprocess.Popen(
+            [sys.executable, "-m", "forebay.service.cli", "status", dispatcher.target],
+            env={**os.environ, "FOREBAY_WATCH": "1", "FOREBAY_JOB": NO_MARKUP, "COLUMNS": "200"},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with watching:
+            assert watching.stdout is not None
+            heads = (line for line in watching.stdout if line.startswith("dispatcher "))
+            assert next(heads) == next(heads)
+            dispatcher.kill()
+            assert any("no dispatcher answers" in line for line in watching.stdout)
+            watching.send_signal(signal.SIGINT)
+        assert watching.returncode == 0
 
     def test_waiting_for_workers(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(Unavailable, match="0 of 1 workers are registered"):
@@ -392,10 +434,10 @@ class TestStatus:
     """What is shown of a state, on a narrow terminal."""
 
     @staticmethod
-    def shown(*jobs: dict[str, Any], **others: Any) -> list[str]:
+    def shown(*jobs: dict[str, Any], sort: str = "job", **others: Any) -> list[str]:
         summary = {**STATUS, "jobs": list(jobs), **others}
         console = plain_console(width=80, file=io.StringIO(), color_system=None)
-        console.print(render(summary))
+        console.print(render(summary, sort))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()
 
@@ -408,6 +450,26 @@ class TestStatus:
         rows = [line.split()[0] for line in text if "DYNAMIC" in line]
         assert rows[0] == "imagenet-training"
         assert rows[1:] == ["dataset_id=/7/other", "bare-name", "5"]
+
+    @pytest.mark.parametrize(("sort", "first"), [("job", "3"), ("waits", "4"), ("memory", "3")])
+    def test_loads_and_memory(self, sort: str, first: str) -> None:
+        why = {"workers": 7, "cause": "trainers wait", "reason": "because"}
+        load = {"wanted": why, "busy": 3.9, "workers": 4, "elements_per_s": 12.34}
+        held = {"job_id": 3, "held_bytes": 8_000_000, "parked_tasks": 2, "shed_elements": 5}
+        text = self.shown(
+            job("a", iteration(1)) | {"job_id": 3}, job("b", iteration(1)) | {"job_id": 4},
+            sort=sort, wanted_workers={**why, "ready": 4},
+            loads=[{**load, "job_id": 3, "waits": 0.1}, {**load, "job_id": 4, "waits": 0.38}],
+            memory=[{"address": "w:1", "budget_bytes": 64_000_000, "jobs": [held]}],
+        )  # fmt: skip
+        assert "workers wanted: 7, ready: 4; because" in text
+        rows = [[cell.strip() for cell in line.split("│")][1:-1] for line in text if "│" in line]
+        of_jobs = {"3": ["a", "12.3", "10%", "3.9 of 4", "8.0 MB", "7"]}
+        of_jobs["4"] = ["b", "12.3", "38%", "3.9 of 4", "0 bytes", "7"]
+        places = [rows.index(of_jobs[number]) for number in "34"]
+        assert (places[0] < places[1]) == (first == "3")
+        assert ["w:1", "a", "8.0 MB", "64.0 MB", "2", "5"] in rows
+        assert "b: because" in text
 
     def test_a_save_that_lacks_a_kind_of_worker_says_so(self) -> None:
         waits = {"path": "/a", "state": "being written", "streams": 3, "completed_streams": 2}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -741,3 +742,20 @@ def test_a_slice_says_whether_its_reader_is_alone() -> None:
     for alone in (False, True):
         order = Slice(1, runs=(0, 5), alone=alone)
         assert decode(encode(order, pb.Read())) == order
+
+
+def test_busy_time_counts_by_the_share_of_runs_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(bundles, "time", SimpleNamespace(monotonic=lambda: now_s))
+    output = BundlesOutput()
+    readers = [Reader(output, Slice(number, until=FAR, known=FAR)) for number in (1, 2)]
+    one, two = begun(output, 2), begun(output, 2)
+    now_s += 10  # both
+    make(one, 20).finish()
+    now_s += 4  # the other one
+    assert output.busy_s == 12
+    make(two, 20).finish()
+    now_s += 100
+    assert output.busy_s == 12
+    for reader in readers:
+        reader.close()

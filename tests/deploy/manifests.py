@@ -11,7 +11,7 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ("single-node", "redis", "spot", "gke", "stock-clients")
+OVERLAYS = ("single-node", "redis", "spot", "gke", "stock-clients", "autoscaled")
 
 Object = dict[str, Any]
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+from forebay.service.dispatcher.observed import WANTED
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.options import options_of
 from forebay.service.worker.options import WorkerOptions
@@ -57,9 +58,13 @@ def test_an_overlay_is_what_kubernetes_takes(overlay: str, secrets: tuple[Object
         one["spec"]["template"]["metadata"]["labels"]
         | {"statefulset.kubernetes.io/pod-name": f"{one['metadata']['name']}-{number}"}
         for one, _, _ in pods(objects)
-        for number in range(one["spec"]["replicas"])
+        for number in range(one["spec"].get("replicas", 1))
     ]
     for o in objects:  # whatever an object names is there
+        if o["kind"] == "HorizontalPodAutoscaler":
+            target = o["spec"]["scaleTargetRef"]
+            assert "replicas" not in made[target["kind"], target["name"]]["spec"]
+            assert o["spec"]["metrics"][0]["external"]["metric"]["name"] == WANTED.name
         selector = o.get("spec", {}).get("selector") or o.get("spec", {}).get("podSelector")
         if selector:
             wanted = selector.get("matchLabels", selector)

@@ -24,6 +24,7 @@ from forebay.service.errors import (
     Unimplemented,
 )
 from forebay.service.materialized.registered import opened
+from forebay.service.materialized.run import shards_done
 from forebay.service.pipelines.tf_data.element_specs import decode_metadata
 from forebay.storage.errors import Corrupt
 
@@ -73,7 +74,9 @@ def test_a_dataset_of_files_is_read_from_its_shards(
 ) -> None:
     dataset = lines(tmp_path)
     dataset_id = service.register_dataset(dispatcher.target, dataset)
+    assert shards_done(tmp_path / "a") is None
     done = service.materialize(dispatcher.target, dataset_id, tmp_path / "a", shards=3)
+    assert shards_done(tmp_path / "a") == (3, 3)
     assert (done.elements, done.shards, done.written) == (70, 3, 3)
     cached = service.register_dataset(dispatcher.target, tmp_path / "a")
     found = list(service.from_dataset_id(DYNAMIC, dispatcher.target, cached))

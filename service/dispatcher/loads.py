@@ -1,0 +1,253 @@
+"""Loads: what consumers and workers say of their time, and how many workers follow from it.
+
+Heartbeats bring counters, which are kept for a window. Nothing is journaled: a new leader measures
+anew. All shares are of the sender's own time, so a heartbeat's way does not matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...journal.splits import ENDLESS
+from ..core import ranges
+from ..core.state import STATIC, Iteration, Job, State
+from ..http.families import label_value
+from ..proto import forebay_pb2 as pb
+from .slices import in_slices
+from .wanted_workers import LIMIT_S, NOBODY, Judge, Load, Wanted, all_jobs
+
+LOOKS = 4
+"""How often a window it judges."""
+
+HOLDS = 6
+"""Windows for which fewer workers must do."""
+
+MOST_REPORTS = 64
+"""Of a member, within a window."""
+
+
+class Reports:
+    """The counters of one member."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=MOST_REPORTS)
+
+    def add(self, now_s: float, counters: tuple[int, ...]) -> None:
+        self._reports.append((now_s, counters))
+
+    def grown(self, from_s: float) -> tuple[int, ...]:
+        """By how much each has grown since then, as far as is known; empty if it is not."""
+        reports = self._reports
+        while reports and reports[0][0] < from_s:
+            reports.popleft()
+        if len(reports) < 2:
+            return ()
+        first, last = reports[0][1], reports[-1][1]
+        return tuple(max(0, now - before) for before, now in zip(first, last, strict=True))
+
+
+@dataclass
+class MeasuredJob:
+    """A job that has consumers, or had some lately."""
+
+    judge: Judge
+    workers: dict[int, Reports] = field(default_factory=dict)  # that run it
+    consumers: dict[int, Reports] = field(default_factory=dict)
+    since_s: float = 0.0  # the same workers run it
+    name: str = ""
+    read_s: float = 0.0  # when it had consumers last
+    load: Load | None = None  # None: nobody reads it, or the window has too little
+    wanted: Wanted = NOBODY
+
+
+class Loads:
+    """Runs on the dispatcher's event loop."""
+
+    def __init__(self, state: State, window_ms: int) -> None:
+        self._state = state
+        self._window_s = window_ms / 1000
+        self._jobs: dict[int, MeasuredJob] = {}
+        self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
+        """By worker: its budget in bytes, and the newest load of each of its jobs."""
+        self.wanted = NOBODY
+
+    def jobs(self) -> list[int]:
+        """The ids of jobs that are or were read, those of the last reads first."""
+        return sorted(self._jobs, key=lambda i: self._jobs[i].read_s, reverse=True)
+
+    def of_job(self, job_id: int) -> MeasuredJob | None:
+        """What is measured of a job that is read, or was lately."""
+        return self._jobs.get(job_id)
+
+    def consumer_told(self, consumer_id: int, told: pb.ConsumerLoad) -> None:
+        """A consumer's heartbeat. Ignores consumers that have left."""
+        state = self._state
+        if (consumer := state.consumers.get(consumer_id)) is None:
+            return
+        job = self._job(state.iterations[consumer.iteration_id].job_id)
+        counters = told.open_ms, told.waited_ms, told.elements
+        job.consumers.setdefault(consumer_id, Reports()).add(time.monotonic(), counters)
+
+    def worker_told(self, address: str, uid: int, told: pb.WorkerHeartbeatRequest) -> None:
+        """A worker's heartbeat. Ignores workers that are not registered."""
+        state, now_s = self._state, time.monotonic()
+        worker = state.workers.get(state.worker_at.get(address, 0))
+        if worker is None or worker.uid != uid:
+            return
+        worker_id = worker.worker_id
+        loads = {load.job_id: load for load in told.loads if load.job_id in state.jobs}
+        self.memory[worker_id] = told.memory_budget, loads
+        for job_id, job in self._jobs.items():
+            if job_id not in loads and job.workers.pop(worker_id, None) is not None:
+                job.since_s = now_s
+        for job_id, load in loads.items():
+            job = self._job(job_id)
+            if worker_id not in job.workers:
+                job.workers[worker_id] = Reports()
+                job.since_s = now_s
+            counters = load.working_ms, load.backpressured_ms, load.no_split_ms, load.elements
+            job.workers[worker_id].add(now_s, counters)
+
+    async def watch(self) -> None:
+        """Judge now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(self._window_s / LOOKS)
+            await in_slices(self.judge_all())
+
+    def status(self) -> dict[str, Any]:
+        """For the status: what is measured, which is no part of the state."""
+        jobs = [(i, self.of_job(i)) for i in self.jobs()]
+        return {
+            "wanted_workers": {**self.wanted._asdict(), "ready": self._ready()},
+            "loads": [
+                {
+                    "job_id": i,
+                    "wanted": job.wanted._asdict(),
+                    **(
+                        {}
+                        if job.load is None
+                        else {
+                            "waits": job.load.waits,
+                            "busy": job.load.busy,
+                            "workers": job.load.workers,
+                            "elements_per_s": job.load.rate,
+                        }
+                    ),
+                }
+                for i, job in jobs
+                if job is not None
+            ],
+            "memory": [
+                {
+                    "address": self._state.workers[worker_id].address,
+                    "budget_bytes": budget,
+                    "jobs": [
+                        {
+                            "job_id": i,
+                            "held_bytes": load.held_bytes,
+                            "parked_tasks": load.parked_tasks,
+                            "shed_elements": load.shed_elements,
+                        }
+                        for i, load in loads.items()
+                    ],
+                }
+                for worker_id, (budget, loads) in self.memory.items()
+                if worker_id in self._state.workers
+            ],
+        }
+
+    def _job(self, job_id: int) -> MeasuredJob:
+        if job_id not in self._jobs:
+            self._jobs[job_id] = MeasuredJob(Judge(HOLDS * self._window_s))
+        return self._jobs[job_id]
+
+    def _ready(self) -> int:
+        return sum(not worker.draining for worker in self._state.workers.values())
+
+    def judge_all(self) -> Iterator[None]:
+        """A step for each job."""
+        state, now_s = self._state, time.monotonic()
+        self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
+        read = {state.iterations[c.iteration_id].job_id for c in state.consumers.values()}
+        for job_id in {*self._jobs, *read}:
+            job, of = self._job(job_id), state.jobs.get(job_id)
+            if job_id in read and of is not None:
+                job.name, job.read_s = label_value(of.user_name), now_s
+                self._judge(job, of, now_s)
+            else:
+                job.load, job.wanted = None, job.judge.hold(NOBODY, now_s)
+                if not job.wanted.workers and (of is None or now_s - job.read_s > LIMIT_S):
+                    del self._jobs[job_id]
+            yield
+        wanted = [(job.name, job.wanted) for job in self._jobs.values() if job.wanted.workers]
+        self.wanted = all_jobs(wanted, self._ready(), len(state.saves))
+
+    def _judge(self, job: MeasuredJob, of: Job, now_s: float) -> None:
+        """Judge a job, if the window has enough of it."""
+        state = self._state
+        job.consumers = {i: x for i, x in job.consumers.items() if i in state.consumers}
+        there = {i: x for i, x in job.workers.items() if i in state.workers}
+        if len(there) < len(job.workers):
+            job.workers, job.since_s = there, now_s
+        from_s = max(job.since_s, now_s - self._window_s)
+        if now_s - job.since_s >= self._window_s / 2:
+            workers = [x for x in (x.grown(from_s) for x in there.values()) if sum(x[:3])]
+            consumers = [x for x in (x.grown(from_s) for x in job.consumers.values()) if sum(x)]
+            if workers and consumers:
+                room = _room(state, of, len(workers))
+                job.load = _load(workers, consumers, room)
+                job.wanted = job.judge.judge(job.load, now_s)
+                return
+        if job.load is None:
+            first = Wanted(max(1, self._ready()), "measuring", "is being measured")
+            job.wanted = max(first, job.wanted)
+
+
+def _load(
+    workers: list[tuple[int, ...]], consumers: Iterable[tuple[int, ...]], room: float
+) -> Load:
+    busy = unleased = rate = 0.0
+    for working_ms, held_ms, none_ms, elements in workers:
+        open_ms = working_ms + held_ms + none_ms
+        busy += working_ms / open_ms
+        unleased += none_ms / open_ms
+        rate += 1000 * elements / open_ms
+    taken = wish = opened = waited = 0.0
+    for open_ms, waited_ms, elements in consumers:
+        open_ms, waited_ms = max(open_ms, 1), min(waited_ms, open_ms)
+        taken += elements / open_ms
+        wish += elements / max(open_ms - waited_ms, 1)
+        opened += open_ms
+        waited += waited_ms
+    # Of consumers that get nothing, their time; else those count more that take more.
+    waits = 1 - taken / wish if wish else waited / max(opened, 1)
+    return Load(len(workers), busy, unleased, waits, rate, room)
+
+
+def _room(state: State, job: Job, workers: int) -> float:
+    """How many further workers would get a split of the job."""
+    if job.sharding in STATIC:
+        return max(0, len(state.places) - workers)
+    iterations = (state.iterations.get(i) for i in job.iterations.values())
+    return max(
+        (_unleased(i) for i in iterations if i is not None and i.consumers and not i.finished),
+        default=0,
+    )
+
+
+def _unleased(iteration: Iteration) -> float:
+    """Its splits that no worker has; infinitely many if they never end, or all workers read all."""
+    if iteration.claims is not None:
+        return iteration.claims.unclaimed
+    left = math.inf
+    for ledger in iteration.ledgers:
+        if ledger.size_together != ENDLESS and not ledger.grows and ledger.leased_with is None:
+            waiting = ledger.size_together - ledger.next + ranges.total(ledger.returned)
+            left = min(left, waiting + sum(map(ranges.total, ledger.left_over.values())))
+    return left

@@ -1,0 +1,134 @@
+"""What heartbeats tell of loads becomes a number of workers, whoever comes and goes meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from forebay.service.core import commands as c
+from forebay.service.dispatcher import loads as loads_module
+from forebay.service.dispatcher.loads import HOLDS, Loads
+from forebay.service.proto import forebay_pb2 as pb
+
+from ..core.given import Given
+
+WINDOW_S = 20
+EVERY_S = 5
+
+
+class Cluster(Given):
+    """One job with a consumer, whose members tell the same shares of their time each EVERY_S."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.now_s = 1000
+        monkeypatch.setattr(loads_module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.loads = Loads(self.state, 1000 * WINDOW_S)
+        self.joined = self.iteration("train")
+        self.job_id = self.state.iterations[self.joined.iteration_id].job_id
+        self.waits, self.works, self.unleased = 0.0, 1.0, 0.0
+        self._counted: dict[tuple[str, str], float] = {}
+
+    def _count(self, member: str, **shares: float) -> dict[str, int]:
+        for name, share in shares.items():
+            key = member, name
+            self._counted[key] = self._counted.get(key, 0) + 1000 * EVERY_S * share
+        return {name: int(self._counted[member, name]) for name in shares}
+
+    def go_on(self, seconds: float) -> str:
+        """Returns the cause of the last judgement."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            for worker in self.state.workers.values():
+                held = 1 - self.works - self.unleased
+                times = self._count(
+                    worker.address, working_ms=self.works, backpressured_ms=held,
+                    no_split_ms=self.unleased, elements=self.works / 100,
+                )  # fmt: skip
+                load = pb.JobLoad(job_id=self.job_id, held_bytes=7, **times)
+                beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=64)
+                self.loads.worker_told(worker.address, worker.uid, beat)
+            for number in self.state.consumers:
+                told = self._count("c", open_ms=1.0, waited_ms=self.waits, elements=0.01)
+                self.loads.consumer_told(number, pb.ConsumerLoad(**told))
+            self.now_s += EVERY_S
+            list(self.loads.judge_all())
+        return self.loads.wanted.cause
+
+
+def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    loads = cluster.loads
+    cluster.waits = 1.0
+    assert cluster.go_on(EVERY_S) == "measuring"
+    assert loads.wanted.workers == 1  # there is none
+    for number in (1, 2):
+        cluster.worker(number)
+    assert cluster.go_on(EVERY_S) == "measuring"
+    cluster.waits = 0.5
+    assert cluster.go_on(2 * WINDOW_S) == "trainers wait"
+    assert loads.wanted.workers == 4
+    assert loads.wanted.reason == (
+        "job train: trainers wait 50% of the time, and all 2 workers are busy: 4 would do"
+    )
+    told = loads.status()
+    assert told["loads"][0]["busy"] == pytest.approx(2)
+    assert told["loads"][0]["waits"] == pytest.approx(0.5)
+    assert told["loads"][0]["elements_per_s"] == pytest.approx(20)
+    held = {"job_id": cluster.job_id, "held_bytes": 7, "parked_tasks": 0, "shed_elements": 0}
+    assert told["memory"][1] == {"address": "w:2", "budget_bytes": 64, "jobs": [held]}
+
+    third = cluster.worker(3)  # before it is measured, nothing is said of three workers
+    assert cluster.go_on(EVERY_S) == "trainers wait"
+    assert loads.wanted.workers == 4
+    cluster.when(c.LoseWorker(worker_id=third, reason="gone"))
+    cluster.waits, cluster.works = 0.0, 0.2
+    assert cluster.go_on((HOLDS - 1) * WINDOW_S) == "workers idle"
+    assert loads.wanted.workers == 4  # for long enough
+    assert cluster.go_on(3 * WINDOW_S) == "workers idle"
+    assert loads.wanted.workers == 1
+    assert len(loads.status()["memory"]) == 2
+
+    cluster.when(c.LeaveIteration(consumer_id=cluster.joined.consumer_id, reason=""))
+    assert cluster.go_on(HOLDS * WINDOW_S - EVERY_S) == "nobody reads"
+    assert loads.wanted.workers == 1
+    cluster.go_on(2 * WINDOW_S)
+    assert loads.wanted == (0, "nobody reads", "nobody reads")
+
+
+def test_no_more_workers_than_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    task = cluster.task_of(cluster.worker(1))
+    cluster.worker(2)
+    (source,) = cluster.state.iterations[cluster.joined.iteration_id].ledgers
+    cluster.waits = 1.0
+    for left, workers in ((1, 3), (0, 2)):
+        while source.next < source.size - left:
+            assert cluster.lease(task, 100)
+        cluster.go_on((HOLDS + 2) * WINDOW_S)
+        assert (cluster.loads.wanted.workers, cluster.loads.wanted.cause) == (workers, "no splits")
+
+
+def test_who_waits_for_splits_needs_no_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    for number in (1, 2, 3, 4):
+        cluster.worker(number)
+    cluster.waits, cluster.works, cluster.unleased = 0.9, 0.1, 0.9
+    cluster.go_on((HOLDS + 2) * WINDOW_S)
+    assert (cluster.loads.wanted.workers, cluster.loads.wanted.cause) == (1, "source")
+
+
+def test_strangers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.worker(1)
+    cluster.go_on(2 * WINDOW_S)
+    before = cluster.loads.status()
+    cluster.loads.consumer_told(12345, pb.ConsumerLoad(open_ms=1, waited_ms=1))
+    load = pb.JobLoad(job_id=cluster.job_id, working_ms=1 << 60)
+    other = pb.JobLoad(job_id=12345, working_ms=1)
+    beat = pb.WorkerHeartbeatRequest(loads=[load, other])
+    cluster.loads.worker_told("w:1", 4711, beat)
+    cluster.loads.worker_told("w:9", 1, beat)
+    list(cluster.loads.judge_all())
+    assert cluster.loads.status() == before
