@@ -29,7 +29,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # As Forebay does, which some tests import after gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# Journals are in memory where it has room: other tests' files make an fsync of a disk's take seconds.
+# Journals are in memory where there is room: other tests can make a disk's fsync take seconds.
 # What a power failure leaves of files is for the simulation, and for tests/storage/test_torn.py.
 MEMORY = pathlib.Path("/dev/shm")
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
