@@ -29,11 +29,11 @@ test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among 
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
 
 test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
-	@scripts/kubectl
-	@scripts/haproxy
+	@scripts/tool kubernetes-client kubectl kustomize deploy/kubernetes/gke # 1.32 can, 1.20 can't
+	@scripts/tool haproxy haproxy -v
 	@scripts/redis
 	@scripts/postgres
-	@scripts/promtool
+	@scripts/tool prometheus promtool --version
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
 	$(BIN)/pytest -n 3 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) || \
 		scripts/retry_failed $$?

@@ -8,14 +8,22 @@ import time
 from ..journal.journal import Journal
 from ..journal.proto import events_pb2 as ev
 from ..storage import open_storage
+from .results import Better, Result
 from .setting import Setting
 
 CALLERS = 64
 
 
-def rounds_of_events(url: str, setting: Setting) -> list[float]:
-    """What each round found in the storage at `url`."""
-    return [asyncio.run(_durable_events(url, setting.seconds)) for _ in range(setting.rounds)]
+def durable_events(row: str, how: str, url: str, setting: Setting, required: float) -> Result:
+    """What each round found in the storage at `url`; `how` says in words what that is."""
+    return Result(
+        row=row,
+        what=f"durable events{how}, {CALLERS} callers",
+        unit="events/s",
+        better=Better.MORE,
+        ours=[asyncio.run(_durable_events(url, setting.seconds)) for _ in range(setting.rounds)],
+        required=required,
+    )
 
 
 async def _durable_events(url: str, seconds: float) -> float:

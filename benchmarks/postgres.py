@@ -15,8 +15,8 @@ from ..chaos.cluster import SERVES
 from ..chaos.postgres import USER, make_cluster, server_command, signal_server
 from ..service import processes
 from ..service.errors import ForebayError
-from .durable import CALLERS, rounds_of_events
-from .results import Better, Result
+from .durable import durable_events
+from .results import Result
 from .setting import Setting
 
 REQUIRED = 10_000  # events/s
@@ -47,14 +47,5 @@ def postgres_storage(directory: pathlib.Path) -> Iterator[str]:
 def postgres(setting: Setting) -> list[Result]:
     """Durable events per second, from many callers with one event after another."""
     with postgres_storage(setting.directory("postgres")) as url:
-        figures = rounds_of_events(url, setting)
-    return [
-        Result(
-            row="postgres",
-            what=f"durable events in PostgreSQL, fsync on, {CALLERS} callers",
-            unit="events/s",
-            better=Better.MORE,
-            ours=figures,
-            required=REQUIRED,
-        )
-    ]
+        how = " in PostgreSQL, fsync on"
+        return [durable_events("postgres", how, url, setting, REQUIRED)]

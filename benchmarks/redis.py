@@ -15,7 +15,7 @@ from redis import Redis
 
 from ..service import processes
 from ..service.errors import ForebayError
-from .durable import CALLERS, rounds_of_events
+from .durable import durable_events
 from .restart import fill_journal, kill_to_first_split
 from .results import Better, Result
 from .servers import Server
@@ -55,17 +55,8 @@ def redis(setting: Setting) -> list[Result]:
     results = []
     for appendfsync, required in REQUIRED.items():
         with redis_storage(setting.directory(f"redis-{appendfsync}"), appendfsync) as url:
-            figures = rounds_of_events(url, setting)
-        results.append(
-            Result(
-                row="redis",
-                what=f"durable events, appendfsync {appendfsync}, {CALLERS} callers",
-                unit="events/s",
-                better=Better.MORE,
-                ours=figures,
-                required=required,
-            )
-        )
+            how = f", appendfsync {appendfsync}"
+            results.append(durable_events("redis", how, url, setting, required))
     return results
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import shutil
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -26,6 +28,12 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # As Forebay does, which some tests import after gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# Journals are in memory where there is room: other tests can make a disk's fsync take seconds.
+# What a power failure leaves of files is for the simulation, and for tests/storage/test_torn.py.
+MEMORY = pathlib.Path("/dev/shm")
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 # Where the tests are run in the background, Ctrl-C is ignored, and so it would be in the processes
 # that they start.

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from forebay.service.processes import EXIT_WITH_PARENT, ChildProcess
@@ -49,9 +50,10 @@ PR_SET_PDEATHSIG = 1
 class Fork:
     """`python` with these arguments: -m MODULE …, -c CODE …, or FILE …
 
-    It has this process's environment without FOREBAY_…, its standard error if `errors` is no
-    other descriptor, and dies with it. Its input is a pipe, and its output too, unless it is to
-    be the descriptor `output`. It could do without `imports`, which make it faster.
+    It has this process's environment without FOREBAY_…, with what `environment` adds, its standard
+    error if `errors` is no other descriptor, and dies with it. Its input is a pipe, and its output
+    too, unless it is to be the descriptor `output`. It could do without `imports`, which make it
+    faster.
     """
 
     def __init__(
@@ -61,17 +63,19 @@ class Fork:
         *,
         output: int | None = None,
         errors: int = 2,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         address = _address(imports)
         stdin, self._stdin = os.pipe()
         self.stdout: TextIO | None = None
         stdout = output
         if stdout is None:
-            own, stdout = os.pipe()
-            self.stdout = os.fdopen(own, encoding="utf-8")
+            read, stdout = os.pipe()
+            self.stdout = os.fdopen(read, encoding="utf-8")
+        own = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
         request = {
             "arguments": [*map(str, arguments)],
-            "environment": {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")},
+            "environment": {**own, **environment},
             "directory": os.getcwd(),
         }
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,14 +136,18 @@ class Fork:
 
 
 def run(
-    arguments: Sequence[str], timeout_s: float = 100, imports: tuple[str, ...] = TENSORFLOW
+    arguments: Sequence[str],
+    timeout_s: float = 100,
+    imports: tuple[str, ...] = TENSORFLOW,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, as subprocess.run does, with all that it says. No input is there.
 
     Raises subprocess.TimeoutExpired, with what it has said: by default before pytest's own timeout.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        program = Fork(arguments, imports, output=output.fileno(), errors=errors.fileno())
+        descriptors = {"output": output.fileno(), "errors": errors.fileno()}
+        program = Fork(arguments, imports, **descriptors, environment=environment)
         program.close_input()
         try:
             code = program.finish(timeout_s)

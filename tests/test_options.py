@@ -112,13 +112,14 @@ def test_none_is_the_default(command: str, served: list[ServerOptions]) -> None:
             assert declared.check(declared.default) == declared.default
 
 
-@pytest.mark.parametrize(("command", "declared"), CASES)
-def test_what_is_said_of_it(command: str, declared: Declared) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_said_of_each(command: str) -> None:
     config: type = {"dispatcher": DispatcherConfig, "worker": WorkerConfig}[command]
-    name = NAMES[command].get(declared.name, declared.name)
-    assert f"    {name}: {declared.option.help}" in (config.__doc__ or "")
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "500"}).output
-    assert declared.option.help in shown
+    for declared in options_of(COMMANDS[command]):
+        name = NAMES[command].get(declared.name, declared.name)
+        assert f"    {name}: {declared.option.help}" in (config.__doc__ or "")
+        assert declared.option.help in shown
 
 
 NUMBERS = [

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
@@ -16,12 +15,11 @@ from forebay.benchmarks.setting import Setting
 from forebay.service.cli.bench import bench
 from forebay.service.errors import ForebayError
 
+from .. import forks
+
 
 def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.service.cli", "bench", *map(str, arguments)],
-        capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+    return forks.run(["-m", "forebay.service.cli", "bench", *map(str, arguments)], timeout_s)
 
 
 @pytest.mark.timeout(200)  # TensorFlow is imported nine times, on whatever else is going on

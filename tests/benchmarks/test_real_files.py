@@ -29,6 +29,11 @@ from forebay.benchmarks.loaders import (
 from forebay.benchmarks.machine import descendants
 from forebay.benchmarks.real_files import installed
 
+from ..stock import OwnDispatcher, stock_workers
+from ..trainers.conftest import target
+
+__all__ = ["target"]
+
 SIZE = 3  # elements or batches
 LOADED = """
 import pathlib, sys
@@ -53,27 +58,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def forebay_target() -> Iterator[str]:
-    dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
-    address = dispatcher.target.partition("://")[2]
-    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
-    yield dispatcher.target
-    worker.stop()
-    dispatcher.stop()
-
-
-@pytest.fixture(scope="module")
 def peer_target() -> Iterator[str]:
-    peer = tf.data.experimental.service
-    config = peer.DispatcherConfig(  # jobs end at once: its worker's stop waits for them
-        port=0, job_gc_check_interval_ms=50, job_gc_timeout_ms=50
-    )
-    dispatcher = peer.DispatchServer(config)
-    address = dispatcher.target.partition("://")[2]
-    worker = peer.WorkerServer(peer.WorkerConfig(dispatcher_address=address))
-    yield dispatcher.target
-    worker._stop()
-    dispatcher._stop()
+    """Processes, which are killed: a stop of TensorFlow's servers waits for its jobs' ends."""
+    peer = OwnDispatcher()
+    with stock_workers(peer.address):
+        yield peer.target
+    peer.kill()
 
 
 def expected(case: FileCase, files: pathlib.Path) -> list[Any]:
@@ -87,16 +77,16 @@ def expected(case: FileCase, files: pathlib.Path) -> list[Any]:
 
 @pytest.mark.parametrize("row", FILE_CASES)
 def test_all_ways_through_tf_data_give_the_records(
-    row: str, files: pathlib.Path, forebay_target: str, peer_target: str
+    row: str, files: pathlib.Path, target: str, peer_target: str
 ) -> None:
     case = FILE_CASES[row]
     wanted = digest(expected(case, files))
     assert wanted[0] == SIZE
     assert digest(eager_elements(case, files, SIZE)) == wanted
     dataset = pipeline(case, files, SIZE)
-    dataset_id = service.register_dataset(forebay_target, dataset)
-    assert digest(service.read(forebay_target, dataset_id)) == wanted
-    assert digest(service.from_dataset_id("parallel_epochs", forebay_target, dataset_id)) == wanted
+    dataset_id = service.register_dataset(target, dataset)
+    assert digest(service.read(target, dataset_id)) == wanted
+    assert digest(service.from_dataset_id("parallel_epochs", target, dataset_id)) == wanted
     peer = tf.data.experimental.service
     dataset_id = peer.register_dataset(peer_target, dataset)
     assert digest(peer.from_dataset_id("parallel_epochs", peer_target, dataset_id)) == wanted

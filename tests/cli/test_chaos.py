@@ -63,14 +63,14 @@ def children(parent: int) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("storage", ["files", "redis"])
-def test_every_promise_is_kept(tmp_path: pathlib.Path, storage: str) -> None:
+def test_every_promise_is_kept(tmp_path: pathlib.Path) -> None:
+    """On Redis; .ci/run has `make chaos` on files and on PostgreSQL."""
     report_file, plot = tmp_path / "report.json", tmp_path / "plot.png"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = start(
         temporary, "--seed", 5, "--minutes", 0.4, "--kill-every", 1, "--elements", 500,
-        "--storage", storage, "--json", report_file, "--plot", plot,
+        "--storage", "redis", "--json", report_file, "--plot", plot,
     )  # fmt: skip
     code, said = finish(process)
     assert code == 0, said

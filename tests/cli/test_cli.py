@@ -32,6 +32,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import describe
 from forebay.storage import Locked, open_storage
 
+from .. import forks
 from ..postgres_server import PASSWORD, PostgresServer, schema_of
 from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
@@ -47,15 +48,16 @@ def forebay(*arguments: object, **environment: str) -> subprocess.CompletedProce
 def forebay_within(
     timeout_s: float, *arguments: object, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "forebay.service.cli", *map(str, arguments)],
-        capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment},
-    )  # fmt: skip
+    command = ["-m", "forebay.service.cli", *map(str, arguments)]
+    return forks.run(command, timeout_s, forks.DISPATCHER, environment)
 
 
 def error_of(*arguments: object, code: int = 1, **environment: str) -> str:
+    return line_of(forebay(*arguments, **environment), code)
+
+
+def line_of(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
     """The one line that a command that fails says."""
-    done = forebay(*arguments, **environment)
     assert done.returncode == code, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("forebay: "), done.stderr
@@ -163,9 +165,11 @@ class TestErrors:
 
     def test_a_port_in_use(self, dispatcher: DispatcherProcess) -> None:
         port = dispatcher.address.rpartition(":")[2]
-        assert "choose another" in error_of("dispatcher", "--port", port)
-        message = error_of("worker", "--port", port, "--dispatcher", dispatcher.address)
-        assert "choose another" in message
+        for server in (["dispatcher"], ["worker", "--dispatcher", dispatcher.address]):
+            # Not a fork: gRPC is silenced before it is imported.
+            command = [sys.executable, "-m", "forebay.service.cli", *server, "--port", port]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert "choose another" in line_of(done)
 
     def test_a_journal_of_a_newer_format(self, tmp_path: pathlib.Path) -> None:
         storage = open_storage(str(tmp_path))

@@ -315,8 +315,10 @@ def in_order(lengths: Sequence[int], **options: Any) -> list[tuple[int, int]]:
     return list(zip(places.tolist(), indexes.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("consumers", [1, 3])
-@pytest.mark.parametrize(("cycle_length", "block_length"), [(1, 1), (4, 1), (4, 7), (3, 5000)])
+@pytest.mark.parametrize(
+    ("cycle_length", "block_length", "consumers"),
+    [(1, 1, 1), (4, 1, 1), (4, 7, 1), (3, 5000, 1), (1, 1, 3), (4, 7, 3), (3, 5000, 3)],
+)
 def test_elements_that_become_much_larger(
     window: int, cycle_length: int, block_length: int, consumers: int
 ) -> None:

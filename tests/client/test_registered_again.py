@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ import tensorflow as tf
 
 from forebay import service
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
@@ -100,7 +99,8 @@ def test_the_same_dataset_from_another_process_does_not_warn(
         "dataset = tf.data.Dataset.range(3).cache().map(lambda i: {'a': i * 2, 'b': -i})\n"
         "service.register_dataset(sys.argv[1], dataset, dataset_id='of two processes')\n"
     )
-    subprocess.run([sys.executable, "-c", program, dispatcher.target], check=True, timeout=120)
+    ended = forks.run(["-c", program, dispatcher.target])
+    assert ended.returncode == 0, ended.stderr
     dataset = count(3).cache().map(lambda i: {"a": i * 2, "b": -i})
     service.register_dataset(dispatcher.target, dataset, dataset_id="of two processes")
     assert not caplog.messages

@@ -223,8 +223,10 @@ TROUBLES = [kill_worker, remove_and_add_workers, stop_worker, kill_dispatcher]
 class TestServersDie:
     """All trainers live, so they get each element once."""
 
-    @pytest.mark.parametrize("trouble", TROUBLES)
-    @pytest.mark.parametrize("readers", [pytest.param(1, marks=pytest.mark.long), 3])
+    @pytest.mark.parametrize(
+        ("readers", "trouble"),
+        [pytest.param(1, kill_worker, marks=pytest.mark.long), *((3, each) for each in TROUBLES)],
+    )
     def test_nobody_notices(
         self, cluster: Cluster, readers: int, trouble: Callable[..., Any]
     ) -> None:

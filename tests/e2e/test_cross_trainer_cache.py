@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +16,7 @@ from tensorflow.data.experimental import service as stock
 
 from forebay import service
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..stock import DispatcherProcess
 
@@ -261,8 +260,7 @@ def test_a_killed_trainer_goes_on_and_the_dispatcher_may_die(dispatcher: Dispatc
     dataset_id = service.register_dataset(target, numbers())
     with reading_trainer(target, dataset_id, "killed", "other") as other:
         assert take(other, 500) == [*range(500)]
-        command = [sys.executable, "-c", KILLED, target, dataset_id]
-        killed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        killed = forks.run(["-c", KILLED, target, dataset_id])
         assert killed.returncode == -9 and int(killed.stdout) == 999
         dispatcher.kill_and_restart()
         again = first(reading_trainer(target, dataset_id, "killed", "trainer"), 1000)

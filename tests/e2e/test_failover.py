@@ -61,6 +61,7 @@ def test_forebays_workers_and_trainers_go_on(pair: list[DispatcherProcess]) -> N
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("any_storage", ["files"], indirect=True)
 def test_stock_workers_and_trainers_go_on_through_a_balancer(
     pair: list[DispatcherProcess], any_storage: str
 ) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +19,7 @@ from forebay.service import Role, TaskContext
 from forebay.service.client.positions import OrderedRead
 from forebay.service.errors import FailedPrecondition, ForebayError
 
+from ..forks import Fork, run
 from ..ordered_numbers import (
     BATCH,
     NUMBER,
@@ -248,16 +246,11 @@ def test_a_trainer_that_is_killed_reads_the_steps_after_its_checkpoint(
     seen: list[list[int]] = []
     for steps in (5, 10):
         arguments = [target, numbers, str(tmp_path), json.dumps(ORDER), json.dumps(steps)]
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as trainer:
-            assert trainer.stdout is not None
-            lines = [trainer.stdout.readline() for _ in range(steps + 1)]
-            trainer.send_signal(signal.SIGKILL)
-        assert lines.pop() == "waits\n", lines
+        trainer = Fork(["-c", KILLED, *arguments])
+        lines = [trainer.line() for _ in range(steps + 1)]
+        trainer.kill()
+        trainer.finish()
+        assert lines.pop() == "waits", lines
         seen += [json.loads(line) for line in lines]
     assert seen == steps_of(target, numbers)[:15]
 
@@ -293,12 +286,9 @@ for steps in (2, 3, 2):
     manager.save()
     print(json.dumps(int(position)))
 """
-    told = subprocess.check_output(
-        [sys.executable, "-c", code, target, str(tmp_path), str(NUMBER), json.dumps(ORDER)],
-        text=True,
-        timeout=100,
-    )
-    lines = [json.loads(line) for line in told.splitlines()]
+    ended = run(["-c", code, target, str(tmp_path), str(NUMBER), json.dumps(ORDER)])
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
     positions = [line for line in lines if isinstance(line, int)]
     assert positions == [16, 40, NUMBER]
     seen = [batch for line in lines if isinstance(line, list) for batch in line]

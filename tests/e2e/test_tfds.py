@@ -235,11 +235,10 @@ def test_any_number_of_workers_and_consumers(cluster: Cluster, builder: Any) -> 
     }
     expected = tfdss(builder, "train[10%:]", **how)
     order = service.register_tfds(cluster.target, builder, "train[10%:]", **how)
-    for workers in (3, 1, 2):
+    for workers, consumers in ((3, 1), (3, 2), (1, 3), (2, 2)):
         cluster.resize(workers)
-        for consumers in (1, 2, 3):
-            found = ours(cluster.target, order, consumers, job_name=f"{workers} {consumers}")
-            assert found == expected, (workers, consumers)
+        found = ours(cluster.target, order, consumers, job_name=f"{workers} {consumers}")
+        assert found == expected, (workers, consumers)
 
 
 @pytest.mark.parametrize("cycle_length", [2, 16])

@@ -148,8 +148,11 @@ def filled(output: Any, in_one_block: int = 4) -> Any:
 # -- a block takes several connections ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["reset", "silent"])
-@pytest.mark.parametrize("in_one_block", [1, 4], ids=["element", "block"])
+@pytest.mark.parametrize(
+    ("in_one_block", "silent"),
+    [(1, False), (4, False), (4, True)],
+    ids=["element-reset", "block-reset", "block-silent"],
+)
 def test_no_connection_lets_a_block_pass(
     closing: ExitStack, protocol: str, silent: bool, in_one_block: int, impatient: None
 ) -> None:

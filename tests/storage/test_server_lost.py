@@ -1,11 +1,14 @@
-"""A PostgreSQL that has less than was acknowledged: who knows notices, and nobody continues it."""
+"""A server that has less than was acknowledged: who knows notices, and nobody continues it."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,32 +16,98 @@ from forebay.chaos.postgres import postgres_programs
 from forebay.storage import Corrupt, Extent, Fenced, Locked, Record, Storage, Writer, open_storage
 from forebay.storage.postgres.address import parse_postgres_url
 from forebay.storage.postgres.client import PostgresClient
-from forebay.storage.postgres.storage import PostgresStorage
+from forebay.storage.redis.address import parse_redis_url
+from forebay.storage.redis.client import RedisClient
 
 from ..postgres_server import PostgresServer, schema_of
+from ..redis_server import RedisServer, running_redis
+
+META, LOG = "forebay:meta", "forebay:log"
 
 
-class Journal:
+class Journal(ABC):
     """A journal of which a backup can be made, and restored."""
 
-    def __init__(self, server: PostgresServer, url: str) -> None:
+    losses: ClassVar[dict[str, Any]]
+
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.schema = schema_of(url)
-        self._server = server
+        self.opened: list[Storage | Writer] = []
+
+    def open(self) -> Storage:
+        self.opened.append(storage := open_storage(self.url))
+        return storage
 
     def open_writer(self, place: str = "here") -> Writer:
-        return open_storage(self.url).open_writer("the test", place=place)
+        self.opened.append(writer := self.open().open_writer("the test", place=place))
+        return writer
 
-    def execute(self, statement: str) -> None:
-        """Run a statement, in which {s} is the schema."""
-        self._server.execute(statement.format(s=f'"{self.schema}"'))
+    @abstractmethod
+    def forgotten(self) -> contextlib.AbstractContextManager[None]:
+        """What is done meanwhile is gone afterwards, as after the restoration of a backup."""
+
+    @abstractmethod
+    def lose(self, loss: str) -> None:
+        """Delete what `losses` says, of three batches of two records; by default, all."""
+
+    @abstractmethod
+    def behind(self) -> tuple[str, Any]:
+        """The URL of a server that lags behind, and a client of it."""
+
+
+class RedisJournal(Journal):
+    losses: ClassVar[dict[str, Any]] = {
+        "all": ("FLUSHALL",),
+        "the log": ("DEL", LOG),
+        "the meta": ("DEL", META),
+        "the first batch": ("XTRIM", LOG, "MAXLEN", 2),
+        "the last batch": ("XDEL", LOG, "6-0"),
+    }
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server.url)
+        self.server = server
 
     @contextlib.contextmanager
     def forgotten(self) -> Iterator[None]:
-        """What is done meanwhile is gone afterwards, as after the restoration of a backup."""
-        backup = self._run("pg_dump", f"--schema={self.schema}")
+        data, backup = self.server.directory / "appendonlydir", self.server.directory / "backup"
+        self.server.kill()
+        shutil.copytree(data, backup)
+        self.server.start()
         yield
-        self.execute("DROP SCHEMA {s} CASCADE")
+        self.server.kill()
+        shutil.rmtree(data)
+        backup.rename(data)
+        self.server.start()
+
+    def lose(self, loss: str) -> None:
+        with self.server.client() as client:
+            client.execute_command(*self.losses[loss])
+
+    def behind(self) -> tuple[str, RedisClient]:
+        url = f"{self.url}/1"
+        return url, RedisClient(parse_redis_url(url))
+
+
+class PostgresJournal(Journal):
+    losses: ClassVar[dict[str, Any]] = {
+        "all": "DROP SCHEMA {s} CASCADE",
+        "the log": "DROP TABLE {s}.log",
+        "all rows": "TRUNCATE {s}.log",
+        "the meta": "DROP TABLE {s}.meta",
+        "the meta's row": "DELETE FROM {s}.meta",
+    }
+
+    def __init__(self, server: PostgresServer, url: str) -> None:
+        super().__init__(url)
+        self._schema = schema_of(url)
+        self._server = server
+
+    @contextlib.contextmanager
+    def forgotten(self) -> Iterator[None]:
+        backup = self._run("pg_dump", f"--schema={self._schema}")
+        yield
+        self.lose("all")
         self._run("psql", "--quiet", "--set=ON_ERROR_STOP=1", said=backup)
 
     def _run(self, program: str, *arguments: str, said: str = "") -> str:
@@ -49,10 +118,30 @@ class Journal:
             command, input=said, capture_output=True, text=True, check=True, timeout=60
         ).stdout
 
+    def lose(self, loss: str) -> None:
+        self._server.execute(self.losses[loss].format(s=f'"{self._schema}"'))
 
-@pytest.fixture
-def journal(postgres: PostgresServer, postgres_storage_url: str) -> Journal:
-    return Journal(postgres, postgres_storage_url)
+    def behind(self) -> tuple[str, PostgresClient]:
+        self._server.execute("CREATE DATABASE behind")
+        url = self.url.replace("/postgres?", "/behind?")
+        return url, PostgresClient(parse_postgres_url(url))
+
+
+KINDS: dict[str, type[Journal]] = {"redis": RedisJournal, "postgres": PostgresJournal}
+
+
+@pytest.fixture(params=KINDS)
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    with contextlib.ExitStack() as stack:
+        journal: Journal
+        if request.param == "redis":
+            journal = RedisJournal(stack.enter_context(running_redis(tmp_path / "redis")))
+        else:
+            url: str = request.getfixturevalue("postgres_storage_url")
+            journal = PostgresJournal(request.getfixturevalue("postgres"), url)
+        yield journal
+        for opened in journal.opened:
+            opened.close()
 
 
 def expect_condemned(journal: Journal, reason: str) -> None:
@@ -60,7 +149,7 @@ def expect_condemned(journal: Journal, reason: str) -> None:
     for _ in range(2):
         with pytest.raises(Corrupt, match=f"acknowledged records are missing: .*{reason}.*repair"):
             journal.open_writer()
-    storage = open_storage(journal.url)
+    storage = journal.open()
     records: list[Record] = []
     try:
         records.extend(storage.read())
@@ -145,22 +234,17 @@ def test_a_later_term_that_began_on_older_data(
     expect_condemned(journal, "a later term began at record 5")
 
 
-LOSSES = {
-    "the schema": "DROP SCHEMA {s} CASCADE",
-    "the log": "DROP TABLE {s}.log",
-    "all rows": "TRUNCATE {s}.log",
-    "the meta": "DROP TABLE {s}.meta",
-    "the meta's row": "DELETE FROM {s}.meta",
-}
-
-
 @USES
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-def test_deleted_tables(journal: Journal, loss: str, use: Callable[[Writer], None]) -> None:
+@pytest.mark.parametrize(
+    ("journal", "loss"),
+    [(kind, loss) for kind, journal in KINDS.items() for loss in journal.losses],
+    indirect=["journal"],
+)
+def test_what_is_deleted(journal: Journal, loss: str, use: Callable[[Writer], None]) -> None:
     writer = journal.open_writer()
     for _ in range(3):
         writer.append([b"a"] * 2)
-    journal.execute(loss)
+    journal.lose(loss)
     with pytest.raises(Corrupt):
         use(writer)
     with pytest.raises(Corrupt):
@@ -171,7 +255,7 @@ def test_deleted_tables(journal: Journal, loss: str, use: Callable[[Writer], Non
 def test_a_journal_that_was_begun_anew(journal: Journal) -> None:
     writer = journal.open_writer()
     writer.append([b"a"])
-    journal.execute("DROP SCHEMA {s} CASCADE")
+    journal.lose("all")
     other = journal.open_writer()  # knows nothing of it
     other.append([b"b"] * 7)
     with pytest.raises(Corrupt, match="another writer has begun that term again"):
@@ -187,30 +271,26 @@ def follow(storage: Storage) -> int:
 
 def test_a_standby_remembers_what_it_has_read(journal: Journal) -> None:
     writer = journal.open_writer()
-    standby = open_storage(journal.url)
+    standby = journal.open()
     for i in range(4):
         writer.append([b"a"] * 2)
         assert follow(standby) == 2 * i + 2
-    journal.execute("DROP SCHEMA {s} CASCADE")
+    journal.lose("all")
     with pytest.raises(Corrupt, match="record 6 was read in term 1, and the log ends at record 0"):
         standby.open_writer("the standby")
     expect_condemned(journal, "record 6 was read")
 
 
-def test_a_server_that_lags_behind_has_lost_nothing(
-    journal: Journal, postgres: PostgresServer
-) -> None:
+def test_a_server_that_lags_behind_has_lost_nothing(journal: Journal) -> None:
     """The connection that polls the meta may have been cut, and made anew to another server."""
-    name = "behind"
-    postgres.execute(f"CREATE DATABASE {name}")
-    behind = journal.url.replace("/postgres?", f"/{name}?")
-    open_storage(behind).open_writer("the test").append([b"a"])
+    url, client = journal.behind()
+    open_storage(url).open_writer("the test").append([b"a"])
     writer = journal.open_writer()
-    standby = PostgresStorage(journal.url)
+    standby: Any = journal.open()
     for i in range(4):
         writer.append([b"a"])
         assert follow(standby) == i + 1
-    standby._watcher = PostgresClient(parse_postgres_url(behind))
+    standby._watcher = client
     with pytest.raises(Locked):
         standby.open_writer("the standby", place="here")
     assert standby.condemned() == ""
@@ -221,7 +301,7 @@ def test_a_server_that_lags_behind_has_lost_nothing(
 def test_an_unacknowledged_record_may_vanish(journal: Journal) -> None:
     writer = journal.open_writer()
     writer.append([b"a"] * 5)
-    standby = open_storage(journal.url)
+    standby = journal.open()
     with journal.forgotten():
         writer.append([b"b"])
         assert follow(standby) == 6  # and nobody but `writer` knows that it was acknowledged
@@ -232,10 +312,13 @@ def test_a_repair_takes_records_away_on_purpose(journal: Journal) -> None:
     displaced = journal.open_writer()
     displaced.append([b"a"] * 3)
     displaced.append([b"a"] * 3)
-    standby = open_storage(journal.url)
+    standby = journal.open()
     assert follow(standby) == 6
-    journal.open_writer().close()
-    open_storage(journal.url).cut(2, "the repair")
+    later = journal.open_writer()
+    with pytest.raises(Locked):
+        standby.cut(0, "the repair")
+    later.close()
+    journal.open().cut(2, "the repair")
     with pytest.raises(Fenced):
         displaced.append([b"x"])
     assert standby.open_writer("the standby").append([b"x"]) == 1
@@ -248,3 +331,32 @@ def test_condemned_by_who_knows_better(journal: Journal) -> None:
     with pytest.raises(Corrupt, match="workers know of a lease"):
         writer.renew()
     expect_condemned(journal, "workers know of a lease")
+
+
+@pytest.mark.parametrize("journal", ["redis"], indirect=True)
+def test_a_killed_redis_that_lost_nothing_is_fine(journal: RedisJournal) -> None:
+    writer = journal.open_writer()
+    for i in range(5):
+        assert writer.append([b"a"]) == i + 1
+        journal.server.kill()
+        journal.server.start()
+        writer.renew()
+    assert follow(journal.open()) == 5
+
+
+@pytest.mark.parametrize("journal", ["redis"], indirect=True)
+def test_a_journal_of_which_only_snapshots_are_left(journal: RedisJournal) -> None:
+    writer = journal.open_writer()
+    writer.append([b"a"])
+    writer.write_snapshot(1, b"state")
+    writer.close()
+    journal.lose("the meta")
+    journal.lose("the log")
+    storage = journal.open()
+    with pytest.raises(Corrupt, match=r"is missing, and others are not; .*repair"):
+        journal.open_writer()
+    with pytest.raises(Corrupt, match="is missing, and others are not"):
+        storage.check()
+    assert "ends at record 0" in storage.cut(0, "the repair")
+    assert storage.snapshots() == []
+    assert journal.open_writer().append([b"b"]) == 1
