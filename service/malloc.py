@@ -56,7 +56,7 @@ def manage_large_tensors() -> None:
 
     malloc also gets at most one arena for each processor, instead of eight. No thread uses what
     others have freed in other arenas, so more arenas hold more free memory, and protobuf has malloc
-    return all of that to the system now and then (decision 270).
+    return all of that to the system now and then (decision 259).
 
     The environment's own settings take precedence.
     """

@@ -22,6 +22,7 @@ from ..standbys import LEASE_MS, status, wait_until
 from ..stock import DispatcherProcess
 
 ELEMENTS = 4_000
+LARGE = 16 << 20  # bytes
 NASTY = '"}\\\n# <script>alert(1)</script>\u202e' + 900 * "x"
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -151,10 +152,14 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> Non
         worker = service.WorkerServer(
             service.WorkerConfig(dispatcher.address, http_port=0, drain_timeout_ms=600_000)
         )
-        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(1 << 40))
+        large = tf.data.Dataset.from_tensors(tf.zeros([LARGE], tf.uint8)).repeat()
+        dataset_id = service.register_dataset(dispatcher.target, large)
         endless = service.read(dispatcher.target, dataset_id, processing_mode="parallel_epochs")
         with endless as elements:
             next(elements)
+            # More waits there than goes to the reader, so the worker drains until that leaves.
+            held = "forebay_worker_buffer_bytes"
+            wait_until(lambda: value(scraped(worker.http_address), held) > 2 * LARGE)
             drain = threading.Thread(target=worker.stop, kwargs={"drain": True})
             drain.start()
             wait_until(lambda: get(worker.http_address, "/readyz") == (503, "drains\n"))
