@@ -22,7 +22,7 @@ from ..standbys import LEASE_MS, status, wait_until
 from ..stock import DispatcherProcess
 
 ELEMENTS = 4_000
-LARGE = 16 << 20  # bytes
+LARGE = 1 << 20  # bytes
 NASTY = '"}\\\n# <script>alert(1)</script>\u202e' + 900 * "x"
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -159,7 +159,7 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> Non
             next(elements)
             # More waits there than goes to the reader, so the worker drains until that leaves.
             held = "forebay_worker_buffer_bytes"
-            wait_until(lambda: value(scraped(worker.http_address), held) > 2 * LARGE)
+            wait_until(lambda: value(scraped(worker.http_address), held) > 6 * LARGE)
             drain = threading.Thread(target=worker.stop, kwargs={"drain": True})
             drain.start()
             wait_until(lambda: get(worker.http_address, "/readyz") == (503, "drains\n"))
