@@ -33,7 +33,8 @@ def tables(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
     ]
     columns = ("job", "elements/s", "trainers wait", "busy workers", "memory", "wanted")
     loads = Table(*columns, title="loads", title_justify="left")
-    for job in sorted(listed, key=SORTS[sort]):
+    listed.sort(key=SORTS[sort])
+    for job in listed:
         measured = ("–", "–", "–")
         if "waits" in job:
             busy = f"{job['busy']:.1f} of {job['workers']}"
@@ -42,7 +43,7 @@ def tables(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
         loads.add_row(names[job["job_id"]], *measured, size, str(wanted))
     if loads.row_count:
         yield loads
-    if loads.row_count > 1:
+    if loads.row_count > 1 or not summary.get("wanted_workers"):
         yield from (f"{names[job['job_id']]}: {job['wanted']['reason']}" for job in listed)
     budgets = Table(
         "worker", "job", "holds", "of", "tasks parked", "elements dropped",

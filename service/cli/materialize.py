@@ -9,6 +9,9 @@ import typer
 from .dataset import DATASET_ID, SERVICE, service_and_dataset
 from .options import connects
 
+LOOK_S = 5.0
+"""How often to list the output's files, to show the progress."""
+
 
 @connects
 def materialize(
@@ -56,7 +59,7 @@ def materialize(
     pipelines.hide_gpus()
     pipelines.load()  # before TensorFlow is imported in any other way
 
-    with polled("shards", lambda: shards_done(output)):
+    with polled("shards", lambda: shards_done(output), every_s=LOOK_S):
         done = run(
             service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,
             runner=runner, options=context.args, verify=verify,

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 from ..errors import ForebayError
 
-LOOK_S = 1.0
-
 Show = Callable[[float, float], None]
 """Told how much is done, and of how much."""
 
@@ -44,15 +42,17 @@ def progress(unit: str) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def polled(unit: str, look: Callable[[], tuple[float, float] | None]) -> Iterator[None]:
-    """Shows what `look` finds each second, in a thread; None: nothing yet."""
+def polled(
+    unit: str, look: Callable[[], tuple[float, float] | None], *, every_s: float
+) -> Iterator[None]:
+    """Shows what `look` finds each `every_s`, in a thread; None: nothing yet."""
     if not sys.stderr.isatty():
         yield
         return
     ended = threading.Event()
 
     def keep(show: Show) -> None:
-        while not ended.wait(LOOK_S):
+        while not ended.wait(every_s):
             with contextlib.suppress(ForebayError, OSError):  # the command says what is wrong
                 if (found := look()) is not None:
                     show(*found)

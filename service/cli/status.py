@@ -97,7 +97,7 @@ def _watch(fetch: Callable[[], dict[str, Any]], summary: dict[str, Any], sort: s
             time.sleep(WATCH_S)
             try:
                 summary, failed = fetch(), ""
-            except Unavailable as error:
+            except (Unavailable, NotFound) as error:  # a dispatcher or a job may come
                 failed = str(error)
 
 
@@ -109,7 +109,7 @@ def _only(summary: dict[str, Any], job: str) -> dict[str, Any]:
     if not found:
         known = ", ".join(sorted(_name(each) for each in summary["jobs"])) or "none"
         raise NotFound(f"there is no job {job}; there are: {known}")
-    return {**summary, "jobs": found}
+    return {**summary, "jobs": found, "wanted_workers": None}  # which is of all jobs together
 
 
 def render(summary: dict[str, Any], sort: str = "job") -> Any:

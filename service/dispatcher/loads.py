@@ -20,13 +20,15 @@ from ..core.state import STATIC, Iteration, Job, State
 from ..http.families import label_value
 from ..proto import forebay_pb2 as pb
 from .slices import in_slices
-from .wanted_workers import LIMIT_S, NOBODY, Judge, Load, Wanted, all_jobs
+from .wanted_workers import LIMIT_S, NOBODY, Held, Judge, Load, Wanted, all_jobs
 
 LOOKS = 4
 """How often a window it judges."""
 
 HOLDS = 6
 """Windows for which fewer workers must do."""
+
+NO_SAVES = Wanted(0, "saves", "the saves are complete")
 
 MOST_REPORTS = 64
 """Of a member, within a window."""
@@ -62,7 +64,8 @@ class MeasuredJob:
     since_s: float = 0.0  # the same workers run it
     name: str = ""
     read_s: float = 0.0  # when it had consumers last
-    load: Load | None = None  # None: nobody reads it, or the window has too little
+    load: Load | None = None  # None: nobody reads it, or there has been too little to go by
+    judged_s: float = 0.0
     wanted: Wanted = NOBODY
 
 
@@ -75,7 +78,8 @@ class Loads:
         self._jobs: dict[int, MeasuredJob] = {}
         self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
         """By worker: its budget in bytes, and the newest load of each of its jobs."""
-        self.wanted = NOBODY
+        self.wanted: Wanted | None = None  # before the first judgement
+        self._saves = Held(HOLDS * self._window_s)
 
     def jobs(self) -> list[int]:
         """The ids of jobs that are or were read, those of the last reads first."""
@@ -95,14 +99,17 @@ class Loads:
         job.consumers.setdefault(consumer_id, Reports()).add(time.monotonic(), counters)
 
     def worker_told(self, address: str, uid: int, told: pb.WorkerHeartbeatRequest) -> None:
-        """A worker's heartbeat. Ignores workers that are not registered."""
+        """A worker's heartbeat. Ignores workers that are not registered, and heartbeats that tell
+        nothing of loads."""
         state, now_s = self._state, time.monotonic()
         worker = state.workers.get(state.worker_at.get(address, 0))
-        if worker is None or worker.uid != uid:
+        if worker is None or worker.uid != uid or not told.memory_budget:
             return
         worker_id = worker.worker_id
         loads = {load.job_id: load for load in told.loads if load.job_id in state.jobs}
         self.memory[worker_id] = told.memory_budget, loads
+        if worker.draining:
+            return  # its tasks go on elsewhere
         for job_id, job in self._jobs.items():
             if job_id not in loads and job.workers.pop(worker_id, None) is not None:
                 job.since_s = now_s
@@ -117,14 +124,14 @@ class Loads:
     async def watch(self) -> None:
         """Judge now and then, until cancelled."""
         while True:
-            await asyncio.sleep(self._window_s / LOOKS)
             await in_slices(self.judge_all())
+            await asyncio.sleep(self._window_s / LOOKS)
 
     def status(self) -> dict[str, Any]:
         """For the status: what is measured, which is no part of the state."""
         jobs = [(i, self.of_job(i)) for i in self.jobs()]
         return {
-            "wanted_workers": {**self.wanted._asdict(), "ready": self._ready()},
+            "wanted_workers": (self.wanted and {**self.wanted._asdict(), "ready": self._ready()}),
             "loads": [
                 {
                     "job_id": i,
@@ -186,13 +193,20 @@ class Loads:
                     del self._jobs[job_id]
             yield
         wanted = [(job.name, job.wanted) for job in self._jobs.values() if job.wanted.workers]
-        self.wanted = all_jobs(wanted, self._ready(), len(state.saves))
+        ready = max(1, self._ready())
+        written = Wanted(ready, "saves", "workers write saves")
+        saves = self._saves.hold(written if state.saves else NO_SAVES, now_s)
+        self.wanted = all_jobs(wanted, saves)
 
     def _judge(self, job: MeasuredJob, of: Job, now_s: float) -> None:
         """Judge a job, if the window has enough of it."""
         state = self._state
         job.consumers = {i: x for i, x in job.consumers.items() if i in state.consumers}
-        there = {i: x for i, x in job.workers.items() if i in state.workers}
+        there = {
+            i: x
+            for i, x in job.workers.items()
+            if (worker := state.workers.get(i)) is not None and not worker.draining
+        }
         if len(there) < len(job.workers):
             job.workers, job.since_s = there, now_s
         from_s = max(job.since_s, now_s - self._window_s)
@@ -200,13 +214,18 @@ class Loads:
             workers = [x for x in (x.grown(from_s) for x in there.values()) if sum(x[:3])]
             consumers = [x for x in (x.grown(from_s) for x in job.consumers.values()) if sum(x)]
             if workers and consumers:
+                if job.load is None:
+                    job.judge.hold(job.wanted, now_s)  # what was wanted so far
                 room = _room(state, of, len(workers))
-                job.load = _load(workers, consumers, room)
+                job.load, job.judged_s = _load(workers, consumers, room), now_s
                 job.wanted = job.judge.judge(job.load, now_s)
                 return
+        if now_s - job.judged_s > 2 * self._window_s:
+            job.load = None
         if job.load is None:
+            held = job.judge.hold(NOBODY, now_s)
             first = Wanted(max(1, self._ready()), "measuring", "is being measured")
-            job.wanted = max(first, job.wanted)
+            job.wanted = first if first.workers >= held.workers else held
 
 
 def _load(

@@ -234,8 +234,9 @@ def _jobs(state: State) -> Iterator[Measured | None]:
 
 
 def _wanted(loads: Loads) -> Iterator[Measured]:
-    yield WANTED(loads.wanted.workers)
-    yield WANTED_CAUSE(1, loads.wanted.cause)
+    if loads.wanted is not None:
+        yield WANTED(loads.wanted.workers)
+        yield WANTED_CAUSE(1, loads.wanted.cause)
     for job_id in loads.jobs()[:MOST_LABELLED]:
         job = loads.of_job(job_id)
         if job is not None:

@@ -195,9 +195,9 @@ class DispatcherOptions(ServerOptions):
         int,
         Option(
             "Over how long loads are measured, to say how many workers are wanted; that fewer are "
-            "has to last for six times as long.",
+            "has to last for six times as long. At least twice the members' heartbeat interval.",
             least=200,
-            most=HOUR_MS,
+            most=300_000,
         ),
     ] = 20_000
     worker_max_concurrent_snapshots: Annotated[

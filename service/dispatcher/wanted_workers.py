@@ -1,9 +1,9 @@
 """How many workers a job's trainers could use: a judgement of measured loads. Pure.
 
-Trainers that wait a share w of their time would take 1 / (1 − w) times as many elements. If the
-workers are busy, so many times as many of them would do. If no trainer waits, so many are enough as
-make what is taken now. How much a worker can make is known from a time when it was busy. A pipeline
-that prefetches seems idle before it is: so until then, a few workers are let go at a time.
+If trainers wait a share w of their time, the demand is the present rate / (1 − w). If no trainer
+waits, it is the present rate. The rate of a busy worker, remembered for an hour, converts it into
+workers. A pipeline that prefetches seems idle before it is: so until a rate is known, a few workers
+are let go at a time.
 
 If the source is slow for all workers together, a further one changes nothing. Only trying tells, so
 the judge remembers what growth has brought.
@@ -29,7 +29,7 @@ SPARE = 0.1
 this leaves would wait for each other's luck, and be called back at once."""
 
 TOLERANCE = 0.04
-"""A need of so much more than a whole number of workers is none for a further one."""
+"""A demand that exceeds a whole number of workers by less is rounded down."""
 
 MOST_GROWTH = 2.0
 """Trainers that read ahead seem to want everything until they have it: so growth goes in steps."""
@@ -51,8 +51,8 @@ class Load(NamedTuple):
     """What was measured of a job while the same workers ran it."""
 
     workers: int  # that run it
-    busy: float  # at least; each counts as the share of its time in which its pipelines worked
-    unleased: float  # likewise, waiting for splits
+    busy: float  # sum over workers of the share of time in which their pipelines worked, at least
+    unleased: float  # the same of the time in which they waited for splits
     waits: float  # the share of their time in which consumers waited for elements of workers
     rate: float  # elements a second that the workers made
     room: float = math.inf  # further workers that would get a split
@@ -198,15 +198,12 @@ class Judge:
         return Plateau(useful, is_least, load.rate, load.workers, until_s)
 
 
-def all_jobs(jobs: Sequence[tuple[str, Wanted]], workers: int, saves: int) -> Wanted:
-    """Of all jobs together, which the same `workers` run: what the neediest one wants. As many go
-    on while there are saves, of which nothing is measured."""
-    if saves and all(job.workers <= workers for _, job in jobs):
-        return Wanted(max(1, workers), "saves", "workers write saves")
-    if not jobs:
-        return NOBODY
-    name, most = max(jobs, key=lambda job: job[1].workers)
-    return most._replace(reason=f"job {name}: {most.reason}")
+def all_jobs(jobs: Sequence[tuple[str, Wanted]], saves: Wanted) -> Wanted:
+    """Of all jobs together, and of saves, which the same workers run: what the neediest wants."""
+    name, most = max(jobs, key=lambda job: job[1].workers, default=("", NOBODY))
+    if saves.workers and saves.workers >= most.workers:
+        return saves
+    return most._replace(reason=f"job {name}: {most.reason}") if jobs else NOBODY
 
 
 def _whole(need: float) -> int:

@@ -26,9 +26,12 @@ MOST_OF_ADDRESS = 32
 them, all of a host share these. So a flood of one address leaves most places to others."""
 
 HEAD_S = 10.0
-"""How long a connection may take for the TLS handshake, and then for its first request's head."""
+"""How long a connection may take for the TLS handshake, and again for its first request's head."""
 
 KEEPALIVE_S = 75.0
+"""How long a connection stays open without a request after an answer."""
+
+NEXT_S = KEEPALIVE_S + 15.0
 """How long it may take from one request to the next, the answer included."""
 
 _TICK_S = 1.0
@@ -87,6 +90,7 @@ class Connections:
         for listener in self._listeners:
             listener.setblocking(False)
             listener.listen(_BACKLOG)
+        for listener in self._listeners:
             self._begin(self._accept(listener))
         self._begin(self._sweep())
         return int(self._listeners[0].getsockname()[1])
@@ -97,6 +101,9 @@ class Connections:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self._open.values():
+            if connection.transport is None:
+                connection.sock.close()
         for listener in self._listeners:
             listener.close()
 
@@ -105,7 +112,7 @@ class Connections:
         sock = None if transport is None else transport.get_extra_info("socket")
         connection = None if sock is None else self._open.get(sock.fileno())
         if connection is not None:
-            connection.deadline = asyncio.get_running_loop().time() + KEEPALIVE_S
+            connection.deadline = asyncio.get_running_loop().time() + NEXT_S
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="forebay-http-connection")
@@ -144,6 +151,7 @@ class Connections:
             connection.transport, _ = await loop.connect_accepted_socket(
                 self._serve, connection.sock, ssl=self._context, ssl_handshake_timeout=timeout_s
             )
+            connection.deadline = loop.time() + HEAD_S
         except OSError as error:  # TLS errors and timeouts are some
             self._complaints.warn("the TLS handshake of %s failed: %s", connection.host, error)
             connection.sock.close()

@@ -106,7 +106,7 @@ class HttpServer:
         try:
             found = await self._connections.start(host.strip("[]"), port)
         except OSError as error:
-            await self._runner.cleanup()
+            await self.close()
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise AddressInUse(
                 f"--http-port: cannot listen on {host}:{port}: {why}; give each server of a host "

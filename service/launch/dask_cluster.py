@@ -62,4 +62,4 @@ class ForebayWorkers(WorkerPlugin):
             return
         await asyncio.to_thread(process.end, self._options.drain_timeout_ms / 1000 + AFTER_DRAIN_S)
         if self._log is not None:
-            self._log.join()
+            await asyncio.to_thread(self._log.join, AFTER_DRAIN_S)

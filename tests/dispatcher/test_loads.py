@@ -9,6 +9,7 @@ import pytest
 from forebay.service.core import commands as c
 from forebay.service.dispatcher import loads as loads_module
 from forebay.service.dispatcher.loads import HOLDS, Loads
+from forebay.service.dispatcher.wanted_workers import Wanted
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..core.given import Given
@@ -28,7 +29,13 @@ class Cluster(Given):
         self.joined = self.iteration("train")
         self.job_id = self.state.iterations[self.joined.iteration_id].job_id
         self.waits, self.works, self.unleased = 0.0, 1.0, 0.0
+        self.silent = False
         self._counted: dict[tuple[str, str], float] = {}
+
+    @property
+    def wanted(self) -> Wanted:
+        assert self.loads.wanted is not None
+        return self.loads.wanted
 
     def _count(self, member: str, **shares: float) -> dict[str, int]:
         for name, share in shares.items():
@@ -40,7 +47,7 @@ class Cluster(Given):
         """Returns the cause of the last judgement."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
-            for worker in self.state.workers.values():
+            for worker in () if self.silent else self.state.workers.values():
                 held = 1 - self.works - self.unleased
                 times = self._count(
                     worker.address, working_ms=self.works, backpressured_ms=held,
@@ -54,7 +61,7 @@ class Cluster(Given):
                 self.loads.consumer_told(number, pb.ConsumerLoad(**told))
             self.now_s += EVERY_S
             list(self.loads.judge_all())
-        return self.loads.wanted.cause
+        return self.wanted.cause
 
 
 def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,14 +69,14 @@ def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.Mo
     loads = cluster.loads
     cluster.waits = 1.0
     assert cluster.go_on(EVERY_S) == "measuring"
-    assert loads.wanted.workers == 1  # there is none
+    assert cluster.wanted.workers == 1  # there is none
     for number in (1, 2):
         cluster.worker(number)
     assert cluster.go_on(EVERY_S) == "measuring"
     cluster.waits = 0.5
     assert cluster.go_on(2 * WINDOW_S) == "trainers wait"
-    assert loads.wanted.workers == 4
-    assert loads.wanted.reason == (
+    assert cluster.wanted.workers == 4
+    assert cluster.wanted.reason == (
         "job train: trainers wait 50% of the time, and all 2 workers are busy: 4 would do"
     )
     told = loads.status()
@@ -81,18 +88,18 @@ def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.Mo
 
     third = cluster.worker(3)  # before it is measured, nothing is said of three workers
     assert cluster.go_on(EVERY_S) == "trainers wait"
-    assert loads.wanted.workers == 4
+    assert cluster.wanted.workers == 4
     cluster.when(c.LoseWorker(worker_id=third, reason="gone"))
     cluster.waits, cluster.works = 0.0, 0.2
     assert cluster.go_on((HOLDS - 1) * WINDOW_S) == "workers idle"
-    assert loads.wanted.workers == 4  # for long enough
+    assert cluster.wanted.workers == 4  # for long enough
     assert cluster.go_on(3 * WINDOW_S) == "workers idle"
-    assert loads.wanted.workers == 1
+    assert cluster.wanted.workers == 1
     assert len(loads.status()["memory"]) == 2
 
     cluster.when(c.LeaveIteration(consumer_id=cluster.joined.consumer_id, reason=""))
     assert cluster.go_on(HOLDS * WINDOW_S - EVERY_S) == "nobody reads"
-    assert loads.wanted.workers == 1
+    assert cluster.wanted.workers == 1
     cluster.go_on(2 * WINDOW_S)
     assert loads.wanted == (0, "nobody reads", "nobody reads")
 
@@ -107,7 +114,7 @@ def test_no_more_workers_than_splits(monkeypatch: pytest.MonkeyPatch) -> None:
         while source.next < source.size - left:
             assert cluster.lease(task, 100)
         cluster.go_on((HOLDS + 2) * WINDOW_S)
-        assert (cluster.loads.wanted.workers, cluster.loads.wanted.cause) == (workers, "no splits")
+        assert (cluster.wanted.workers, cluster.wanted.cause) == (workers, "no splits")
 
 
 def test_who_waits_for_splits_needs_no_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +122,38 @@ def test_who_waits_for_splits_needs_no_more_workers(monkeypatch: pytest.MonkeyPa
     for number in (1, 2, 3, 4):
         cluster.worker(number)
     cluster.waits, cluster.works, cluster.unleased = 0.9, 0.1, 0.9
+    assert cluster.loads.wanted is None
+    assert cluster.go_on(2 * WINDOW_S) == "source"
+    assert cluster.wanted.workers == 4  # a first judgement, too, has to last
     cluster.go_on((HOLDS + 2) * WINDOW_S)
-    assert (cluster.loads.wanted.workers, cluster.loads.wanted.cause) == (1, "source")
+    assert (cluster.wanted.workers, cluster.wanted.cause) == (1, "source")
+
+
+def test_who_drains_is_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    for number in (1, 2, 3, 4):
+        cluster.worker(number)
+    cluster.waits, cluster.works = 0.0, 0.1
+    cluster.go_on((HOLDS + 3) * WINDOW_S)
+    assert cluster.wanted.workers < 4
+    for number in (2, 3, 4):
+        cluster.worker(number, draining=True)
+    cluster.waits, cluster.works = 0.2, 0.6
+    cluster.go_on(3 * WINDOW_S)
+    assert cluster.loads.jobs() == [cluster.job_id]
+    assert cluster.wanted.workers < 4
+
+
+def test_a_job_of_which_nothing_is_told_wants_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.silent = True
+    first, second = cluster.worker(1), cluster.worker(2)
+    for worker_id in (second, first):
+        assert cluster.go_on(2 * WINDOW_S) == "measuring"
+        assert cluster.wanted.workers == len(cluster.state.workers)
+        cluster.when(c.LoseWorker(worker_id=worker_id, reason="gone"))
 
 
 def test_strangers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

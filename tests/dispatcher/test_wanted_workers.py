@@ -142,6 +142,7 @@ def test_each_cause(load: Load, wanted: int, cause: str, reason: str | None) -> 
 
 def test_the_neediest_job_counts() -> None:
     few, many = Wanted(2, "enough", "why"), Wanted(5, "trainers wait", "because")
-    assert all_jobs([("a", few), ("b", many)], 3, 0) == (5, "trainers wait", "job b: because")
-    assert all_jobs([("a", few)], 3, 1).workers == 3
-    assert all_jobs([], 3, 0) == NOBODY
+    three, none = Wanted(3, "saves", "…"), Wanted(0, "saves", "…")
+    assert all_jobs([("a", few), ("b", many)], three) == (5, "trainers wait", "job b: because")
+    assert all_jobs([("a", few)], three) == three
+    assert all_jobs([], none) == NOBODY
