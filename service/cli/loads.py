@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..http.families import label_value
+
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "job": lambda job: job["job_id"],
     "waits": lambda job: -job.get("waits", 0.0),
@@ -45,14 +47,14 @@ def tables(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
         yield loads
     if loads.row_count > 1 or not summary.get("wanted_workers"):
         yield from (f"{names[job['job_id']]}: {job['wanted']['reason']}" for job in listed)
-    budgets = Table(
-        "worker", "job", "holds", "of", "tasks parked", "elements dropped",
-        title="memory of workers", title_justify="left",
-    )  # fmt: skip
+    budgets = Table(title="memory of workers", title_justify="left")
+    budgets.add_column("worker", overflow="fold", min_width=15)
+    for name in ("job", "holds", "of", "tasks parked", "elements dropped"):
+        budgets.add_column(name)
     for worker, job in memory:
         if job["held_bytes"] or job["parked_tasks"] or job["shed_elements"]:
             budgets.add_row(
-                worker["address"], names[job["job_id"]],
+                label_value(worker["address"]), names[job["job_id"]],
                 decimal(job["held_bytes"]), decimal(worker["budget_bytes"]),
                 str(job["parked_tasks"]), str(job["shed_elements"]),
             )  # fmt: skip

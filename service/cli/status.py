@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,12 +14,14 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument, NotFound, Unavailable
+from ..http.families import label_value
 from .console import plain_console
 from .loads import SORTS, tables
 from .options import connects
 
 PATIENCE_S = 5.0
 WATCH_S = 1.0
+MOST_NAMED = 20
 NAME_WIDTH = 24  # a job's longer name takes a second line
 
 WAIT_WORKERS = typer.Option(
@@ -89,27 +93,37 @@ def _watch(fetch: Callable[[], dict[str, Any]], summary: dict[str, Any], sort: s
         show: Callable[[Any], None] = console.print
         if console.is_terminal:
             live = Live(console=console, screen=True, auto_refresh=False)
+            for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is put back first
+                signal.signal(number, lambda got, _: sys.exit(128 + got))
             stack.enter_context(live)
             show = partial(live.update, refresh=True)
-        failed = ""
+        failed: list[Any] = []
+        at = time.strftime("%X")
         while True:
-            show(Group(*([failed] if failed else []), render(summary, sort)))
+            show(render(summary, sort) if not failed else Group(*failed))
             time.sleep(WATCH_S)
             try:
-                summary, failed = fetch(), ""
-            except (Unavailable, NotFound) as error:  # a dispatcher or a job may come
-                failed = str(error)
+                summary, failed, at = fetch(), [], time.strftime("%X")
+            except NotFound as error:  # the job may come
+                failed = [str(error)]
+            except Unavailable as error:
+                failed = [f"as of {at}: {error}", render(summary, sort)]
 
 
 def _only(summary: dict[str, Any], job: str) -> dict[str, Any]:
     """The status with this job alone. Raises NotFound."""
     if not job:
         return summary
-    found = [each for each in summary["jobs"] if job in (_name(each), str(each["job_id"]))]
+    found = [each for each in summary["jobs"] if job in (_whole(each), str(each["job_id"]))]
     if not found:
-        known = ", ".join(sorted(_name(each) for each in summary["jobs"])) or "none"
-        raise NotFound(f"there is no job {job}; there are: {known}")
-    return {**summary, "jobs": found, "wanted_workers": None}  # which is of all jobs together
+        names = sorted(map(_name, summary["jobs"]))
+        known = ", ".join(names[:MOST_NAMED]) or "none"
+        more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        raise NotFound(f"there is no job {label_value(job)}; there are: {known}{more}")
+    ids = {each["job_id"] for each in found}
+    loads = [load for load in summary.get("loads", []) if load["job_id"] in ids]
+    # The number of wanted workers is of all jobs together.
+    return {**summary, "jobs": found, "loads": loads, "wanted_workers": None}
 
 
 def render(summary: dict[str, Any], sort: str = "job") -> Any:
@@ -129,7 +143,8 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     for w in summary["workers"]:
         kind = "tf.data service" if w["stock"] else "forebay"
         kind += ", draining" if w.get("draining") else ""
-        workers.add_row(w["address"], kind, str(w["running_tasks"]), ",".join(w["tags"]))
+        tags = label_value(",".join(w["tags"]))
+        workers.add_row(label_value(w["address"]), kind, str(w["running_tasks"]), tags)
     jobs = Table(title="jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     longest = max((len(_name(job)) for job in summary["jobs"]), default=0)
     jobs.add_column("job", overflow="fold", min_width=min(longest, NAME_WIDTH))
@@ -170,7 +185,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
                     ),
                 )
     names = {job["job_id"]: _name(job) for job in summary["jobs"]}
-    parts: list[Any] = [head, workers, jobs, *tables(summary, names, sort)]
+    parts: list[Any] = [head, *tables(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
     skips = Table(
         "job", "epoch", "split", "worker", "why", title="skipped splits", title_justify="left"
@@ -216,6 +231,11 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
 
 
 def _name(job: dict[str, Any]) -> str:
+    """The user's own name of a job, for people: cut, and without control characters."""
+    return label_value(_whole(job))
+
+
+def _whole(job: dict[str, Any]) -> str:
     """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
     name: str = job["name"] or str(job["job_id"])
     return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")

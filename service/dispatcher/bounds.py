@@ -151,6 +151,10 @@ def _check_repeated(request: Message, name: str, values: Any) -> None:
 
 
 def _check_size(request: Message, name: str, most: int, text: str | bytes) -> None:
+    if isinstance(text, str) and name.endswith("address") and not text.isprintable():
+        raise InvalidArgument(
+            f"{_full(request, name)}={text[:100]!r} has characters that are no part of an address"
+        )
     if len(text) > most:
         what = "characters" if isinstance(text, str) else "bytes"
         raise InvalidArgument(

@@ -28,6 +28,8 @@ LOOKS = 4
 HOLDS = 6
 """Windows for which fewer workers must do."""
 
+NO_WORKER = "no worker", "no worker has told of a task of it"
+
 NO_SAVES = Wanted(0, "saves", "the saves are complete")
 
 MOST_REPORTS = 64
@@ -220,12 +222,13 @@ class Loads:
                 job.load, job.judged_s = _load(workers, consumers, room), now_s
                 job.wanted = job.judge.judge(job.load, now_s)
                 return
-        if now_s - job.judged_s > 2 * self._window_s:
+        if not there or now_s - job.judged_s > 2 * self._window_s:
             job.load = None
         if job.load is None:
             held = job.judge.hold(NOBODY, now_s)
-            first = Wanted(max(1, self._ready()), "measuring", "is being measured")
-            job.wanted = first if first.workers >= held.workers else held
+            cause, reason = ("measuring", "is being measured") if there else NO_WORKER
+            first = Wanted(max(1, self._ready()), cause, reason)
+            job.wanted = first._replace(workers=max(first.workers, held.workers))
 
 
 def _load(

@@ -61,7 +61,7 @@ class _BadRequests(logging.LoggerAdapter[logging.Logger]):
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **how: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
-            said = str(exc_info).splitlines()[0][:200]
+            said = " ".join(exc_info.message.split())[:200]
             host = args[-1] if args else "somebody"
             self._complaints.warn("a request of %s is not HTTP: %s", host, ascii(said))
         else:
