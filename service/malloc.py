@@ -13,11 +13,10 @@ import os
 MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 2 * MMAP_THRESHOLD_BYTES
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 # The environment variables that glibc reads: mallopt(3), and its tunables.
 _ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-_ARENAS = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 
 SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
 """The variable that TensorFlow reads when it first makes a tensor of 256 KB or more."""
@@ -54,15 +53,8 @@ def manage_large_tensors() -> None:
     TensorFlow (2.21) has its own allocator for buffers of 256 KB or more, which never shrinks. A
     worker that 25 trainers read from at once held 2.1 GB after all of them were gone.
 
-    malloc also gets at most one arena for each processor, instead of eight. No thread uses what
-    others have freed in other arenas, so more arenas hold more free memory, and protobuf has malloc
-    return all of that to the system now and then (decision 259).
-
-    The environment's own settings take precedence.
+    The environment's own setting takes precedence.
     """
-    mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None and not any(name in os.environ for name in _ARENAS):
-        mallopt(_M_ARENA_MAX, max(2, len(os.sched_getaffinity(0))))
     if os.environ.setdefault(SYSTEM_ALLOCATOR, "1") == "1":
         keep_large_buffers()  # until a task ends, so that its tensors need no new pages
 
