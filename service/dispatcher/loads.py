@@ -83,13 +83,9 @@ class Loads:
         self.wanted: Wanted | None = None  # before the first judgement
         self._saves = Held(HOLDS * self._window_s)
 
-    def jobs(self) -> list[int]:
-        """The ids of jobs that are or were read, those of the last reads first."""
-        return sorted(self._jobs, key=lambda i: self._jobs[i].read_s, reverse=True)
-
-    def of_job(self, job_id: int) -> MeasuredJob | None:
-        """What is measured of a job that is read, or was lately."""
-        return self._jobs.get(job_id)
+    def jobs(self) -> list[tuple[int, MeasuredJob]]:
+        """Jobs that are read, or were lately, by id: those of the last reads first."""
+        return sorted(self._jobs.items(), key=lambda item: item[1].read_s, reverse=True)
 
     def consumer_told(self, consumer_id: int, told: pb.ConsumerLoad) -> None:
         """A consumer's heartbeat. Ignores consumers that have left."""
@@ -131,7 +127,6 @@ class Loads:
 
     def status(self) -> dict[str, Any]:
         """For the status: what is measured, which is no part of the state."""
-        jobs = [(i, self.of_job(i)) for i in self.jobs()]
         return {
             "wanted_workers": (self.wanted and {**self.wanted._asdict(), "ready": self._ready()}),
             "loads": [
@@ -149,8 +144,7 @@ class Loads:
                         }
                     ),
                 }
-                for i, job in jobs
-                if job is not None
+                for i, job in self.jobs()
             ],
             "memory": [
                 {

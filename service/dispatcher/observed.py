@@ -237,11 +237,9 @@ def _wanted(loads: Loads) -> Iterator[Measured]:
     if loads.wanted is not None:
         yield WANTED(loads.wanted.workers)
         yield WANTED_CAUSE(1, loads.wanted.cause)
-    for job_id in loads.jobs()[:MOST_LABELLED]:
-        job = loads.of_job(job_id)
-        if job is not None:
-            yield JOB_WANTED(job.wanted.workers, job_id)
-        if job is not None and job.load is not None:
+    for job_id, job in loads.jobs()[:MOST_LABELLED]:
+        yield JOB_WANTED(job.wanted.workers, job_id)
+        if job.load is not None:
             yield JOB_WAITS(job.load.waits, job_id)
             yield JOB_BUSY(job.load.busy, job_id)
 
