@@ -29,6 +29,8 @@ HOLDS = 6
 """Windows for which fewer workers must do."""
 
 NO_WORKER = "no worker", "no worker has told of a task of it"
+MADE = "made", "its elements are made, and wait for trainers"
+MEASURING = "measuring", "is being measured"
 
 NO_SAVES = Wanted(0, "saves", "the saves are complete")
 
@@ -219,9 +221,11 @@ class Loads:
         if not there or now_s - job.judged_s > 2 * self._window_s:
             job.load = None
         if job.load is None:
+            if all(iteration.finished for iteration in _read(state, of)):
+                job.wanted = job.judge.hold(Wanted(1, *MADE), now_s)
+                return
             held = job.judge.hold(NOBODY, now_s)
-            cause, reason = ("measuring", "is being measured") if there else NO_WORKER
-            first = Wanted(max(1, self._ready()), cause, reason)
+            first = Wanted(max(1, self._ready()), *(MEASURING if there else NO_WORKER))
             job.wanted = first._replace(workers=max(first.workers, held.workers))
 
 
@@ -250,11 +254,15 @@ def _room(state: State, job: Job, workers: int) -> float:
     """How many further workers would get a split of the job."""
     if job.sharding in STATIC:
         return max(0, len(state.places) - workers)
-    iterations = (state.iterations.get(i) for i in job.iterations.values())
-    return max(
-        (_unleased(i) for i in iterations if i is not None and i.consumers and not i.finished),
-        default=0,
-    )
+    return max((_unleased(i) for i in _read(state, job) if not i.finished), default=0)
+
+
+def _read(state: State, job: Job) -> Iterator[Iteration]:
+    """Those of its iterations that have consumers."""
+    for iteration_id in job.iterations.values():
+        iteration = state.iterations.get(iteration_id)
+        if iteration is not None and iteration.consumers:
+            yield iteration
 
 
 def _unleased(iteration: Iteration) -> float:

@@ -118,7 +118,9 @@ def test_each_panel_has_data_and_rules_speak_up(tmp_path: pathlib.Path) -> None:
         )
         prometheus = Prometheus(tmp_path, [*ports, http.server_port])
         stack.callback(prometheus.stop)
-        dataset_id = service.register_dataset(dispatcher.target, lambda n: [n], splits=range(10**6))
+        dataset_id = service.register_dataset(
+            dispatcher.target, lambda n: [n], splits=range(10**12)
+        )
         stack.enter_context(trainer(dispatcher.target, dataset_id))
         wait_until(prometheus.answers)
 

@@ -117,6 +117,21 @@ def test_no_more_workers_than_splits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (cluster.wanted.workers, cluster.wanted.cause) == (workers, "no splits")
 
 
+def test_made_elements_need_a_worker_until_trainers_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    task = cluster.task_of(cluster.worker(1))
+    cluster.go_on(2 * WINDOW_S)
+    while cluster.lease(task, 100):
+        pass
+    cluster.when(c.CompleteTask(task_id=task))
+    assert cluster.state.iterations[cluster.joined.iteration_id].finished
+    cluster.silent = True  # workers tell of unfinished tasks
+    assert cluster.go_on(4 * WINDOW_S) == "made"
+    assert cluster.wanted.workers == 1
+
+
 def test_who_waits_for_splits_needs_no_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     for number in (1, 2, 3, 4):

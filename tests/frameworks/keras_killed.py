@@ -266,7 +266,9 @@ def main() -> None:
         assert not lives(preempted, said, saved, at)
     assert lives(preempted, said, saved, 0)
     found = what(said)
-    assert {"0 over": expected["0 over"]} | found == expected
+    # Who is preempted at the end of an epoch leaves before it says that it is over.
+    over = {key: logs for key, logs in expected.items() if key.endswith("over")}
+    assert over | found == expected
 
     ext = ".keras" if BACKEND == "torch" else ".weights.h5"  # Keras's, whatever the backend
     said, saved = folder / "checkpointed", folder / "models"
