@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -91,8 +94,36 @@ class Component:
         return map(np.reshape, map(values.__getitem__, slices), self.shapes.tolist())
 
 
+class Rows(Component):
+    """A component of large elements that were not put together: `values` and `shapes` are made
+    once somebody asks for them, by a copy."""
+
+    rows: list[Array]
+
+    def __init__(self, rows: list[Array]) -> None:
+        """By element; all of one rank. No strings."""
+        object.__setattr__(self, "rows", rows)
+
+    @functools.cached_property
+    def _together(self) -> Component:
+        return _joined([Component(row[np.newaxis]) for row in self.rows])
+
+    @property
+    def values(self) -> Array | Strings:
+        return self._together.values
+
+    @property
+    def shapes(self) -> Array | None:
+        return self._together.shapes
+
+    def elements(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
 def rank(component: Component) -> int:
     """The rank of one element."""
+    if isinstance(component, Rows):
+        return component.rows[0].ndim
     if component.shapes is not None:
         return int(component.shapes.shape[1])
     values = component.values
@@ -168,6 +199,8 @@ def part(block: Block, first: int, count: int) -> Block:
 
 
 def _part(component: Component, first: int, count: int) -> Component:
+    if isinstance(component, Rows):
+        return Rows(component.rows[first : first + count])
     values, shapes = component.values, component.shapes
     if shapes is None:
         return Component(_cut(values, first, first + count))
@@ -264,6 +297,8 @@ def joined(blocks: Sequence[Block]) -> Block:
 
 
 def _joined(parts: Sequence[Component]) -> Component:
+    if any(isinstance(part, Rows) for part in parts):
+        return Rows([row for part in parts for row in part.elements()])
     arrays = [p.values.lengths if isinstance(p.values, Strings) else p.values for p in parts]
     varying = any(part.shapes is not None for part in parts)
     varying = varying or len({array.shape[1:] for array in arrays}) > 1
@@ -283,21 +318,30 @@ def _joined(parts: Sequence[Component]) -> Component:
     return Component(values, np.concatenate(shapes))
 
 
-def merged(parts: Sequence[tuple[Block, Array]]) -> Block:
+def merged(parts: Sequence[tuple[Block, Array]], row_bytes: float = math.inf) -> Block:
     """The elements of several blocks in one: those of each go to the places that are given with it,
-    which together are all places from 0 on. Components and ranks must be the same.
+    ascending, which together are all places from 0 on. Components and ranks must be the same.
+
+    A component whose elements have at least `row_bytes` is not copied.
     """
     if len(parts) == 1:
         return parts[0][0]
     count = sum(block.count for block, _ in parts)
     columns = zip(*(block.components for block, _ in parts), strict=True)
     places = [places for _, places in parts]
-    return Block(count, tuple(_merged(column, places, count) for column in columns))
+    return Block(count, tuple(_merged(column, places, count, row_bytes) for column in columns))
 
 
-def _merged(parts: Sequence[Component], places: Sequence[Array], count: int) -> Component:
+def _merged(
+    parts: Sequence[Component], places: Sequence[Array], count: int, row_bytes: float
+) -> Component:
     values = [part.values for part in parts]
-    shapes = {v.shape[1:] for v in values if not isinstance(v, Strings)}
+    arrays = [v for v in values if not isinstance(v, Strings)]
+    if arrays and sum(array.nbytes for array in arrays) >= count * row_bytes:
+        numbers = chain(*(at.tolist() for at in places))
+        rows = zip(numbers, chain(*(part.elements() for part in parts)), strict=True)
+        return Rows([row for _, row in sorted(rows, key=itemgetter(0))])
+    shapes = {array.shape[1:] for array in arrays}
     if len(shapes) == 1 and all(part.shapes is None for part in parts):
         found: Array | None = None
         for array, at in zip(values, places, strict=True):

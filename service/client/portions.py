@@ -18,15 +18,15 @@ from ..delivery.orders import MAX_INDEX
 from ..order import Ints
 from .slices import Request
 
-PORTION_BYTES = 1 << 20
+PORTION_BYTES, LARGE_PORTION_BYTES = 1 << 20, 4 << 20
 MAX_PORTION = 1 << 16
-"""The approximate bytes of a portion, and the most elements of one."""
+"""The approximate bytes of a portion, the same of LARGE elements, and the most elements of one."""
 
 UNKNOWN_PORTIONS = 8
 """How many portions a plan makes at least before it is known how large elements are."""
 
-ALONE_BYTES = 32 << 10
-"""Elements of this size and more are given one by one, as they came: a portion would copy them."""
+LARGE_BYTES = 32 << 10
+"""Elements of this size and more are copied only if their trainer needs them in one array."""
 
 _NONE = np.zeros(0, np.int64)
 
@@ -79,9 +79,8 @@ class Portions:
         """The next elements to give: the places of their bundles, and their positions."""
         self.elements += len(places)
         unknown = max(1, len(places) // UNKNOWN_PORTIONS)
-        size = min(self.fit(PORTION_BYTES) or unknown, MAX_PORTION)
-        if self.fit(ALONE_BYTES) == 1:
-            size = 1
+        most = LARGE_PORTION_BYTES if self.fit(LARGE_BYTES) == 1 else PORTION_BYTES
+        size = min(self.fit(most) or unknown, MAX_PORTION)
         ends = [
             *(np.flatnonzero(places[1:] != places[:-1]) + 1).tolist(),
             len(places),
@@ -219,14 +218,13 @@ class Portions:
             yield part(block, first, len(at)), given
 
     def _assembled(self, portion: _Portion) -> Iterator[tuple[Block, Ints]]:
-        """The portion as blocks with the elements' positions: one block, unless elements are large,
-        or their ranks differ."""
+        """The portion as blocks with the elements' positions: one block, unless ranks differ."""
         positions, portion.positions = portion.positions, _NONE
         parts = [each for place, at in portion.needs for each in self._pop(place, at)]
         ranks = {tuple(map(rank, block.components)) for block, _, _ in parts}
-        if len(ranks) == 1 and self.fit(ALONE_BYTES) != 1:
+        if len(ranks) == 1:
             pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
-            yield merged(pieces), positions
+            yield merged(pieces, LARGE_BYTES), positions
             return
         singles = {
             place: part(block, number, 1)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..blocks import Component, Strings
+from ..blocks import Component, Rows, Strings
 from ..client.batches import Layout, check_batch_size, laid_out
 from ..client.options import ShardingPolicy
 from ..client.positions import OrderedRead
@@ -336,7 +336,11 @@ def tensor_of(value: Any) -> Any:
 
 def _tensors_of(component: Component) -> Iterator[Any]:
     """The tensors of each element."""
-    if component.shapes is not None or isinstance(component.values, Strings):
+    if (
+        isinstance(component, Rows)
+        or component.shapes is not None
+        or isinstance(component.values, Strings)
+    ):
         return map(tensor_of, component.elements())
     parts = tensor_of(component.values).split(AT_ONCE)
     return itertools.chain.from_iterable(part.unbind() for part in parts)

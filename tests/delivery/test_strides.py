@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from forebay.service.blocks import (
     merged,
     picked,
     rank,
+    split,
     strided,
 )
 
@@ -118,12 +120,26 @@ def test_what_is_picked_keeps_nothing_else_in_memory() -> None:
 
 @given(st.data(), st.integers(1, 12), st.integers(1, 4))
 def test_what_was_picked_is_merged(data: st.DataObject, count: int, parts: int) -> None:
-    """In whatever order the parts come, and whatever their shapes are."""
+    """In whatever order the parts come, whatever their shapes are, and whether they are copied."""
     block = Block(count, tuple(component(data, count) for _ in range(2)), bundle=4, index=100)
     of = data.draw(st.lists(st.integers(0, parts - 1), min_size=count, max_size=count))
     places = [np.array([i for i in range(count) if of[i] == part]) for part in range(parts)]
     found = [(picked(block, at), at) for at in places if len(at)]
-    again = merged(data.draw(st.permutations(found)))
-    check_block(again)
-    assert again.count == count
-    assert elements(again) == elements(block)
+    found = data.draw(st.permutations(found))
+    again = merged(found, data.draw(st.sampled_from([0, 3, math.inf])))
+    cut = data.draw(st.integers(1, count))
+    for each in (again, joined([*split(again, cut)] if cut < count else [again])):
+        assert elements(each) == elements(block)  # before anything is put together
+        assert [rank(c) for c in each.components] == [rank(c) for c in block.components]
+        whole = Block(count, tuple(Component(c.values, c.shapes) for c in each.components))
+        check_block(whole)
+        assert elements(whole) == elements(block)
+
+
+def test_large_elements_are_not_copied() -> None:
+    large = np.arange(24).reshape(4, 6)
+    first, second = split(Block(4, (Component(large),)), 2)
+    again = merged([(first, np.array([1, 2])), (second, np.array([0, 3]))], row_bytes=48)
+    found = [*again.components[0].elements()]
+    assert np.array_equal(found, large[[2, 0, 1, 3]])
+    assert all(np.shares_memory(row, large) for row in found)

@@ -357,7 +357,7 @@ def scaled(scenario: Scenario) -> Iterator[None]:
             of_portions = replaced(
                 portions,
                 PORTION_BYTES=asked.portion_bytes,
-                ALONE_BYTES=asked.alone_bytes,
+                LARGE_BYTES=asked.large_bytes,
                 RECENT_BYTES=asked.window_bytes // 8,
             )
             stack.enter_context(of_window)

@@ -78,7 +78,7 @@ class Asked:
     window_bytes: int
     first_window: int
     portion_bytes: int
-    alone_bytes: int
+    large_bytes: int
     ahead: int
     ahead_bytes: int
 
@@ -322,7 +322,7 @@ def _have_read_in_order(scenario: Scenario, rng: random.Random) -> None:
         window_bytes=rng.choice([200, 2_000, 64 << 20]),
         first_window=rng.choice([1, 16, 256]),
         portion_bytes=rng.choice([40, 400, 1 << 20]),
-        alone_bytes=rng.choice([40, 32 << 10]),
+        large_bytes=rng.choice([40, 32 << 10]),
         ahead=rng.choice([1, 3, 16]),
         ahead_bytes=rng.choice([100, 1_000, 4 << 20]),
     )
