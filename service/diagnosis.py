@@ -1,0 +1,302 @@
+"""What holds a job up, and what to do about it: conclusions from a dispatcher's status. Pure.
+
+A status is as of `GetStatus`, decoded from JSON. An earlier version's lacks some of it: what is not
+told is not concluded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+WAITS = 0.05
+"""Trainers that wait a smaller share of their time have what they need."""
+
+LATELY_S = 900.0
+"""So long a lost worker, or a new leader, is worth a word."""
+
+SLOW = 0.5
+"""A worker is slow if it makes less than this share of what the others make while they work."""
+
+BUSY = 0.75
+"""And if it is busy for at least this share of its time: else it has nothing to do."""
+
+FIRST_S = 30.0
+"""So long a job may be without a measured worker: the next heartbeats tell of it."""
+
+Severity = Literal["problem", "slow", "note"]
+SEVERITIES: tuple[Severity, ...] = ("problem", "slow", "note")
+
+PROFILE = (
+    "to find its slow step, profile the pipeline in a process of its own: TensorFlow's Profiler "
+    "for tf.data, cProfile for a Python function"
+)
+
+Status = Mapping[str, Any]
+
+
+class Finding(NamedTuple):
+    """A conclusion."""
+
+    severity: Severity
+    """problem: something is lost or stands still. slow: trainers wait. note: nothing to do."""
+    subject: str  # such as "job resnet", "worker 10.0.0.6:5051", "dispatcher"
+    what: str
+    advice: str  # "": none
+    gain: float | None = None
+    """By how much the job's elements a second would be multiplied, at most; None: not known."""
+    since_s: float | None = None  # so many seconds ago it began; None: not known
+
+
+def findings(status: Status) -> list[Finding]:
+    """What a status gives reason to say, the gravest first."""
+    found = [*_dispatcher(status), *_workers(status)]
+    jobs = {job["job_id"]: job for job in status["jobs"]}
+    for load in status.get("loads", []):
+        if (job := jobs.get(load["job_id"])) is not None:
+            found += _Job(status, job, load).findings()
+    if "loads" not in status:
+        what = "it tells nothing of the time of trainers and workers: it is of an earlier version"
+        found.append(Finding("note", "dispatcher", what, "upgrade it"))
+    return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), -(one.gain or 1.0)))
+
+
+def name_of(job: Mapping[str, Any]) -> str:
+    """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
+    name: str = job["name"] or str(job["job_id"])
+    return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
+
+
+def _dispatcher(status: Status) -> Iterator[Finding]:
+    if strangers := status.get("strangers"):
+        names = ", ".join(stranger["who"] for stranger in strangers[:3])
+        what = f"it refuses {len(strangers)} peers that know another journal, such as {names}"
+        advice = "bring their storage back, or restart them: `forebay status` lists their journals"
+        yield Finding("problem", "dispatcher", what, advice)
+    leads_s = status.get("leads_s")
+    if leads_s is not None and leads_s < LATELY_S and status["term"] > 1:
+        what = f"it leads in term {status['term']}: the one before ended, or was cut off"
+        advice = "the log of the one before says why, if nobody restarted it; loads begin anew"
+        yield Finding("note", "dispatcher", what, advice, since_s=leads_s)
+
+
+def _workers(status: Status) -> Iterator[Finding]:
+    for lost in status.get("lost_workers", []):
+        if lost["ago_s"] < LATELY_S:
+            yield Finding(
+                "problem", f"worker {lost['address']}", f"it is lost: {lost['reason']}",
+                "see its log, and start it again: others have no more splits of its leases",
+                since_s=lost["ago_s"],
+            )  # fmt: skip
+    names = {job["job_id"]: name_of(job) for job in status["jobs"]}
+    for worker in status.get("memory", []):
+        for job in worker["jobs"]:
+            if job["shed_elements"] and job["job_id"] in names:
+                yield Finding(
+                    "note", f"worker {worker['address']}",
+                    f"it dropped {job['shed_elements']} elements of job {names[job['job_id']]} "
+                    "that nobody read, as others needed the memory",
+                    "end jobs that nobody reads, or give workers a larger --memory-budget",
+                )  # fmt: skip
+
+
+class _Job:
+    """One job that is read."""
+
+    def __init__(self, status: Status, job: Mapping[str, Any], load: Mapping[str, Any]) -> None:
+        self._status = status
+        self._job = job
+        self._load = load
+        self._subject = f"job {name_of(job)}"
+        self._read = [i for i in job["iterations"] if i["consumers"] and not i["finished"]]
+        self._waits: float = load.get("waits", 0.0)
+
+    def findings(self) -> Iterator[Finding]:
+        yield from self._outside()
+        slow = [*self._slow_workers()]
+        yield from slow
+        match self._load["wanted"]["cause"]:
+            case "no worker":
+                yield self._no_worker()
+            case "measuring":
+                yield self._say("note", "it is being measured", "ask again in half a minute")
+            case "trainers wait":
+                yield self._too_few()
+            case "no splits":
+                yield self._no_splits()
+            case "source":
+                yield self._source()
+            case "not the workers" if not slow:
+                yield self._not_the_workers()
+            case "enough" | "workers idle" if "waits" in self._load:
+                yield self._trainer()
+
+    def _say(
+        self, severity: Severity, what: str, advice: str, gain: float | None = None
+    ) -> Finding:
+        return Finding(severity, self._subject, what, advice, gain, self._load.get("since_s"))
+
+    @property
+    def _demand(self) -> float | None:
+        """By how much the rate would be multiplied if no trainer waited."""
+        return 1 / (1 - self._waits) if self._waits < 1 else None
+
+    def _at_most(self, factor: float) -> float:
+        return factor if self._demand is None else min(factor, self._demand)
+
+    def _outside(self) -> Iterator[Finding]:
+        """Waits that no worker's pipeline is the cause of."""
+        for cause, what, advice in (
+            (
+                "network", "a connection to any of its workers",
+                "let trainers reach the workers' --address and ports: `forebay status` lists them",
+            ),
+            (
+                "dispatcher", "the dispatcher, which does not answer",
+                "see the dispatcher's log and its storage; a standby takes over when it ends",
+            ),
+            (
+                "no_task", "a worker to get a task of it",
+                "start workers before trainers: `forebay status --wait-workers` waits for them",
+            ),
+        ):  # fmt: skip
+            share = self._load.get("waits_for", {}).get(cause, 0.0)
+            if share > WAITS:
+                what = f"trainers wait {share:.0%} of the time for {what}"
+                gain = 1 / (1 - share) if share < 1 else None
+                yield Finding("slow", self._subject, what, advice, gain)
+
+    def _slow_workers(self) -> Iterator[Finding]:
+        """Workers that make less than others while they work, if trainers wait."""
+        if self._waits <= WAITS:
+            return
+        told = [w for w in self._load.get("by_worker", []) if w["working"] > 0]
+        speeds = [w["elements_per_s"] / w["working"] for w in told]
+        for worker, speed in zip(told, speeds, strict=True):
+            others = [*speeds]
+            others.remove(speed)
+            usual = statistics.median(others) if others else 0.0
+            if worker["working"] < BUSY or speed >= SLOW * usual:
+                continue
+            waits = self._is_in_order and self._demand
+            # In an order all wait for the slowest; else the others' elements come anyhow.
+            more = usual * worker["working"] - worker["elements_per_s"]
+            gain = waits or self._at_most(1 + more / max(self._load["elements_per_s"], 1e-9))
+            yield Finding(
+                "slow", f"worker {worker['address']}",
+                f"of {self._subject} it makes {worker['elements_per_s']:.3g} elements/s, working "
+                f"{worker['working']:.0%} of the time: others would make "
+                f"{usual * worker['working']:.3g}",
+                "see what else its host does, and whether it is like the others (processors, "
+                "memory, disk, way to the source); or drain it (SIGTERM)",
+                gain, self._load.get("since_s"),
+            )  # fmt: skip
+
+    @property
+    def _is_in_order(self) -> bool:
+        """Whether trainers may wait for one worker while others have elements."""
+        order = self._job.get("order")
+        claimed = order and order.get("claimed")
+        return bool(order and not claimed) or self._job.get("num_consumers") is not None
+
+    def _no_worker(self) -> Finding:
+        workers = [w for w in self._status["workers"] if not w.get("draining")]
+        if why := next((i["no_task"] for i in self._read if i.get("no_task")), None):
+            return self._say("problem", why, "")
+        if not workers:
+            return self._say(
+                "problem", "no worker is registered", "start workers: forebay worker --dispatcher …"
+            )
+        if all(worker["stock"] for worker in workers):
+            what = "only tf.data service's own workers are there, which do not tell their times"
+            return self._say("note", what, "start Forebay's workers")
+        if self._load.get("since_s", 0.0) < FIRST_S:
+            return self._say("note", "its workers have told nothing yet", "ask again in a while")
+        return self._say(
+            "problem", "workers are there, but none tells of a task of it", "see the workers' logs"
+        )
+
+    def _too_few(self) -> Finding:
+        workers, wanted = self._load["workers"], self._load["wanted"]["workers"]
+        more = wanted - workers
+        if more <= 0:  # they are on their way
+            what = f"trainers wait {self._waits:.0%} of the time; more workers were wanted lately"
+            return self._say("note", what, "ask again in half a minute")
+        return self._say(
+            "slow",
+            f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)} are busy",
+            f"start {_more(more)}; or make the pipeline do more at a time (num_parallel_calls, "
+            f"processes=…): {PROFILE}",
+            self._at_most(wanted / workers),
+        )
+
+    def _no_splits(self) -> Finding:
+        sizes = [x["splits"] for i in self._read for x in i["sources"] if x["splits"] is not None]
+        what = f"trainers wait {self._waits:.0%} of the time, but no further worker would get "
+        if min(sizes, default=0) >= 2 * self._load["workers"]:
+            return self._say("note", f"{what}a split: the epoch is about to end", "")
+        return self._say(
+            "slow", f"{what}a split: the source has too few",
+            f"divide the source into more splits (files, ranges), then start workers; {PROFILE}",
+            self._demand,
+        )  # fmt: skip
+
+    def _source(self) -> Finding:
+        load, what = self._load, f"trainers wait {self._waits:.0%} of the time"
+        paths = [x["waits_for"] for i in self._read for x in i["sources"] if x.get("waits_for")]
+        if paths:
+            return self._say(
+                "slow", f"{what}, as workers wait for the save {paths[0]}, which is being written",
+                "make the save faster: its pipeline and its workers are what is slow; further "
+                "workers for this job bring nothing",
+                self._demand,
+            )  # fmt: skip
+        if load.get("unleased", 0.0) > load["busy"]:
+            took = self._status.get("append_s")
+            appends = "" if took is None else f": an append takes {1000 * took:.3g} ms on average"
+            return self._say(
+                "slow", f"{what}, as workers wait for splits of the source",
+                "make splits larger (more elements each), so that fewer are leased; or give the "
+                f"journal a faster storage{appends}",
+                self._demand,
+            )  # fmt: skip
+        return self._say(
+            "slow", load["wanted"]["reason"],
+            f"make what the pipeline reads faster (bandwidth of the storage, a cache, larger "
+            f"reads): further workers bring nothing, {load['wanted']['workers']} suffice",
+            self._demand,
+        )  # fmt: skip
+
+    def _not_the_workers(self) -> Finding:
+        what = f"trainers wait {self._waits:.0%} of the time, but only {_busy(self._load)} are busy"
+        if self._is_in_order:
+            order = self._job.get("order") or {}
+            wide = order.get("cycle_length", self._load["workers"])
+            advice = "the order makes them wait for one worker after the other"
+            if wide < self._load["workers"]:
+                advice += f": read more bundles side by side (cycle_length, now {wide})"
+            return self._say("slow", what, f"{advice}; elements of like cost help", self._demand)
+        rate = self._load.get("bytes_per_s")
+        amount = "" if rate is None else f", which carries {rate / 1e6:.3g} MB/s"
+        return self._say(
+            "slow", f"{what}: the network holds them up{amount}",
+            "make elements smaller (smaller dtypes such as uint8, cast and decode at the trainer); "
+            "let data connections compress them; or use a faster network between workers and "
+            "trainers",
+            self._demand,
+        )  # fmt: skip
+
+    def _trainer(self) -> Finding:
+        workers, wanted = self._load["workers"], self._load["wanted"]["workers"]
+        what = f"trainers wait {self._waits:.0%} of the time: they are what is slow, not the data"
+        spare = f"{wanted} of {workers} workers would do" if wanted < workers else ""
+        return self._say("note", what, spare)
+
+
+def _busy(load: Mapping[str, Any]) -> str:
+    return f"{load['busy']:.1f} of {load['workers']} workers"
+
+
+def _more(workers: int) -> str:
+    return "1 more worker" if workers == 1 else f"{workers} more workers"
