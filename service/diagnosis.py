@@ -55,7 +55,7 @@ def findings(status: Status) -> list[Finding]:
     jobs = {job["job_id"]: job for job in status["jobs"]}
     for load in status.get("loads", []):
         if (job := jobs.get(load["job_id"])) is not None:
-            found += _Job(status, job, load).findings()
+            found += _OfJob(status, job, load).findings()
     if "loads" not in status:
         what = "it tells nothing of the time of trainers and workers: it is of an earlier version"
         found.append(Finding("note", "dispatcher", what, "upgrade it"))
@@ -84,9 +84,11 @@ def _dispatcher(status: Status) -> Iterator[Finding]:
 def _workers(status: Status) -> Iterator[Finding]:
     for lost in status.get("lost_workers", []):
         if lost["ago_s"] < LATELY_S:
+            is_back = lost["back"]
+            what = f"it was given up, {'and is back' if is_back else 'as'}: {lost['reason']}"
             yield Finding(
-                "problem", f"worker {lost['address']}", f"it is lost: {lost['reason']}",
-                "see its log, and start it again: others have no more splits of its leases",
+                "note" if is_back else "problem", f"worker {lost['address']}", what,
+                "see its log" if is_back else "see its log, and start it or another one",
                 since_s=lost["ago_s"],
             )  # fmt: skip
     names = {job["job_id"]: name_of(job) for job in status["jobs"]}
@@ -101,7 +103,7 @@ def _workers(status: Status) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-class _Job:
+class _OfJob:
     """One job that is read."""
 
     def __init__(self, status: Status, job: Mapping[str, Any], load: Mapping[str, Any]) -> None:
@@ -205,9 +207,8 @@ class _Job:
         if why := next((i["no_task"] for i in self._read if i.get("no_task")), None):
             return self._say("problem", why, "")
         if not workers:
-            return self._say(
-                "problem", "no worker is registered", "start workers: forebay worker --dispatcher …"
-            )
+            advice = "start workers: forebay worker --dispatcher …"
+            return self._say("problem", "no worker is registered", advice)
         if all(worker["stock"] for worker in workers):
             what = "only tf.data service's own workers are there, which do not tell their times"
             return self._say("note", what, "start Forebay's workers")
@@ -219,17 +220,16 @@ class _Job:
 
     def _too_few(self) -> Finding:
         workers, wanted = self._load["workers"], self._load["wanted"]["workers"]
-        more = wanted - workers
-        if more <= 0:  # they are on their way
-            what = f"trainers wait {self._waits:.0%} of the time; more workers were wanted lately"
-            return self._say("note", what, "ask again in half a minute")
+        there = sum(not (w["stock"] or w["draining"]) for w in self._status["workers"])
+        what = f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)} are busy"
+        if there >= wanted:
+            return self._say("note", f"{what}; others have come", "ask again in half a minute")
         return self._say(
-            "slow",
-            f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)} are busy",
-            f"start {_more(more)}; or make the pipeline do more at a time (num_parallel_calls, "
-            f"processes=…): {PROFILE}",
+            "slow", what,
+            f"start {_more(wanted - there)}; or make the pipeline do more at a time "
+            f"(num_parallel_calls, processes=…): {PROFILE}",
             self._at_most(wanted / workers),
-        )
+        )  # fmt: skip
 
     def _no_splits(self) -> Finding:
         sizes = [x["splits"] for i in self._read for x in i["sources"] if x["splits"] is not None]

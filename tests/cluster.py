@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Self
 
 from .forks import Fork
@@ -13,12 +14,18 @@ from .stock import ServerProcess
 class WorkerProcess(ServerProcess):
     """`forebay worker`."""
 
-    def __init__(self, dispatcher: str, **options: object) -> None:
+    def __init__(
+        self,
+        dispatcher: str,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **options: object,
+    ) -> None:
         command = ["-m", "forebay.service.cli", "worker"]
         for name, value in {"dispatcher": dispatcher, **options}.items():
             flag = f"--{name.replace('_', '-')}"
             command += [flag] if value is True else [flag, str(value)]
-        super().__init__(Fork(command))
+        super().__init__(Fork(command, environment=environment))
         self.address = ""
 
     def wait_until_registered(self) -> Self:

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import ForebayError
-from . import audit, bench, chaos, dataset, journal, materialize, servers, status
+from . import audit, bench, chaos, dataset, doctor, journal, materialize, servers, status
 
 app = typer.Typer(
     name="forebay",
@@ -39,6 +39,7 @@ def options(
 app.command("dispatcher")(servers.dispatcher)
 app.command("worker")(servers.worker)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command(
     "materialize", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )(materialize.materialize)

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from ..diagnosis import name_of
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..http.families import label_value
 from .console import plain_console
@@ -70,13 +71,13 @@ def status(
         wait_for_workers(service, wait_workers, timeout_s=wait_timeout_s)
     client = DispatcherClient(service)
     try:
-        summary = _only(fetch_status(client, PATIENCE_S), job)
+        summary = only(fetch_status(client, PATIENCE_S), job)
         if as_json:
             print(json.dumps(summary, indent=2))
         elif not watch:
             plain_console().print(render(summary, sort))
         else:
-            _watch(lambda: _only(fetch_status(client, PATIENCE_S), job), summary, sort)
+            _watch(lambda: only(fetch_status(client, PATIENCE_S), job), summary, sort)
     finally:
         client.close()
 
@@ -110,11 +111,11 @@ def _watch(fetch: Callable[[], dict[str, Any]], summary: dict[str, Any], sort: s
                 failed = [f"as of {at}: {error}", render(summary, sort)]
 
 
-def _only(summary: dict[str, Any], job: str) -> dict[str, Any]:
+def only(summary: dict[str, Any], job: str) -> dict[str, Any]:
     """The status with this job alone. Raises NotFound."""
     if not job:
         return summary
-    found = [each for each in summary["jobs"] if job in (_whole(each), str(each["job_id"]))]
+    found = [each for each in summary["jobs"] if job in (name_of(each), str(each["job_id"]))]
     if not found:
         names = sorted(map(_name, summary["jobs"]))
         known = ", ".join(names[:MOST_NAMED]) or "none"
@@ -232,13 +233,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
 
 def _name(job: dict[str, Any]) -> str:
     """The user's own name of a job, for people: cut, and without control characters."""
-    return label_value(_whole(job))
-
-
-def _whole(job: dict[str, Any]) -> str:
-    """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
-    name: str = job["name"] or str(job["job_id"])
-    return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
+    return label_value(name_of(job))
 
 
 def _runs(ranges: list[list[int]]) -> str:

@@ -54,7 +54,10 @@ class Meter:
         """Tell the dispatcher; any thread may."""
         load.open_ms = int(1000 * (time.monotonic() - self._began_s))
         load.waited_ms = int(1000 * self.waits_s["workers"])
-        load.elements = self.elements
+        load.network_ms = int(1000 * self.waits_s["network"])
+        load.dispatcher_ms = int(1000 * self.waits_s["dispatcher"])
+        load.no_task_ms = int(1000 * self.waits_s["no_task"])
+        load.elements, load.bytes = self.elements, self.bytes
 
     def values(self) -> dict[str, Any]:
         return {

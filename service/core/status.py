@@ -179,6 +179,7 @@ def _job(
         "lost_splits": job.lost_splits,
         "skipped_splits": job.skipped_splits,
         "cross_trainer_cache": job.cross_trainer_cache,
+        "num_consumers": job.num_consumers,  # of a coordinated read
         "order": None if job.order is None else _order(job.dataset_id, job.order, known),
         "checked_bundles": len(job.checksums),
         "checksum_mismatches": [

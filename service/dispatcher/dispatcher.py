@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import Coroutine
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from .graphs import Graphs
 from .growing_sources import GrowingSources
 from .history import JournalHistory
 from .loads import Loads
+from .lost_workers import LostWorkers
 from .options import DispatcherOptions
 from .saves import Saves
 from .task_removal import TaskRemovals
@@ -59,6 +61,8 @@ class Dispatcher(Decider):
         self.growing_sources = GrowingSources(self)
         self.user_metrics = UserMetrics(state)
         self.loads = Loads(state, options.load_window_ms)
+        self.lost_workers = LostWorkers(self)
+        self._leads_from_s = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []  # they run as long as it leads
 
     @classmethod
@@ -119,6 +123,16 @@ class Dispatcher(Decider):
         await self.saves.close()
         await self.leadership.close()
         await self.journal.close()
+
+    def measured(self) -> dict[str, Any]:
+        """For the status: what is no part of the state."""
+        appends = self.journal.appends
+        return {
+            **self.loads.status(),
+            "leads_s": time.monotonic() - self._leads_from_s,
+            "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
+            "lost_workers": self.lost_workers.status(),
+        }
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""

@@ -654,7 +654,7 @@ class ForebayFace:
 
         strangers = dispatcher.history.strangers()
         found = await in_slices(
-            encoded_status(dispatcher.state, strangers, counted, dispatcher.loads.status())
+            encoded_status(dispatcher.state, strangers, counted, dispatcher.measured())
         )
         return pb.GetStatusResponse(status=b"".join(found).decode())
 

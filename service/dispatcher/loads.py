@@ -10,9 +10,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...journal.splits import ENDLESS
 from ..core import ranges
@@ -58,6 +58,14 @@ class Reports:
         return tuple(max(0, now - before) for before, now in zip(first, last, strict=True))
 
 
+class OneWorker(NamedTuple):
+    """What a worker does for a job: shares of its time, and elements a second."""
+
+    working: float
+    no_split: float
+    elements_per_s: float
+
+
 @dataclass
 class MeasuredJob:
     """A job that has consumers, or had some lately."""
@@ -71,6 +79,10 @@ class MeasuredJob:
     load: Load | None = None  # None: nobody reads it, or there has been too little to go by
     judged_s: float = 0.0
     wanted: Wanted = NOBODY
+    caused_s: float = 0.0  # since when it is wanted for the present cause
+    by_worker: dict[int, OneWorker] = field(default_factory=dict)  # as of `load`
+    waits_for: dict[str, float] = field(default_factory=dict)  # share of the time, by cause
+    bytes_per_s: float | None = None  # that consumers receive; None: they do not tell
 
 
 class Loads:
@@ -95,7 +107,9 @@ class Loads:
         if (consumer := state.consumers.get(consumer_id)) is None:
             return
         job = self._job(state.iterations[consumer.iteration_id].job_id)
-        counters = told.open_ms, told.waited_ms, told.elements
+        counters: tuple[int, ...] = (told.open_ms, told.waited_ms, told.elements)
+        if told.HasField("network_ms"):
+            counters += told.network_ms, told.dispatcher_ms, told.no_task_ms, told.bytes
         job.consumers.setdefault(consumer_id, Reports()).add(time.monotonic(), counters)
 
     def worker_told(self, address: str, uid: int, told: pb.WorkerHeartbeatRequest) -> None:
@@ -129,22 +143,17 @@ class Loads:
 
     def status(self) -> dict[str, Any]:
         """For the status: what is measured, which is no part of the state."""
+        now_s = time.monotonic()
         return {
             "wanted_workers": (self.wanted and {**self.wanted._asdict(), "ready": self._ready()}),
             "loads": [
                 {
                     "job_id": i,
                     "wanted": job.wanted._asdict(),
-                    **(
-                        {}
-                        if job.load is None
-                        else {
-                            "waits": job.load.waits,
-                            "busy": job.load.busy,
-                            "workers": job.load.workers,
-                            "elements_per_s": job.load.rate,
-                        }
-                    ),
+                    "since_s": now_s - job.caused_s,
+                    "waits_for": job.waits_for,
+                    "bytes_per_s": job.bytes_per_s,
+                    **({} if job.load is None else self._measured(job.load, job)),
                 }
                 for i, job in self.jobs()
             ],
@@ -167,9 +176,25 @@ class Loads:
             ],
         }
 
+    def _measured(self, load: Load, job: MeasuredJob) -> dict[str, Any]:
+        workers = self._state.workers
+        return {
+            "waits": load.waits,
+            "busy": load.busy,
+            "unleased": load.unleased,
+            "workers": load.workers,
+            "elements_per_s": load.rate,
+            "by_worker": [
+                {"address": workers[i].address, **one._asdict()}
+                for i, one in job.by_worker.items()
+                if i in workers
+            ],
+        }
+
     def _job(self, job_id: int) -> MeasuredJob:
         if job_id not in self._jobs:
-            self._jobs[job_id] = MeasuredJob(Judge(HOLDS * self._window_s))
+            judge = Judge(HOLDS * self._window_s)
+            self._jobs[job_id] = MeasuredJob(judge, caused_s=time.monotonic())
         return self._jobs[job_id]
 
     def _ready(self) -> int:
@@ -182,13 +207,17 @@ class Loads:
         read = {state.iterations[c.iteration_id].job_id for c in state.consumers.values()}
         for job_id in {*self._jobs, *read}:
             job, of = self._job(job_id), state.jobs.get(job_id)
+            cause = job.wanted.cause
             if job_id in read and of is not None:
                 job.name, job.read_s = label_value(of.user_name), now_s
                 self._judge(job, of, now_s)
             else:
                 job.load, job.wanted = None, job.judge.hold(NOBODY, now_s)
+                job.waits_for = {}
                 if not job.wanted.workers and (of is None or now_s - job.read_s > LIMIT_S):
                     del self._jobs[job_id]
+            if job.wanted.cause != cause:
+                job.caused_s = now_s
             yield
         wanted = [(job.name, job.wanted) for job in self._jobs.values() if job.wanted.workers]
         ready = max(1, self._ready())
@@ -200,6 +229,8 @@ class Loads:
         """Judge a job, if the window has enough of it."""
         state = self._state
         job.consumers = {i: x for i, x in job.consumers.items() if i in state.consumers}
+        grown = (x.grown(now_s - self._window_s) for x in job.consumers.values())
+        job.waits_for, job.bytes_per_s = _waits([x for x in grown if len(x) > 3 and x[0]])
         there = {
             i: x
             for i, x in job.workers.items()
@@ -209,13 +240,14 @@ class Loads:
             job.workers, job.since_s = there, now_s
         from_s = max(job.since_s, now_s - self._window_s)
         if now_s - job.since_s >= self._window_s / 2:
-            workers = [x for x in (x.grown(from_s) for x in there.values()) if sum(x[:3])]
+            workers = {i: one for i, x in there.items() if (one := _worker(x.grown(from_s)))}
             consumers = [x for x in (x.grown(from_s) for x in job.consumers.values()) if sum(x)]
             if workers and consumers:
                 if job.load is None:
                     job.judge.hold(job.wanted, now_s)  # what was wanted so far
                 room = _room(state, of, len(workers))
-                job.load, job.judged_s = _load(workers, consumers, room), now_s
+                job.load, job.judged_s = _load(workers.values(), consumers, room), now_s
+                job.by_worker = workers
                 job.wanted = job.judge.judge(job.load, now_s)
                 return
         if not there or now_s - job.judged_s > 2 * self._window_s:
@@ -229,17 +261,33 @@ class Loads:
             job.wanted = first._replace(workers=max(first.workers, held.workers))
 
 
+def _worker(grown: tuple[int, ...]) -> OneWorker | None:
+    if not (open_ms := sum(grown[:3])):
+        return None
+    working_ms, _, none_ms, elements = grown
+    return OneWorker(working_ms / open_ms, none_ms / open_ms, 1000 * elements / open_ms)
+
+
+def _waits(consumers: list[tuple[int, ...]]) -> tuple[dict[str, float], float | None]:
+    """Shares of the time that they waited, by cause (client/meters.py); bytes a second."""
+    if not consumers:
+        return {}, None
+    open_ms, workers, _, network, dispatcher, no_task, received = map(
+        sum, zip(*consumers, strict=True)
+    )
+    waited = {"workers": workers, "network": network, "dispatcher": dispatcher, "no_task": no_task}
+    shares = {cause: min(1.0, ms / open_ms) for cause, ms in waited.items()}
+    return shares, 1000 * len(consumers) * received / open_ms
+
+
 def _load(
-    workers: list[tuple[int, ...]], consumers: Iterable[tuple[int, ...]], room: float
+    workers: Collection[OneWorker], consumers: Iterable[tuple[int, ...]], room: float
 ) -> Load:
-    busy = unleased = rate = 0.0
-    for working_ms, held_ms, none_ms, elements in workers:
-        open_ms = working_ms + held_ms + none_ms
-        busy += working_ms / open_ms
-        unleased += none_ms / open_ms
-        rate += 1000 * elements / open_ms
+    busy = sum(one.working for one in workers)
+    unleased = sum(one.no_split for one in workers)
+    rate = sum(one.elements_per_s for one in workers)
     taken = wish = opened = waited = 0.0
-    for open_ms, waited_ms, elements in consumers:
+    for open_ms, waited_ms, elements, *_ in consumers:
         open_ms, waited_ms = max(open_ms, 1), min(waited_ms, open_ms)
         taken += elements / open_ms
         wish += elements / max(open_ms - waited_ms, 1)

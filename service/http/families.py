@@ -46,9 +46,14 @@ class Family(NamedTuple):
 
 def label_value(text: str) -> str:
     """The text, cut to 100 characters and without control characters: users choose names."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return cut_name(text)
+    return cut_name(printable(text))
+
+
+def printable(text: str) -> str:
+    """The text, with escapes for control characters."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 Made = Family | Callable[[float, str], Measured]

@@ -219,14 +219,22 @@ class ConsumerHeartbeatRequest(_message.Message):
     def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., load: _Optional[_Union[ConsumerLoad, _Mapping]] = ...) -> None: ...
 
 class ConsumerLoad(_message.Message):
-    __slots__ = ("open_ms", "waited_ms", "elements")
+    __slots__ = ("open_ms", "waited_ms", "elements", "network_ms", "dispatcher_ms", "no_task_ms", "bytes")
     OPEN_MS_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_MS_FIELD_NUMBER: _ClassVar[int]
+    DISPATCHER_MS_FIELD_NUMBER: _ClassVar[int]
+    NO_TASK_MS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     open_ms: int
     waited_ms: int
     elements: int
-    def __init__(self, open_ms: _Optional[int] = ..., waited_ms: _Optional[int] = ..., elements: _Optional[int] = ...) -> None: ...
+    network_ms: int
+    dispatcher_ms: int
+    no_task_ms: int
+    bytes: int
+    def __init__(self, open_ms: _Optional[int] = ..., waited_ms: _Optional[int] = ..., elements: _Optional[int] = ..., network_ms: _Optional[int] = ..., dispatcher_ms: _Optional[int] = ..., no_task_ms: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class ClaimBundlesRequest(_message.Message):
     __slots__ = ("consumer_id", "most", "places", "cursors", "done", "known")

@@ -1,0 +1,102 @@
+"""`forebay doctor`: where the time goes, what to change, and what it may bring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from ..diagnosis import Finding, findings, name_of
+from ..http.families import printable
+from .console import plain_console
+from .options import connects
+from .status import PATIENCE_S, only
+
+FOUND = 3
+"""The exit code with findings that are more than notes."""
+
+WAITS = (
+    ("workers", "workers"), ("network", "a connection"),
+    ("dispatcher", "the dispatcher"), ("no_task", "a task"),
+)  # fmt: skip
+"""Causes of waits, and for what that is a wait."""
+
+
+@connects
+def doctor(
+    service: str = typer.Argument(
+        ..., help="HOST:PORT of the dispatcher; several, comma-separated.",
+        envvar="FOREBAY_SERVICE",
+    ),
+    job: str = typer.Argument(
+        "", help="Only this job: its name, or its id.", envvar="FOREBAY_JOB", show_default=False
+    ),
+    as_json: bool = typer.Option(
+        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
+    ),
+) -> None:  # fmt: skip
+    """Where the time goes, what holds trainers up, and what to do about it.
+
+    The exit code is 0 if there is nothing to do, and 3 with a problem or something slow. It is 1
+    without an answer, or without such a job.
+    """
+    from ..client.waiting import fetch_status
+    from ..connections.dispatcher_client import DispatcherClient
+
+    client = DispatcherClient(service)
+    try:
+        status = only(fetch_status(client, PATIENCE_S), job)
+    finally:
+        client.close()
+    found = findings(status)
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in found], indent=2))
+    else:
+        console = plain_console()
+        for line in (*_times(status), *_told(found)):
+            console.print(printable(line))
+    if any(finding.severity != "note" for finding in found):
+        raise typer.Exit(FOUND)
+
+
+def _times(status: dict[str, Any]) -> Iterator[str]:
+    """Where the time of trainers and workers goes, by job."""
+    names = {job["job_id"]: name_of(job) for job in status["jobs"]}
+    for load in status.get("loads", []):
+        if load["job_id"] not in names or "waits" not in load:
+            continue
+        shares = {cause: share for cause, share in load.get("waits_for", {}).items() if share}
+        shares["workers"] = load["waits"]
+        waits = [f"wait {shares[cause]:.0%} for {what}" for cause, what in WAITS if cause in shares]
+        trains = max(0.0, 1 - sum(shares.values()))
+        rate = f"{load['elements_per_s']:.3g} elements/s"
+        if received := load.get("bytes_per_s"):
+            rate += f", {received / 1e6:.3g} MB/s"
+        yield f"job {names[load['job_id']]}: {rate}"
+        yield f"  trainers: train {trains:.0%} of the time, {', '.join(waits)}"
+        workers = load["workers"]
+        shares = {"work": load["busy"], "wait for splits": load.get("unleased", 0.0)}
+        shares["wait for trainers"] = max(0.0, workers - sum(shares.values()))
+        parts = (f"{share:.1f} {what}" for what, share in shares.items())
+        yield f"  {workers} workers: {', '.join(parts)}"
+
+
+def _told(found: list[Finding]) -> Iterator[str]:
+    if not found:
+        yield "nothing to say"
+    for finding in found:
+        since = "" if finding.since_s is None else f" (for {_span(finding.since_s)})"
+        yield f"{finding.severity}: {finding.subject}: {finding.what}{since}"
+        if finding.advice:
+            yield f"  advice: {finding.advice}"
+        if finding.gain is not None:
+            yield f"  gain: at most {finding.gain:.1f} times the elements/s"
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
