@@ -1,0 +1,130 @@
+"""`forebay doctor` on a cluster of real processes with a job for each bottleneck."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import tensorflow as tf
+
+from forebay import service
+from forebay.service.diagnosis import findings
+
+from .. import forks
+from ..cluster import WorkerProcess
+from ..pipelines.compositions import write_save
+from ..standbys import status, wait_until
+from ..stock import DispatcherProcess
+
+OPTIONS = {"processes": 1, "heartbeat_interval_ms": 300}
+SLOW = {"TEST_IS_SLOW": "1"}
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+
+
+def quick(split: int) -> Iterator[int]:
+    time.sleep(0.001)
+    yield split
+
+
+def steady(split: int) -> Iterator[int]:
+    for _ in range(5):
+        time.sleep(0.04)
+        yield split
+
+
+def slow_somewhere(split: int) -> Iterator[int]:
+    for _ in range(5):
+        time.sleep(0.3 if "TEST_IS_SLOW" in os.environ else 0.02)
+        yield split
+
+
+@contextlib.contextmanager
+def read(target: str, job: str, dataset_id: str, step_s: float = 0.0) -> Iterator[None]:
+    """A thread that takes an element each `step_s`, if there is one."""
+    elements = service.read(target, dataset_id, processing_mode="distributed_epoch", job_name=job)
+
+    over = threading.Event()
+
+    def run() -> None:
+        for _ in elements:
+            if over.wait(step_s):  # `leave` alone lets it take what has come
+                return
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        elements.leave()
+        thread.join()
+
+
+def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
+    """Its exit code, and what it says."""
+    command = ["-m", "forebay.service.cli", "doctor", dispatcher.target, *arguments]
+    done = forks.run(command, 60, forks.DISPATCHER, {"COLUMNS": "300"})
+    return done.returncode, done.stdout
+
+
+def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib.Path) -> None:
+    with contextlib.ExitStack() as stack:
+        dispatcher = stack.enter_context(
+            DispatcherProcess(
+                tmp_path / "journal", load_window_ms=3_000, client_timeout_ms=3_000,
+                reconnect_grace_ms=1_000,
+            )
+        )  # fmt: skip
+        target, saved = dispatcher.target, tmp_path / "saved"
+        assert doctor(dispatcher)[0] == 0
+        bad = stack.enter_context(WorkerProcess(dispatcher.address, environment=SLOW, **OPTIONS))
+        stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
+        of_functions: dict[str, tuple[Callable[[int], Iterator[int]], float]] = {
+            "slow trainer": (quick, 0.05),
+            "slow worker": (slow_somewhere, 0.0),
+            "too few workers": (steady, 0.015),
+        }
+        for job, (function, step_s) in of_functions.items():
+            dataset_id = service.register_dataset(target, function, splits=range(100_000))
+            stack.enter_context(read(target, job, dataset_id, step_s))
+        write_save(saved, {"chunk_0_0_1": [1]})
+        loaded = tf.data.Dataset.load(str(saved), wait=True)
+        dataset_id = service.register_dataset(target, loaded)
+        stack.enter_context(read(target, "slow source", dataset_id))
+
+        def told(severity: str, subject: str, *parts: str) -> bool:
+            return any(
+                (one.severity, one.subject) == (severity, subject)
+                and all(part in f"{one.what} {one.advice}" for part in parts)
+                for one in findings(status(dispatcher))
+            )
+
+        for expected in (
+            ("note", "job slow trainer", "they are what is slow"),
+            ("slow", f"worker {bad.address}", "of job slow worker"),
+            ("slow", "job too few workers", "2.0 of 2 workers are busy", "start 2 more workers"),
+            ("slow", "job slow source", f"wait for the save {saved}"),
+        ):
+            wait_until(told, *expected)
+        code, text = doctor(dispatcher)
+        assert code == 3 and "advice: start 2 more" in text and "gain: at most 2.0 times" in text
+        assert doctor(dispatcher, "slow trainer")[0] == 0
+        code, text = doctor(dispatcher, "too few workers", "--json")
+        assert code == 3 and json.loads(text)[0]["subject"] == "job too few workers"
+
+        for _ in range(2):
+            stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
+        wait_until(told, "note", "job too few workers", "they are what is slow")
+        bad.kill()
+        lost = "problem", f"worker {bad.address}", "it was given up"
+        wait_until(told, *lost)
+        dispatcher.kill_and_restart()
+        wait_until(told, "note", "dispatcher", "leads in term 2")
+        assert told(*lost)
