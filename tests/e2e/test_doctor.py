@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -20,7 +19,7 @@ from .. import forks
 from ..cluster import WorkerProcess
 from ..pipelines.compositions import write_save
 from ..standbys import status, wait_until
-from ..stock import DispatcherProcess
+from ..stock import DispatcherProcess, ServerProcess
 
 OPTIONS = {"processes": 1, "heartbeat_interval_ms": 300}
 SLOW = {"TEST_IS_SLOW": "1"}
@@ -45,26 +44,24 @@ def slow_somewhere(split: int) -> Iterator[int]:
         yield split
 
 
+TRAINER = """
+import sys, time
+from forebay import service
+target, dataset_id, job, step_s = sys.argv[1:]
+print("reads", flush=True)
+how = {"processing_mode": "distributed_epoch", "job_name": job}
+for _ in service.read(target, dataset_id, **how):
+    time.sleep(float(step_s))
+"""
+
+
 @contextlib.contextmanager
-def read(target: str, job: str, dataset_id: str, step_s: float = 0.0) -> Iterator[None]:
-    """A thread that takes an element each `step_s`, if there is one."""
-    elements = service.read(target, dataset_id, processing_mode="distributed_epoch", job_name=job)
-
-    over = threading.Event()
-
-    def run() -> None:
-        for _ in elements:
-            if over.wait(step_s):  # `leave` alone lets it take what has come
-                return
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        elements.leave()
-        thread.join()
+def trainer(target: str, dataset_id: str, job: str, step_s: float) -> Iterator[None]:
+    """Takes an element each `step_s`, if there is one."""
+    process = ServerProcess(forks.Fork(["-c", TRAINER, target, dataset_id, job, str(step_s)]))
+    process.first_line()
+    yield
+    process.kill()
 
 
 def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
@@ -93,11 +90,11 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         }
         for job, (function, step_s) in of_functions.items():
             dataset_id = service.register_dataset(target, function, splits=range(100_000))
-            stack.enter_context(read(target, job, dataset_id, step_s))
+            stack.enter_context(trainer(target, dataset_id, job, step_s))
         write_save(saved, {"chunk_0_0_1": [1]})
         loaded = tf.data.Dataset.load(str(saved), wait=True)
         dataset_id = service.register_dataset(target, loaded)
-        stack.enter_context(read(target, "slow source", dataset_id))
+        stack.enter_context(trainer(target, dataset_id, "slow source", 0))
 
         def told(severity: str, subject: str, *parts: str) -> bool:
             return any(
