@@ -129,7 +129,7 @@ class _OfJob:
                 yield self._no_splits()
             case "source":
                 yield self._source()
-            case "not the workers" if not slow:
+            case "not the workers" if not (slow and self._is_in_order):
                 yield self._not_the_workers()
             case "enough" | "workers idle" if "waits" in self._load:
                 yield self._trainer()
@@ -263,8 +263,8 @@ class _OfJob:
             )  # fmt: skip
         return self._say(
             "slow", load["wanted"]["reason"],
-            f"make what the pipeline reads faster (bandwidth of the storage, a cache, larger "
-            f"reads): further workers bring nothing, {load['wanted']['workers']} suffice",
+            "make what the pipeline reads faster (bandwidth of the storage, a cache, larger "
+            "reads): further workers bring nothing",
             self._demand,
         )  # fmt: skip
 

@@ -30,6 +30,8 @@ class Cluster(Given):
         self.job_id = self.state.iterations[self.joined.iteration_id].job_id
         self.waits, self.works, self.unleased = 0.0, 1.0, 0.0
         self.silent = False
+        self.speed = 0.01  # elements of a working millisecond
+        self.also: dict[str, float] = {}  # what consumers of before do not tell
         self._counted: dict[tuple[str, str], float] = {}
 
     @property
@@ -51,13 +53,15 @@ class Cluster(Given):
                 held = 1 - self.works - self.unleased
                 times = self._count(
                     worker.address, working_ms=self.works, backpressured_ms=held,
-                    no_split_ms=self.unleased, elements=self.works / 100,
+                    no_split_ms=self.unleased, elements=self.works * self.speed,
                 )  # fmt: skip
                 load = pb.JobLoad(job_id=self.job_id, held_bytes=7, **times)
                 beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=64)
                 self.loads.worker_told(worker.address, worker.uid, beat)
             for number in self.state.consumers:
-                told = self._count("c", open_ms=1.0, waited_ms=self.waits, elements=0.01)
+                told = self._count(
+                    "c", open_ms=1.0, waited_ms=self.waits, elements=0.01, **self.also
+                )  # fmt: skip
                 self.loads.consumer_told(number, pb.ConsumerLoad(**told))
             self.now_s += EVERY_S
             list(self.loads.judge_all())

@@ -1,0 +1,181 @@
+"""What is concluded from the status of simulated loads; tests/e2e/test_doctor.py has real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.service.core import commands as c
+from forebay.service.core.status import Stranger, encoded_status
+from forebay.service.diagnosis import Finding, findings
+
+from .test_loads import EVERY_S, WINDOW_S, Cluster
+
+LED = {"leads_s": 1e6, "append_s": 0.02, "lost_workers": []}
+TOLD = dict.fromkeys(("network_ms", "dispatcher_ms", "no_task_ms", "bytes"), 0.0)
+
+
+def status(cluster: Cluster, **more: Any) -> dict[str, Any]:
+    told = {**LED, **cluster.loads.status(), **more}
+    strangers = (Stranger("worker w:9", "other", 3, 0),) if more else ()
+    pieces = encoded_status(cluster.state, strangers, lambda _: None, told)
+    return dict(json.loads(b"".join(pieces)))
+
+
+def network(cluster: Cluster) -> None:
+    cluster.waits, cluster.works = 0.5, 0.3
+    cluster.also = {**TOLD, "bytes": 50_000.0}
+
+
+def unreachable(cluster: Cluster) -> None:
+    cluster.also = {**TOLD, "network_ms": 0.5}
+
+
+def absent(cluster: Cluster) -> None:
+    cluster.also = {**TOLD, "dispatcher_ms": 0.2}
+
+
+def without_task(cluster: Cluster) -> None:
+    cluster.also = {**TOLD, "no_task_ms": 0.25}
+
+
+def leasing(cluster: Cluster) -> None:
+    cluster.waits, cluster.works, cluster.unleased = 0.9, 0.1, 0.9
+
+
+def plateau(cluster: Cluster) -> None:
+    cluster.waits = 0.9
+    cluster.go_on(2 * WINDOW_S)
+    for number in (3, 4):
+        cluster.worker(number)
+    cluster.speed /= 2
+
+
+def few_splits(cluster: Cluster) -> None:
+    cluster.waits = 0.75
+    cluster.register("few", ev.SplitSource(count=2))
+    cluster.when(c.LeaveIteration(consumer_id=cluster.joined.consumer_id, reason=""))
+    cluster.joined = cluster.iteration("of few", "few")
+    cluster.job_id = cluster.state.iterations[cluster.joined.iteration_id].job_id
+    lease_all(cluster)
+
+
+def epoch_ends(cluster: Cluster) -> None:
+    cluster.waits = 0.75
+    lease_all(cluster)
+
+
+def lease_all(cluster: Cluster) -> None:
+    tasks = [cluster.task_of(worker_id) for worker_id in cluster.state.workers]
+    while any([cluster.lease(task, 1) for task in tasks]):
+        pass
+
+
+def stock(cluster: Cluster) -> None:
+    leave(cluster)
+    cluster.worker(3, stock=True)
+
+
+def leave(cluster: Cluster) -> None:
+    for worker_id in [*cluster.state.workers]:
+        cluster.when(c.LoseWorker(worker_id=worker_id, reason="gone"))
+
+
+def silence(cluster: Cluster) -> None:
+    cluster.silent = True
+
+
+Told = tuple[str, str, str, float | None]
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (network, ("slow", "the network holds them up, which carries 50 MB/s", "dtypes", 2.0)),
+        (unreachable, ("slow", "wait 50% of the time for a connection", "--address", 2.0)),
+        (absent, ("slow", "wait 20% of the time for the dispatcher", "standby", 1.25)),
+        (without_task, ("slow", "for a worker to get a task", "--wait-workers", 4 / 3)),
+        (leasing, ("slow", "wait for splits", "takes 20 ms", 10.0)),
+        (plateau, ("slow", "4 workers brought no more than 2", "2 suffice", 10.0)),
+        (few_splits, ("slow", "the source has too few", "divide the source", 4.0)),
+        (epoch_ends, ("note", "the epoch is about to end", "", None)),
+        (leave, ("problem", "no worker is registered", "start workers", None)),
+        (stock, ("note", "do not tell their times", "Forebay's workers", None)),
+        (silence, ("problem", "none tells of a task of it", "logs", None)),
+    ],
+)
+def test_a_case_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch, case: Callable[[Cluster], None], expected: Told
+) -> None:
+    cluster = Cluster(monkeypatch)
+    for number in (1, 2):
+        cluster.worker(number)
+    case(cluster)
+    cluster.go_on(4 * WINDOW_S)
+    found = findings(status(cluster))
+    severity, what, advice, gain = expected
+    (one,) = [one for one in found if what in one.what]
+    assert one.severity == severity
+    assert one.subject in ("job train", "job of few")
+    assert advice in one.advice
+    assert one.gain == (None if gain is None else pytest.approx(gain, rel=0.02))
+    assert {other.severity for other in found if other != one} <= {"note"}
+
+
+def test_a_slow_worker_of_an_ordered_read_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    for number in (1, 2, 3):
+        cluster.worker(number)
+    cluster.waits, cluster.works = 0.5, 0.4
+    cluster.go_on(2 * WINDOW_S)
+    told = status(cluster)
+    (job,), (load,) = told["jobs"], told["loads"]
+    job["order"] = {"claimed": False, "cycle_length": 1}
+    (held,) = findings(told)
+    assert "read more bundles side by side (cycle_length, now 1)" in held.advice
+    load["by_worker"][1].update(working=1.0, elements_per_s=4.0)  # others: 4 within 0.4 of theirs
+    (slow,) = findings(told)
+    assert (slow.subject, slow.severity) == ("worker w:2", "slow")
+    assert slow.gain == pytest.approx(2, rel=0.02)  # without an order: others would be of no help
+    job["order"] = None
+    assert findings(told)[1].gain == pytest.approx(1 + 6 / load["elements_per_s"], rel=0.02)
+
+
+def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.worker(1)
+    cluster.waits = 0.5
+    cluster.go_on(EVERY_S)
+    assert [one.what for one in findings(status(cluster))] == ["it is being measured"]
+    cluster.go_on(2 * WINDOW_S)
+    (before,) = findings(status(cluster))
+    cluster.go_on(WINDOW_S)
+    (slow,) = findings(status(cluster))
+    assert slow == before._replace(since_s=(before.since_s or 0.0) + WINDOW_S)
+    assert slow.advice.startswith("start 1 more worker;") and slow.gain == pytest.approx(
+        2, rel=0.02
+    )
+
+    lost = {"address": "w:7", "reason": "silent", "ago_s": 42.0, "back": False}
+    back = {**lost, "address": "w:8", "back": True}
+    old = {**lost, "address": "w:9", "ago_s": 1e4}
+    told = status(cluster, leads_s=10.0, lost_workers=[lost, back, old])
+    told["term"] = 2
+    told["memory"][0]["jobs"][0]["shed_elements"] = 5
+    of = {(one.severity, one.subject): one for one in findings(told)}
+    assert [*of] == [
+        ("problem", "dispatcher"), ("problem", "worker w:7"), ("slow", "job train"),
+        ("note", "dispatcher"), ("note", "worker w:8"), ("note", "worker w:1"),
+    ]  # fmt: skip
+    assert "worker w:9" in of["problem", "dispatcher"].what  # the stranger
+    assert of["problem", "worker w:7"].since_s == 42
+    for name in ("loads", "wanted_workers", "memory", "strangers", *LED):
+        del told[name]
+    upgrade = "it tells nothing of the time of trainers and workers: it is of an earlier version"
+    assert findings(told) == [Finding("note", "dispatcher", upgrade, "upgrade it")]
