@@ -17,8 +17,8 @@ class WorkerProcess(ServerProcess):
     def __init__(
         self,
         dispatcher: str,
-        *,
         environment: Mapping[str, str] = MappingProxyType({}),
+        /,
         **options: object,
     ) -> None:
         command = ["-m", "forebay.service.cli", "worker"]
