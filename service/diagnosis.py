@@ -29,8 +29,8 @@ Severity = Literal["problem", "slow", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "slow", "note")
 
 PROFILE = (
-    "to find its slow step, profile the pipeline in a process of its own: TensorFlow's Profiler "
-    "for tf.data, cProfile for a Python function"
+    "to find its slow step, profile it in a process of its own (get_model_proto or TensorFlow's "
+    "Profiler for tf.data, cProfile for a Python function)"
 )
 
 Status = Mapping[str, Any]

@@ -63,19 +63,21 @@ def doctor(
 
 def _times(status: dict[str, Any]) -> Iterator[str]:
     """Where the time of trainers and workers goes, by job."""
+    from rich.filesize import decimal
+
     names = {job["job_id"]: name_of(job) for job in status["jobs"]}
     for load in status.get("loads", []):
         if load["job_id"] not in names or "waits" not in load:
             continue
-        shares = {cause: share for cause, share in load.get("waits_for", {}).items() if share}
-        shares["workers"] = load["waits"]
+        waits_for = load.get("waits_for") or {"workers": load["waits"]}
+        shares = {cause: share for cause, share in waits_for.items() if share}
         waits = [f"wait {shares[cause]:.0%} for {what}" for cause, what in WAITS if cause in shares]
         trains = max(0.0, 1 - sum(shares.values()))
-        rate = f"{load['elements_per_s']:.3g} elements/s"
+        rate = f"{load['elements_per_s']:,.1f} elements/s"
         if received := load.get("bytes_per_s"):
-            rate += f", {received / 1e6:.3g} MB/s"
+            rate += f", {decimal(int(received))}/s"
         yield f"job {names[load['job_id']]}: {rate}"
-        yield f"  trainers: train {trains:.0%} of the time, {', '.join(waits)}"
+        yield f"  trainers: {', '.join([f'train {trains:.0%} of the time', *waits])}"
         workers = load["workers"]
         shares = {"work": load["busy"], "wait for splits": load.get("unleased", 0.0)}
         shares["wait for trainers"] = max(0.0, workers - sum(shares.values()))
@@ -85,7 +87,7 @@ def _times(status: dict[str, Any]) -> Iterator[str]:
 
 def _told(found: list[Finding]) -> Iterator[str]:
     if not found:
-        yield "nothing to say"
+        yield "nothing to do"
     for finding in found:
         since = "" if finding.since_s is None else f" (for {_span(finding.since_s)})"
         yield f"{finding.severity}: {finding.subject}: {finding.what}{since}"
