@@ -23,7 +23,7 @@ BUSY = 0.75
 """And if it is busy for at least this share of its time: else it has nothing to do."""
 
 FIRST_S = 30.0
-"""So long a job may be without a measured worker: the next heartbeats tell of it."""
+"""So long a cause may come from a job's beginning, and a job may be without a measured worker."""
 
 Severity = Literal["problem", "slow", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "slow", "note")
@@ -137,7 +137,10 @@ class _OfJob:
     def _say(
         self, severity: Severity, what: str, advice: str, gain: float | None = None
     ) -> Finding:
-        return Finding(severity, self._subject, what, advice, gain, self._load.get("since_s"))
+        since_s = self._load.get("since_s")
+        if severity == "slow" and since_s is not None and since_s < FIRST_S:
+            advice = f"look again in half a minute, as a job begins slowly; then {advice}"
+        return Finding(severity, self._subject, what, advice, gain, since_s)
 
     @property
     def _demand(self) -> float | None:

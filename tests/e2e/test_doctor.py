@@ -8,6 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -110,9 +111,12 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
             ("slow", "job slow source", f"wait for the save {saved}"),
         ):
             wait_until(told, *expected)
+        loads: Any = status(dispatcher)["loads"]
+        assert {len(load["waits_for"]) for load in loads} == {4}
+        assert any(load["bytes_per_s"] for load in loads)
         code, text = doctor(dispatcher)
-        assert code == 3 and "advice: start " in text and "gain: at most " in text
-        assert doctor(dispatcher, "slow trainer")[0] == 0
+        assert code == 3 and "then start " in text and "gain: at most " in text
+        wait_until(lambda: doctor(dispatcher, "slow trainer")[0] == 0)  # its start is over
         code, text = doctor(dispatcher, "too few workers", "--json")
         assert code == 3 and json.loads(text)[0]["subject"] == "job too few workers"
 
