@@ -11,6 +11,7 @@ import typer
 from ..diagnosis import Finding, findings, name_of
 from ..http.families import printable
 from .console import plain_console
+from .loads import span
 from .options import connects
 from .status import PATIENCE_S, only
 
@@ -89,16 +90,9 @@ def _told(found: list[Finding]) -> Iterator[str]:
     if not found:
         yield "nothing to do"
     for finding in found:
-        since = "" if finding.since_s is None else f" (for {_span(finding.since_s)})"
+        since = "" if finding.since_s is None else f" (for {span(finding.since_s)})"
         yield f"{finding.severity}: {finding.subject}: {finding.what}{since}"
         if finding.advice:
             yield f"  advice: {finding.advice}"
         if finding.gain is not None:
             yield f"  gain: at most {finding.gain:.1f} times the elements/s"
-
-
-def _span(seconds: float) -> str:
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

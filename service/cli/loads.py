@@ -62,6 +62,30 @@ def tables(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
         yield budgets
 
 
+def progress_of(save: dict[str, Any], rate: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Splits, elements, rate and time to go, as far as they are known."""
+    from rich.filesize import decimal
+
+    # TensorFlow's workers tell which splits they begin, and earlier versions do not report more.
+    done, sizes = save.get("written"), [size for size in save.get("splits", []) if size is not None]
+    done = save.get("assigned") if done is None else done
+    splits = "" if done is None else f"{done} of {min(sizes)}" if sizes else str(done)
+    per_s = f"{rate['elements_per_s']:,.1f}/s" if rate else ""
+    if rate.get("bytes_per_s"):
+        per_s += f", {decimal(int(rate['bytes_per_s']))}/s"
+    left_s = rate.get("left_s")
+    left = "" if left_s is None else span(left_s)
+    return splits, f"{save.get('elements', 0):,}", per_s, left
+
+
+def span(seconds: float) -> str:
+    """A time for people."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def _held(
     summary: dict[str, Any], names: dict[int, str]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

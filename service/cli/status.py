@@ -17,7 +17,7 @@ from ..diagnosis import name_of
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..http.families import label_value
 from .console import plain_console
-from .loads import SORTS, tables
+from .loads import SORTS, progress_of, tables
 from .options import connects
 
 PATIENCE_S = 5.0
@@ -215,10 +215,13 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     if counted.row_count:
         parts.append(counted)
     if written := [s for s in summary.get("saves", []) if s["state"] == "being written"]:
-        saves = Table("save", "streams", "waits for", title="saves", title_justify="left")
+        columns = ("save", "streams", "splits", "elements", "rate", "left", "waits for")
+        saves = Table(*columns, title="saves", title_justify="left")
+        rates = {rate["path"]: rate for rate in summary.get("save_rates", [])}
         for save in written:
             streams = f"{save['completed_streams']} of {save['streams']}"
-            saves.add_row(save["path"], streams, save.get("waits_for") or "")
+            told = progress_of(save, rates.get(save["path"], {}))
+            saves.add_row(save["path"], streams, *told, save.get("waits_for") or "")
         parts.append(saves)
     if not summary.get("strangers"):
         return Group(*parts)

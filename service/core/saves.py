@@ -220,6 +220,19 @@ def given_out(save: Save) -> int:
     return save.assigned if save.stock else sum(stream.count for stream in save.streams)
 
 
+def written_splits(save: Save) -> int | None:
+    """Of Forebay's workers: the splits of completed streams. TensorFlow's do not tell."""
+    return None if save.stock else sum(x.count for x in save.streams if x.completed)
+
+
+def expected_elements(save: Save) -> int | None:
+    """How many the whole save may have, judged by its completed streams; None before one is."""
+    if not (written := written_splits(save)):
+        return None
+    splits = min(source.size for source in save.sources)
+    return sum(x.elements for x in save.streams if x.completed) * splits // written
+
+
 DECIDE: Decide = {
     StartSave: _start_save,
     FailSave: _fail_save,

@@ -230,6 +230,8 @@ def _save(state: State, save: Save) -> dict[str, Any]:
         "completed_streams": ranges.total(saves.completed_streams(save)),
         "splits": [None if size == ENDLESS else size for size in sizes],
         "assigned": saves.given_out(save),
+        "written": saves.written_splits(save),
+        "expected_elements": saves.expected_elements(save),
         "elements": sum(stream.elements for stream in save.streams),
     }
 

@@ -28,6 +28,7 @@ from .history import JournalHistory
 from .loads import Loads
 from .lost_workers import LostWorkers
 from .options import DispatcherOptions
+from .save_rates import SaveRates
 from .saves import Saves
 from .task_removal import TaskRemovals
 from .user_metrics import UserMetrics
@@ -62,6 +63,7 @@ class Dispatcher(Decider):
         self.user_metrics = UserMetrics(state)
         self.loads = Loads(state, options.load_window_ms)
         self.lost_workers = LostWorkers(self)
+        self.save_rates = SaveRates(self)
         self._leads_from_s = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []  # they run as long as it leads
 
@@ -132,6 +134,7 @@ class Dispatcher(Decider):
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
             "lost_workers": self.lost_workers.status(),
+            "save_rates": self.save_rates.status(),
         }
 
     def find_consumer(self, consumer_id: int) -> Consumer:

@@ -618,6 +618,7 @@ class ForebayFace:
                 file=request.file,
             )
         )
+        self._dispatcher.save_rates.committed(request.save_id, request.bytes)
         return pb.CommitChunkResponse()
 
     async def end_stream(self, request: pb.EndStreamRequest) -> pb.EndStreamResponse:

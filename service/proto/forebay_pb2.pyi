@@ -632,7 +632,7 @@ class StartSaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitChunkRequest(_message.Message):
-    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known", "assignment")
+    __slots__ = ("save_id", "stream", "worker_uid", "chunk", "elements", "file", "known", "assignment", "bytes")
     SAVE_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     WORKER_UID_FIELD_NUMBER: _ClassVar[int]
@@ -641,6 +641,7 @@ class CommitChunkRequest(_message.Message):
     FILE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     save_id: int
     stream: int
     worker_uid: int
@@ -649,7 +650,8 @@ class CommitChunkRequest(_message.Message):
     file: str
     known: JournalPosition
     assignment: int
-    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., assignment: _Optional[int] = ...) -> None: ...
+    bytes: int
+    def __init__(self, save_id: _Optional[int] = ..., stream: _Optional[int] = ..., worker_uid: _Optional[int] = ..., chunk: _Optional[int] = ..., elements: _Optional[int] = ..., file: _Optional[str] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., assignment: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class CommitChunkResponse(_message.Message):
     __slots__ = ("journal",)

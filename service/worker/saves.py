@@ -275,6 +275,7 @@ class StreamWriter:
             assignment=stream.assignment,
             chunk=self._chunks,
             elements=chunk.elements,
+            bytes=chunk.bytes,
             file=name,
         )
         self._dispatcher.call(request, pb.CommitChunkResponse, closed=self.cancelled)

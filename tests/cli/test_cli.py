@@ -477,14 +477,18 @@ class TestStatus:
         assert ["w:1", "a", "8.0 MB", "64.0 MB", "2", "5"] in rows
         assert "b: because" in text
 
-    def test_a_save_that_lacks_a_kind_of_worker_says_so(self) -> None:
+    def test_saves_and_for_what_they_wait(self) -> None:
         waits = {"path": "/a", "state": "being written", "streams": 3, "completed_streams": 2}
         goes_on, ended = {**waits, "path": "/b"}, {**waits, "path": "/c", "state": "finished"}
-        saves = [{**waits, "waits_for": "one of Forebay's workers: because"}, goes_on, ended]
-        text = self.shown(saves=saves)
-        rows = [[cell.strip() for cell in line.split("│")] for line in text if "of 3" in line]
-        assert [row[1:3] for row in rows] == [["/a", "2 of 3"], ["/b", "2 of 3"]]
-        assert [row[3] for row in rows] == ["one of Forebay's workers: because", ""]
+        lacks = {**waits, "waits_for": "because", "assigned": 7}
+        goes_on |= {"written": 40, "assigned": 60, "splits": [100], "elements": 5000}
+        rate = {"path": "/b", "elements_per_s": 50.0, "bytes_per_s": 2e6, "left_s": 150.0}
+        text = self.shown(saves=[lacks, goes_on, ended], save_rates=[rate])
+        rows = [[cell.strip() for cell in line.split("│")][1:-1] for line in text if "of 3" in line]
+        assert rows == [
+            ["/a", "2 of 3", "7", "0", "", "", "because"],
+            ["/b", "2 of 3", "40 of 100", "5,000", "50.0/s, 2.0 MB/s", "2 min", ""],
+        ]
 
     def test_a_worker_that_drains_is_said_to(self) -> None:
         worker = {"address": "w:1", "stock": False, "running_tasks": 1, "tags": []}

@@ -388,7 +388,8 @@ def test_the_status_says_how_far_saves_are(given: Saves) -> None:
     given.when(c.FailSave(save_id=given.state.save_at["/failed"], code="INTERNAL", message="why"))
     assert status(given.state)["saves"] == [
         {"path": "/s", "state": "being written", "streams": 1, "completed_streams": 0,
-         "splits": [10], "assigned": 10, "elements": 5, "waits_for": None},
+         "splits": [10], "assigned": 10, "written": 0, "expected_elements": None, "elements": 5,
+         "waits_for": None},
         {"path": "/failed", "state": "failed", "error": "INTERNAL: why"},
     ]  # fmt: skip
 
