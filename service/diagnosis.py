@@ -122,7 +122,10 @@ class _OfJob:
             case "no worker":
                 yield self._no_worker()
             case "measuring":
-                yield self._say("note", "it is being measured", "ask again in half a minute")
+                is_new = self._load.get("since_s", 0.0) < FIRST_S
+                what = "its trainers tell too little: TensorFlow's own clients tell nothing"
+                what = "it is being measured" if is_new else what
+                yield self._say("note", what, "ask again in half a minute" if is_new else "")
             case "trainers wait":
                 yield self._too_few()
             case "no splits":

@@ -176,6 +176,8 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     ]  # fmt: skip
     assert "worker w:9" in of["problem", "dispatcher"].what  # the stranger
     assert of["problem", "worker w:7"].since_s == 42
+    told["loads"][0]["wanted"]["cause"] = "measuring"
+    assert any("tell too little" in one.what for one in findings(told))
     for name in ("loads", "wanted_workers", "memory", "strangers", *LED):
         del told[name]
     upgrade = "it tells nothing of the time of trainers and workers: it is of an earlier version"
