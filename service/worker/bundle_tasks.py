@@ -19,7 +19,7 @@ from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines import Pipeline, Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
-from .bundle_checksums import BundleChecksums
+from .bundle_reports import BundleReports
 from .observer import Observer, Undelivered
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
 from .task_states import Ended, HandedOut, Instruction
@@ -56,16 +56,16 @@ class BundleTask:
         report: Callable[[BundleTask, HandedOut | Ended], list[Instruction]],
         datasets: Datasets | None = None,
         *,
-        checksums: BundleChecksums,
+        reports: BundleReports,
     ) -> None:
-        """The arguments are as of TaskRunner; `checksums` collects those of its bundles."""
+        """The arguments are as of TaskRunner; `reports` collects what is told of its bundles."""
         self.task = task
         self.output = output
         self.pipeline = TaskPipeline(task, dispatcher, pipelines, observer, datasets)
         self._starting = starting
         self._observer = observer
         self._report = report
-        self._checksums = checksums
+        self._reports = reports
         self._splits = 0
         self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
         self._put = [0, 0]  # by runs that have ended
@@ -180,7 +180,7 @@ class BundleTask:
                         put[1] += block.values_bytes
                     checksum = run.finish()
                     if checksum is not None:
-                        self._checksums.add(self.task.job_id, run.number, checksum, run.stop)
+                        self._reports.add(self.task.job_id, run.number, checksum, run.stop)
                 except OutputCancelled:
                     made.cancel()
                     for _ in blocks:  # frees its resources

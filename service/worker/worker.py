@@ -49,7 +49,7 @@ from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..transport import MAX_AWAY_BYTES, BlockServer
 from . import not_a_dispatcher
-from .bundle_checksums import BundleChecksums
+from .bundle_reports import BundleReports
 from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
@@ -121,7 +121,7 @@ class Worker:
             self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
-        self._checksums = BundleChecksums()
+        self._bundle_reports = BundleReports()
         self._starting = threading.Semaphore(STARTING)
         self._streams = StreamWriters(self.uid, self._dispatcher, options)
         self._stopping = threading.Event()
@@ -264,7 +264,7 @@ class Worker:
             bundles = BundlesOutput(budget=self.idle.budget)
             return BundleTask(
                 task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
-                self.tasks.report, self._datasets, checksums=self._checksums,
+                self.tasks.report, self._datasets, reports=self._bundle_reports,
             )  # fmt: skip
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
@@ -334,7 +334,7 @@ class Worker:
         return [metrics for metrics in found if metrics is not None]
 
     def _beat(self, patience_s: float | None = None) -> pb.WorkerHeartbeatResponse:
-        checked = self._checksums.take()
+        checked = self._bundle_reports.take()
         request = pb.WorkerHeartbeatRequest(
             metrics=self._metrics(), checked=checked, loads=self.tasks.loads(),
             memory_budget=self.idle.budget.max_bytes,
@@ -349,7 +349,7 @@ class Worker:
                 closed=self._stopping,
             )
         except ForebayError:
-            self._checksums.put_back(checked)
+            self._bundle_reports.put_back(checked)
             raise
 
     def _heartbeat(self) -> None:
@@ -371,7 +371,7 @@ class Worker:
         self._dispatcher.learn(response.journal)
         self._data_keys.learn(response.data_keys)
         if response.journal.journal_id != self.journal_id:
-            self._checksums.forget()
+            self._bundle_reports.forget()
         self.tasks.handle(JournalSeen(response.journal.journal_id))
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}

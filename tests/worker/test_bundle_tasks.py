@@ -25,7 +25,7 @@ from forebay.service.delivery import (
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.service.worker.bundle_checksums import BundleChecksums
+from forebay.service.worker.bundle_reports import BundleReports
 from forebay.service.worker.bundle_tasks import BundleTask
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
@@ -107,13 +107,13 @@ class Task:
         dispatcher: Any = SimpleNamespace(get_dataset=lambda *_, **__: dataset)
         self.reports: list[Any] = []
         self.output = BundlesOutput(1 << 20)
-        self.checksums = BundleChecksums()
+        self.bundle_reports = BundleReports()
         order = ev.OrderSpec(bundles=BUNDLES, bundle_splits=BUNDLE_SPLITS, seed=7)
         self.runner = BundleTask(
             pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order),
             dispatcher, self.output, threading.Semaphore(), pipelines, Observer(),
             lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
-            checksums=self.checksums,
+            reports=self.bundle_reports,
         )  # fmt: skip
         self.runner._at_once = at_once
         self.runner.start()
@@ -166,7 +166,7 @@ def test_bundles_are_run_as_they_are_asked_for(task: Task, pipelines: Fake) -> N
         elements = [*range(4, count)]
         got, end = given(task.read(number, BUNDLE_SPLITS - 4, first=4))
         assert got == elements and isinstance(end, EndOfSlice) and end.length == count
-    assert not task.checksums.take(), "none of them was run from its beginning"
+    assert not task.bundle_reports.take(), "none of them was run from its beginning"
     assert pipelines.asked == [
         (SplitRange(30, 10, 0), 3, 7, 4),
         (SplitRange(30, 10, 2), 3 + 2 * BUNDLES, 7, 4),
@@ -179,7 +179,7 @@ def test_the_checksum_of_a_whole_bundle_is_kept_until_it_is_taken(task: Task) ->
     lengths: dict[int, int] = {}
 
     def take() -> bool:
-        for checked in task.checksums.take():
+        for checked in task.bundle_reports.take():
             assert checked.job_id == JOB
             found.update(zip(checked.bundles, checked.checksums, strict=True))
             lengths.update(zip(checked.bundles, checked.lengths, strict=True))
@@ -192,7 +192,7 @@ def test_the_checksum_of_a_whole_bundle_is_kept_until_it_is_taken(task: Task) ->
     expected.add(block(0, BUNDLE_SPLITS, 3))
     assert found[3] == expected.value
     assert lengths == {3: BUNDLE_SPLITS, 4: BUNDLE_SPLITS}
-    assert not task.checksums.take()
+    assert not task.bundle_reports.take()
 
 
 def test_so_many_run_at_a_time_while_any_number_waits(task: Task, pipelines: Fake) -> None:

@@ -11,7 +11,7 @@ MOST_REPORTED = 10_000
 """Of one job, in one heartbeat."""
 
 
-class BundleChecksums:
+class BundleReports:
     """Thread-safe."""
 
     def __init__(self) -> None:
