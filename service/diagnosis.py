@@ -22,6 +22,9 @@ SLOW = 0.5
 BUSY = 0.75
 """And if it is busy for at least this share of its time: else it has nothing to do."""
 
+TELLING = 0.9
+"""If trainers wait for longer, how much faster they would be is not to be told from the rest."""
+
 FIRST_S = 30.0
 """So long a cause may come from a job's beginning, and a job may be without a measured worker."""
 
@@ -147,8 +150,8 @@ class _OfJob:
 
     @property
     def _demand(self) -> float | None:
-        """By how much the rate would be multiplied if no trainer waited."""
-        return 1 / (1 - self._waits) if self._waits < 1 else None
+        """By how much the rate would be multiplied if no trainer waited. None: a lot."""
+        return _without(self._waits)
 
     def _at_most(self, factor: float) -> float:
         return factor if self._demand is None else min(factor, self._demand)
@@ -172,8 +175,7 @@ class _OfJob:
             share = self._load.get("waits_for", {}).get(cause, 0.0)
             if share > WAITS:
                 what = f"trainers wait {share:.0%} of the time for {what}"
-                gain = 1 / (1 - share) if share < 1 else None
-                yield Finding("slow", self._subject, what, advice, gain)
+                yield Finding("slow", self._subject, what, advice, _without(share))
 
     def _slow_workers(self) -> Iterator[Finding]:
         """Workers that make less than others while they work, if trainers wait."""
@@ -298,6 +300,11 @@ class _OfJob:
         what = f"trainers wait {self._waits:.0%} of the time: they are what is slow, not the data"
         spare = f"{wanted} of {workers} workers would do" if wanted < workers else ""
         return self._say("note", what, spare)
+
+
+def _without(waits: float) -> float | None:
+    """By how much the rate would be multiplied without these waits."""
+    return 1 / (1 - waits) if waits <= TELLING else None
 
 
 def _busy(load: Mapping[str, Any]) -> str:

@@ -7,14 +7,14 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.diagnosis import findings
+from forebay.service.diagnosis import findings, name_of
 
 from .. import forks
 from ..cluster import WorkerProcess
@@ -24,6 +24,8 @@ from ..stock import DispatcherProcess, ServerProcess
 
 OPTIONS = {"processes": 1, "heartbeat_interval_ms": 300}
 SLOW = {"TEST_IS_SLOW": "1"}
+SHARED: Mapping[str, Any] = {"processing_mode": "distributed_epoch"}
+ORDERED = {"ordered": True, "seed": 1}
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -46,20 +48,22 @@ def slow_somewhere(split: int) -> Iterator[int]:
 
 
 TRAINER = """
-import sys, time
+import json, sys, time
 from forebay import service
-target, dataset_id, job, step_s = sys.argv[1:]
+target, dataset_id, job, step_s, how = sys.argv[1:]
 print("reads", flush=True)
-how = {"processing_mode": "distributed_epoch", "job_name": job}
-for _ in service.read(target, dataset_id, **how):
+for _ in service.read(target, dataset_id, job_name=job, **json.loads(how)):
     time.sleep(float(step_s))
 """
 
 
 @contextlib.contextmanager
-def trainer(target: str, dataset_id: str, job: str, step_s: float) -> Iterator[None]:
+def trainer(
+    target: str, dataset_id: str, job: str, step_s: float = 0.0, how: Mapping[str, Any] = SHARED
+) -> Iterator[None]:
     """Takes an element each `step_s`, if there is one."""
-    process = ServerProcess(forks.Fork(["-c", TRAINER, target, dataset_id, job, str(step_s)]))
+    arguments = (target, dataset_id, job, str(step_s), json.dumps(how))
+    process = ServerProcess(forks.Fork(["-c", TRAINER, *arguments]))
     process.first_line()
     yield
     process.kill()
@@ -92,10 +96,13 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         for job, (function, step_s) in of_functions.items():
             dataset_id = service.register_dataset(target, function, splits=range(100_000))
             stack.enter_context(trainer(target, dataset_id, job, step_s))
+        for job, width in ("in order", 1), ("side by side", 8):
+            how = {**ORDERED, "cycle_length": width}
+            stack.enter_context(trainer(target, dataset_id, job, how=how))
         write_save(saved, {"chunk_0_0_1": [1]})
         loaded = tf.data.Dataset.load(str(saved), wait=True)
         dataset_id = service.register_dataset(target, loaded)
-        stack.enter_context(trainer(target, dataset_id, "slow source", 0))
+        stack.enter_context(trainer(target, dataset_id, "slow source"))
 
         def told(severity: str, subject: str, *parts: str) -> bool:
             return any(
@@ -108,11 +115,16 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
             ("note", "job slow trainer", "they are what is slow"),
             ("slow", f"worker {bad.address}", "of job slow worker"),
             ("slow", "job too few workers", "of 2 workers are busy", "start "),
+            ("slow", "job in order", "(cycle_length, now 1)"),
             ("slow", "job slow source", f"wait for the save {saved}"),
         ):
             wait_until(told, *expected)
-        loads: Any = status(dispatcher)["loads"]
+        told_of: Any = status(dispatcher)
+        loads = told_of["loads"]
         assert {len(load["waits_for"]) for load in loads} == {4}
+        rates = {load["job_id"]: load["elements_per_s"] for load in loads}
+        named = {name_of(job): rates[job["job_id"]] for job in told_of["jobs"]}
+        assert named["side by side"] > 2 * named["in order"]  # the advice is true
         assert any(load["bytes_per_s"] for load in loads)
         code, text = doctor(dispatcher)
         assert code == 3 and "then start " in text and "gain: at most " in text
