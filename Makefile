@@ -34,6 +34,7 @@ test-all: $(READY) ## run all tests, also those of tests, tools, examples and ot
 	@scripts/redis
 	@scripts/postgres
 	@scripts/tool prometheus promtool --version
+	@scripts/tool chromium chromium --version
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
 	$(BIN)/pytest -n 3 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) || \
 		scripts/retry_failed $$?

@@ -26,7 +26,7 @@ MENU = {
     "Guide": [
         *("docs/README", "docs/guarantees", "docs/limitations", "docs/reading", "docs/ordered"),
         *("docs/executors", "docs/files", "docs/tfds"),
-        *("docs/materialize", "docs/operations", "SECURITY", "docs/performance"),
+        *("docs/materialize", "docs/operations", "docs/dashboard", "SECURITY", "docs/performance"),
         *("deploy/README", "deploy/kubernetes/README", "deploy/kubernetes/gke/README"),
     ],
     "Frameworks": [

@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FACADES = ("torch", "jax", "keras")
 MAIN = ("storage", "journal", "service", *(f"frameworks/{name}" for name in FACADES))
 TOOLS = ("chaos", "benchmarks")
-SHIPPED = (".py", ".pyi", ".proto", ".typed")
+SHIPPED = (".py", ".pyi", ".proto", ".typed", ".html", ".css", ".js")
 
 # Prints the modules that need one of the extras, one a line; fails at any other import error.
 IMPORT_ALL = """
@@ -38,7 +38,7 @@ IMPORT_ALL_STRICTLY = ("-W", "error", "-c", IMPORT_ALL)
 EXTRAS = (
     "tensorflow,keras,apache_beam,torch,jax,psycopg,aiohttp,prometheus_client,distributed,pytest,"
 )
-EXTRAS += "hypothesis"
+EXTRAS += "hypothesis,jinja2,markupsafe"
 
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:

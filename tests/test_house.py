@@ -52,8 +52,10 @@ LAYERS: dict[str, set[str]] = {
     "service.http": {
         *("service.connections.admission", "service.connections.credentials", LOOSE, *WORDS)
     },
+    "service.dashboard": {"service.core", "service.http", "journal", LOOSE},
     "service.dispatcher": {
         *("service.core", "service.connections.grpc_server", "service.proto", "service.http"),
+        "service.dashboard",
         *(f"service.connections.{module}" for module in ("access", "admission")),
         *(f"service.connections.{module}" for module in ("credentials", "data_keys")),
         "service.pipelines.definitions",

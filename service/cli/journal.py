@@ -190,23 +190,14 @@ def _events(storage: Any, after: int) -> Iterator[tuple[int, Any]]:
 
 
 def _print_event(sequence: int, event: Any, as_json: bool) -> None:
-    from google.protobuf.json_format import MessageToDict
+    from ...journal.words import content, fields, name_of
 
-    kind = event.WhichOneof("event")
-    content = MessageToDict(getattr(event, kind), preserving_proto_field_name=True)
-    content.pop("position_key", None)  # a secret
     if as_json:
-        line = {"sequence": sequence, "time_ms": event.time_ms, "event": kind, **content}
-        print(json.dumps(line), flush=True)
+        line = {"sequence": sequence, "time_ms": event.time_ms, "event": event.WhichOneof("event")}
+        print(json.dumps(line | content(event)), flush=True)
         return
-    name = "".join(part.capitalize() for part in kind.split("_"))
-    fields = " ".join(f"{key}={_short(value)}" for key, value in content.items())
-    print(f"{sequence:>10}  {time_text(event.time_ms)}  {name}  {fields}", flush=True)
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    at = time_text(event.time_ms)
+    print(f"{sequence:>10}  {at}  {name_of(event)}  {fields(event)}", flush=True)
 
 
 def time_text(time_ms: int) -> str:

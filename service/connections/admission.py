@@ -63,6 +63,21 @@ class Admission:
             "service.use_credentials)"
         )
 
+    def issue_pass(self, given: str, until_s: int) -> str:
+        """A pass for who has this token, until a time (Unix epoch). It proves no more than
+        `of_pass` is asked for, and nobody learns the token from it. Raises Unauthenticated."""
+        self.of_token(given)
+        return f"{until_s}.{_proof(given, until_s)}"
+
+    def of_pass(self, shown: str, now_s: int) -> Identity:
+        """Who has shown a pass, to any server with the same token. Raises Unauthenticated."""
+        until, _, proof = shown.partition(".")
+        if until.isascii() and until.isdecimal() and len(until) < 12 and now_s < int(until):
+            for token in self.credentials.loaded().tokens:
+                if hmac.compare_digest(_proof(token.value, int(until)).encode(), proof.encode()):
+                    return self.of_token(token.value)
+        raise Unauthenticated("the pass is no longer valid: sign in with the token")
+
     def of_metadata(self, metadata: Iterable[Any]) -> Identity:
         """Who has sent a call with these pairs of names and values. Raises Unauthenticated."""
         found = next((value for name, value in metadata if name == "authorization"), "")
@@ -85,6 +100,10 @@ class Admission:
                 f"{os.geteuid()}: read over TCP, with credentials"
             )
         return Identity("user", (str(user),))
+
+
+def _proof(token: str, until_s: int) -> str:
+    return hmac.new(token.encode(), b"pass until %d" % until_s, "sha256").hexdigest()
 
 
 @functools.lru_cache(1024)

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...journal.reasons import SILENT
 from ...storage import Storage, Writer
 from ..core import commands as c
 from ..core.state import Consumer, State
+from ..core.status import encoded_status
 from ..errors import NotFound, Unavailable
 from .decider import Decider
 from .failure_detector import FailureDetector
@@ -136,6 +137,11 @@ class Dispatcher(Decider):
             "lost_workers": self.lost_workers.status(),
             "save_rates": self.save_rates.status(),
         }
+
+    def encoded_status(self) -> Iterator[bytes]:
+        """The status as JSON, in pieces."""
+        strangers, counted = self.history.strangers(), self.user_metrics.shown
+        return encoded_status(self.state, strangers, counted, self.measured())
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""

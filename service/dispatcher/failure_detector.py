@@ -54,6 +54,7 @@ class _Presence:
     """A member's signs of life."""
 
     until_s: float  # when it is presumed dead, monotonic
+    heard_s: float = -math.inf  # when it gave its last sign of life
     polls: int = 0  # polls that it has begun
     waiting: int = 0  # open polls
     waits: bool = False  # the newest poll is open
@@ -75,9 +76,18 @@ class FailureDetector:
     def saw(self, member_id: int) -> None:
         """Record a sign of life of a worker or consumer."""
         member = self._present(member_id)
-        member.until_s = time.monotonic() + self._timeout_s(member_id)
+        member.heard_s = time.monotonic()
+        member.until_s = member.heard_s + self._timeout_s(member_id)
         member.refuses = member.refuses_strangers = False
         member.gone_from_s = math.inf
+
+    def silent_s(self, member_id: int) -> float | None:
+        """The time since its last sign of life; None: this dispatcher has not heard it yet. An open
+        poll is one: the connection stands."""
+        member = self._members.get(member_id)
+        if member is None or member.heard_s == -math.inf:
+            return None
+        return 0.0 if member.waits else time.monotonic() - member.heard_s
 
     def is_gone(self, consumer_id: int) -> bool:
         """Whether the consumer left, or its connection broke and it has not returned in time."""

@@ -39,7 +39,6 @@ from ..pipelines.definitions import (
 )
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
-from ..user_metrics import shown
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .permissions import Permissions
@@ -649,14 +648,7 @@ class ForebayFace:
             pieces = encoded_status(workers, (), lambda _: None)
             return pb.GetStatusResponse(status=b"".join(pieces).decode())
 
-        def counted(iteration_id: int) -> dict[str, Any] | None:
-            total = dispatcher.user_metrics.total(iteration_id)
-            return None if total is None else shown(total)
-
-        strangers = dispatcher.history.strangers()
-        found = await in_slices(
-            encoded_status(dispatcher.state, strangers, counted, dispatcher.measured())
-        )
+        found = await in_slices(dispatcher.encoded_status())
         return pb.GetStatusResponse(status=b"".join(found).decode())
 
 

@@ -42,9 +42,11 @@ class Reports:
     """The counters of one member."""
 
     def __init__(self) -> None:
+        self.newest: tuple[int, ...] = ()
         self._reports: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=MOST_REPORTS)
 
     def add(self, now_s: float, counters: tuple[int, ...]) -> None:
+        self.newest = counters
         self._reports.append((now_s, counters))
 
     def grown(self, from_s: float) -> tuple[int, ...]:
@@ -175,6 +177,22 @@ class Loads:
                 if worker_id in self._state.workers
             ],
         }
+
+    def consumers(self, job_id: int) -> dict[int, dict[str, float | None]]:
+        """What each consumer of a job received since it began; in the window, which share of its
+        time it waited, and how many elements a second it received."""
+        job = self._jobs.get(job_id)
+        from_s = time.monotonic() - self._window_s
+        found: dict[int, dict[str, float | None]] = {}
+        for consumer_id, reports in ({} if job is None else job.consumers).items():
+            elements = reports.newest[2]
+            open_ms, waited_ms, grown, *_ = reports.grown(from_s) or (0, 0, 0)
+            found[consumer_id] = {
+                "elements": elements,
+                "waits": min(waited_ms / open_ms, 1.0) if open_ms else None,
+                "elements_per_s": 1000 * grown / open_ms if open_ms else None,
+            }
+        return found
 
     def _measured(self, load: Load, job: MeasuredJob) -> dict[str, Any]:
         workers = self._state.workers

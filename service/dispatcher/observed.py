@@ -118,27 +118,27 @@ class ObservedDispatcher:
         self._storage = storage
         self._candidate = candidate
         self._standby = standby
-        self._dispatcher: Dispatcher | None = None  # while it leads
-        self._counts = EventCounts()
+        self.dispatcher: Dispatcher | None = None  # while it leads
+        self.counts = EventCounts()
         self._displaced = 0
         self._found = 0, 0  # the snapshot that was there when it began to lead, and its time in ms
         self._tasks: list[asyncio.Task[None]] = []
 
     def lead(self, dispatcher: Dispatcher) -> None:
         """It serves as the leader from now on."""
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._found = 0, 0
-        self._counts.follow(dispatcher)
+        self.counts.follow(dispatcher)
         self._tasks = [
             asyncio.create_task(work, name=f"forebay-http-{name}")
-            for name, work in (("counts", self._counts.keep()), ("snapshot", self._find_snapshot()))
+            for name, work in (("counts", self.counts.keep()), ("snapshot", self._find_snapshot()))
         ]
 
     def stop_leading(self) -> None:
         """It does not serve any more."""
-        if self._dispatcher is not None:
-            self._displaced += self._dispatcher.displaced
-        self._dispatcher = None
+        if self.dispatcher is not None:
+            self._displaced += self.dispatcher.displaced
+        self.dispatcher = None
         for task in self._tasks:
             task.cancel()
 
@@ -146,7 +146,7 @@ class ObservedDispatcher:
         return ""  # it is the event loop that answers
 
     def unready(self) -> str:
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         if dispatcher is None:
             leader = self._candidate.leader()
             return f"stands by, {f'leader {leader}' if leader else 'no leader is known yet'}"
@@ -157,12 +157,12 @@ class ObservedDispatcher:
         return ""
 
     async def measured(self) -> list[Measured]:
-        await self._counts.catch_up()
+        await self.counts.catch_up()
         return [sample for sample in await in_slices(self._measured()) if sample is not None]
 
     def _measured(self) -> Iterator[Measured | None]:
         """With None in between, where other requests may run."""
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         state = self._candidate.state if dispatcher is None else dispatcher.state
         yield LEADS(dispatcher is not None)
         if state.term:  # else a standby has not read the journal yet
@@ -170,10 +170,10 @@ class ObservedDispatcher:
             yield SEQUENCE(state.sequence)
         yield DISPLACED(self._displaced)
         yield REFUSED(self._standby.refused)
-        for kind, count in [*self._counts.events.items()]:
+        for kind, count in [*self.counts.events.items()]:
             yield EVENTS(count, kind)
-        yield from self._counts.splits.measured(SPLITS)
-        yield from self._counts.bundles.measured(BUNDLES)
+        yield from self.counts.splits.measured(SPLITS)
+        yield from self.counts.bundles.measured(BUNDLES)
         if dispatcher is not None:
             yield STRANGERS(len(dispatcher.history.strangers()))
             yield from _totals(state)
@@ -187,10 +187,15 @@ class ObservedDispatcher:
         yield APPENDS(_buckets(journal.appends))
         if dispatcher.writer.syncs is not None:
             yield SYNCS(_buckets(dispatcher.writer.syncs))
-        sequence, time_ms = max(self._found, (journal.snapshot_sequence, journal.snapshot_time_ms))
+        sequence, time_ms = self.newest_snapshot(dispatcher)
         yield REPLAY(state.sequence - sequence)
         if sequence:
             yield SNAPSHOT_AGE(max(0, state.time_ms - time_ms) / 1000)
+
+    def newest_snapshot(self, dispatcher: Dispatcher) -> tuple[int, int]:
+        """Its event's number and time in ms; 0 and 0 without one."""
+        journal = dispatcher.journal
+        return max(self._found, (journal.snapshot_sequence, journal.snapshot_time_ms))
 
     async def _find_snapshot(self) -> None:
         with contextlib.suppress(StorageError):  # then one that this dispatcher writes is the first

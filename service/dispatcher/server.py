@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...storage import open_storage
 from ..connections.access import AccessRules
@@ -24,8 +25,13 @@ from .forebay_face import ForebayFace
 from .listener import ServedPort, StandbyHandler
 from .observed import ObservedDispatcher
 from .options import DispatcherOptions
+from .past import Past
 from .permissions import Permissions
+from .shown import ShownDispatcher
 from .tensorflow_face import TensorFlowFace
+
+if TYPE_CHECKING:
+    from ..http.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +61,21 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     refusal = StandbyHandler(candidate.leader)
     observed = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
     may_see = None if permissions is None else permissions.check_metrics
+    sampling = None
     try:
         http = None
         if observed is not None:
-            http = await open_http(observed, options, credentials, may_see)
+            shown = ShownDispatcher(observed, candidate)
+
+            def extend(server: HttpServer) -> None:
+                from ..dashboard.pages import Pages  # needs the extra
+
+                past = Past(storage, options.storage, allow_volatile=options.allow_volatile)
+                Pages(server, shown, past)
+
+            http = await open_http(observed, options, credentials, may_see, extend)
+            sampling = asyncio.create_task(shown.keep(), name="forebay-samples")
+            sampling.add_done_callback(_samples_ended)
     except BaseException:
         await listener.close(0)
         storage.close()
@@ -87,13 +104,19 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
             lead.result()  # raises its error
         return interrupted.is_set()
     finally:
-        for task in (stop, lead):
+        tasks = [task for task in (stop, lead, sampling) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(stop, lead, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await listener.close(0)
         if http is not None:
             await http.close()
         storage.close()
+
+
+def _samples_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (bug := task.exception()) is not None:
+        log.error("the dashboard has no new samples from here on", exc_info=bug)
 
 
 def _check(options: DispatcherOptions) -> None:

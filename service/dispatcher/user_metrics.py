@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 from ..core.state import State
 from ..proto import forebay_pb2 as pb
 from ..proto import metrics_pb2
-from ..user_metrics import Totals
+from ..user_metrics import Totals, shown
 
 
 class UserMetrics:
@@ -42,6 +43,11 @@ class UserMetrics:
         """The iteration's total; None without reports."""
         told = self._told.get(iteration_id)
         return None if told is None else Totals(told.values()).told()
+
+    def shown(self, iteration_id: int) -> dict[str, Any] | None:
+        """The same for the status."""
+        total = self.total(iteration_id)
+        return None if total is None else shown(total)
 
     def _forget(self) -> None:
         self._told = {i: of for i, of in self._told.items() if i in self._state.iterations}

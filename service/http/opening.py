@@ -20,17 +20,20 @@ async def open_http(
     options: ServerOptions,
     credentials: Credentials | None,
     may_see: Callable[[Identity], None] | None = None,
+    extend: Callable[[HttpServer], object] = lambda _: None,
 ) -> HttpServer | None:
     """A server on this event loop; None without --http-port. Raises AddressInUse, InvalidArgument.
 
     `credentials` are those of the server's other ports. `may_see` raises PermissionDenied for who
-    may not see metrics.
+    may not see metrics. `extend` adds further pages.
     """
     if options.http_port < 0:
         return None
     with _extra():
         from .server import HttpServer
-    server = HttpServer(observed, credentials, may_see)
+
+        server = HttpServer(observed, credentials, may_see)
+        extend(server)
     await server.start(options.host, options.http_port)
     return server
 
@@ -58,6 +61,6 @@ def _extra() -> Iterator[None]:
         yield
     except ImportError as error:
         raise InvalidArgument(
-            f"--http-port needs aiohttp and prometheus-client ({error}): pip install "
+            f"--http-port needs aiohttp, Jinja2 and prometheus-client ({error}): pip install "
             "'forebay[http]'"
         ) from error

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -37,6 +38,18 @@ HEADERS = {
     "Server": "Forebay",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+PASS = "forebay_pass"
+"""The cookie by which a browser sends its pass (Admission.issue_pass)."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def refused_as_text(_: web.Request, status: int, error: Exception) -> web.Response:
+    """Says in plain text why somebody is not let in."""
+    headers = {"WWW-Authenticate": "Bearer", **HEADERS} if status == 401 else HEADERS
+    return web.Response(status=status, text=f"{error}\n", headers=headers)
 
 
 class Observed(Protocol):
@@ -125,35 +138,51 @@ class HttpServer:
     async def _asked(
         self,
         request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        handler: Handler,
     ) -> web.StreamResponse:
         if self._connections is not None:
             self._connections.asked(request.transport)
         return await handler(request)
 
     def admitted(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The handler behind a check of the token or the certificate, and of what it may see."""
+        self, handler: Handler, refused: Callable[[web.Request, int, Exception], web.Response]
+        = refused_as_text,
+    ) -> Handler:  # fmt: skip
+        """The handler behind a check of the token or the certificate, and of what it may see.
+        `refused` answers those that are not let in."""
 
         async def checked(request: web.Request) -> web.StreamResponse:
             try:
                 self._admit(request)
             except Unauthenticated as error:
-                return web.Response(
-                    status=401, text=f"{error}\n", headers={"WWW-Authenticate": "Bearer", **HEADERS}
-                )
+                return refused(request, 401, error)
             except PermissionDenied as error:
-                return web.Response(status=403, text=f"{error}\n", headers=HEADERS)
+                return refused(request, 403, error)
             return await handler(request)
 
         return checked
+
+    @property
+    def asks_for_token(self) -> bool:
+        return self._admission is not None and self._admission.asks_for_token
+
+    def issue_pass(self, token: str, lasts_s: int) -> str:
+        """A pass for a browser, which sends it as the cookie PASS. Raises Unauthenticated."""
+        assert self._admission is not None
+        return self._admission.issue_pass(token, int(time.time()) + lasts_s)
+
+    def stays(self, request: web.Request) -> None:
+        """Call now and then while an answer goes on: its connection is not cut."""
+        if self._connections is not None:
+            self._connections.asked(request.transport)
 
     def _admit(self, request: web.Request) -> None:
         """Raises Unauthenticated and PermissionDenied."""
         if self._admission is None:
             return
-        if self._admission.asks_for_token:
+        if self._admission.asks_for_token and (shown := request.cookies.get(PASS)):
+            who = self._admission.of_pass(shown, int(time.time()))
+        elif self._admission.asks_for_token:
             sent = request.headers.get("Authorization", "")
             who = self._admission.of_metadata([("authorization", sent if sent.isascii() else "")])
         else:

@@ -1,0 +1,1 @@
+"""The dashboard: pages for people on a dispatcher's HTTP port (docs/dashboard.md)."""

@@ -1,0 +1,349 @@
+"""The pages of the dashboard, on the HTTP port of a dispatcher.
+
+    GET  /            what is wrong, plots, jobs, workers
+    GET  /jobs/7      a job: its progress, its splits as a picture, its consumers
+    GET  /events      the journal's events, searched, newest first
+    GET  /past?at=7   all of it as of an event
+    GET  /live        server-sent events: the parts of a page that have changed
+    POST /sign-in     a token, for which a browser is given a pass
+
+Nobody but who may scrape the metrics sees any of them. They change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import jinja2
+from aiohttp import web
+
+from ..diagnosis import findings
+from ..errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
+from ..http.server import HEADERS, PASS, HttpServer
+from . import split_map, views
+from .series import HEIGHT, WIDTH, Series
+
+FOLDER = pathlib.Path(__file__).parent
+
+LIVE_S = 2.0
+"""How often a page is brought up to date."""
+
+KEPT_S = 1.0
+"""For how long what was rendered serves others who ask for the same."""
+
+MOST_KEPT = 64
+
+PASS_S = 12 * 3600
+"""How long a browser is let in with the token that it was given once."""
+
+MOST_LIVE_EVENTS = 100
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {**HEADERS, "Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
+FILES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+
+PARTS = {
+    "overview": ("head", "findings", "jobs", "workers", "plots", "notes"),
+    "job": ("head", "job", "plots", "maps", "job_workers", "consumers"),
+    "events": ("head",),
+}
+"""The parts of each page that are brought up to date."""
+
+Query = Mapping[str, str]
+
+
+class Shown(Protocol):
+    """What is shown of a dispatcher."""
+
+    series: Series
+    job_series: dict[int, Series]
+    notes: Any  # events worth a look, the latest last
+    since_ms: int  # of the samples
+
+    def role(self) -> dict[str, Any]: ...
+    def durable(self) -> int: ...
+    async def status(self) -> dict[str, Any]: ...
+    def consumers(self, job_id: int) -> dict[int, dict[str, float | None]]: ...
+    async def maps(self, job_id: int, worker: str) -> dict[int, list[dict[str, Any]]]: ...
+    def recent(self, after: int, most: int) -> tuple[list[dict[str, Any]], int]: ...
+
+
+class ToldOfPast(Protocol):
+    """Tells of the journal's past."""
+
+    async def ask(self, **request: Any) -> Any:
+        """`do="events"` or `do="at"`. Raises InvalidArgument and Unavailable."""
+
+    async def close(self) -> None: ...
+
+
+class Pages:
+    """Adds its routes to a server. Everything runs on that server's event loop."""
+
+    def __init__(self, server: HttpServer, shown: Shown, past: ToldOfPast) -> None:
+        self._server = server
+        self._shown = shown
+        self._past = past
+        self._kept: dict[str, tuple[float, dict[str, str]]] = {}  # parts by page
+        self._status: tuple[float, dict[str, Any]] = (0.0, {})
+        self._one = asyncio.Lock()
+        self._closing = asyncio.Event()
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True,
+            undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self._templates.filters |= views.FILTERS
+        self._templates.globals |= {
+            "states": split_map.STATES, "plot_width": WIDTH, "plot_height": HEIGHT,
+            "worker_columns": [*views.COLUMNS],
+        }  # fmt: skip
+        routes = server.app.router
+        for path, handler in (
+            ("/", self._overview), ("/jobs/{id}", self._job), ("/events", self._events),
+            ("/past", self._past_page), ("/live", self._live),
+        ):  # fmt: skip
+            routes.add_get(path, server.admitted(self._answered(handler), self._refused))
+        routes.add_post("/sign-in", self._sign_in)
+        for name, kind in FILES.items():
+            routes.add_get(f"/{name}", _file(FOLDER / "static" / name, kind))
+        server.app.on_shutdown.append(self._close)
+
+    async def _close(self, _: web.Application) -> None:
+        self._closing.set()
+        await self._past.close()
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    async def _overview(self, request: web.Request) -> web.StreamResponse:
+        return await self._page("overview", request.query)
+
+    async def _job(self, request: web.Request) -> web.StreamResponse:
+        return await self._page("job", {**request.query, "id": request.match_info["id"]})
+
+    async def _page(self, view: str, query: Query, **more: Any) -> web.Response:
+        role = self._shown.role()
+        parts = await self._parts(view, query)
+        live = urlencode({"view": view, **query})
+        text = self._templates.get_template(f"{view}.html").render(
+            role=role, parts=parts, query=query, live=f"/live?{live}", **more
+        )
+        return _html(text)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        before = _whole(query.get("before", "0"), "before")
+        text = query.get("q", "")[:200]
+        found = await self._past.ask(
+            do="events", before=before, query=text, known=self._shown.durable()
+        )
+        return await self._page("events", {"q": text}, found=found, newest=not before)
+
+    async def _past_page(self, request: web.Request) -> web.StreamResponse:
+        query, role = request.query, self._shown.role()
+        sequence = _whole(query.get("at", ""), "at")
+        job_id = _whole(query.get("job", "0"), "job")
+        if (durable := self._shown.durable()) and sequence > durable:
+            raise InvalidArgument(f"there is no event {sequence}: the newest one is {durable}")
+        found = await self._past.ask(do="at", sequence=sequence, job_id=job_id)
+        status = {"journal": None, "wanted_workers": None, **found["status"]}
+        rows = views.jobs(status)
+        job = next((row for row in rows if row["id"] == job_id), None)
+        maps = [(i, views.picture(each)) for i, of in found["maps"].items() for each in of]
+        page = views.workers(status, "worker", "", _whole(query.get("page", "1"), "page"))
+        text = await self._rendered(
+            "past.html", role=role, found=found, status=status, jobs=rows, workers=page, job=job,
+            job_id=job_id, pictures=maps, query=query, sort="worker", past=sequence, live="",
+        )  # fmt: skip
+        return _html(text)
+
+    def _answered(
+        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler, with a page for each error."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except InvalidArgument as error:
+                return self._said(400, "This cannot be shown", error)
+            except NotFound as error:
+                return self._said(404, "Not found", error)
+            except Unavailable as error:
+                return self._said(503, "Not now", error)
+
+        return answer
+
+    def _said(self, status: int, title: str, error: Exception) -> web.Response:
+        page = self._templates.get_template("said.html")
+        text = page.render(role=self._shown.role(), title=title, said=str(error), live="")
+        return _html(text, status)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    async def _parts(self, view: str, query: Query) -> dict[str, str]:
+        """The HTML of a page's parts, by their names; some moments old, if others have asked."""
+        key = json.dumps([view, sorted(query.items())])
+        async with self._one:
+            at_s, parts = self._kept.get(key, (0.0, {}))
+            if not parts or time.monotonic() > at_s + KEPT_S:
+                parts = await self._make_parts(view, query)
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.clear()
+                self._kept[key] = time.monotonic(), parts
+        return parts
+
+    async def _make_parts(self, view: str, query: Query) -> dict[str, str]:
+        shown, role = self._shown, self._shown.role()
+        about: dict[str, Any] = {
+            "role": role,
+            "query": query,
+            "past": 0,
+            "now_ms": time.time_ns() // 10**6,
+        }
+        if not role["leads"]:
+            return {"head": await self._rendered("parts/head.html", **about, status={})}
+        at_s, status = self._status
+        if time.monotonic() > at_s + KEPT_S:
+            status = await shown.status()
+            self._status = time.monotonic(), status
+        about |= {"status": status, "since_ms": shown.since_ms}
+        if not status:
+            return {"head": await self._rendered("parts/head.html", **about)}
+        if view == "overview":
+            sort, page = query.get("sort", "worker"), _whole(query.get("page", "1"), "page")
+            about |= {
+                "findings": findings(status), "now_s": time.time(), "jobs": views.jobs(status),
+                "plots": views.plots(shown.series), "sort": sort,
+                "workers": views.workers(status, sort, query.get("worker", "")[:200], page),
+                "notes": [*shown.notes][::-1],
+            }  # fmt: skip
+        if view == "job":
+            job_id, worker = _whole(query["id"], "the job"), query.get("worker", "")[:200]
+            found = [row for row in views.jobs(status) if row["id"] == job_id]
+            if not found:
+                raise NotFound(
+                    f"there is no job {job_id}, or it is no more: the overview lists those there "
+                    "are, and the past those there were"
+                )
+            maps = await shown.maps(job_id, worker)
+            about |= {
+                "job": found[0], "plots": views.job_plots(shown.job_series.get(job_id)),
+                "pictures": [(i, views.picture(each)) for i, of in maps.items() for each in of],
+                "consumers": views.consumers(found[0]["running"], shown.consumers(job_id)),
+                "worker": worker, "by_worker": views.of_job(found[0]["load"]),
+            }  # fmt: skip
+        return {name: await self._rendered(f"parts/{name}.html", **about) for name in PARTS[view]}
+
+    async def _rendered(self, name: str, **about: Any) -> str:
+        """Rendered piece by piece: others run in between."""
+        pieces, since_s = [], time.monotonic()
+        for piece in self._templates.get_template(name).generate(**about):
+            pieces.append(piece)
+            if time.monotonic() > since_s + 0.0005:
+                await asyncio.sleep(0)
+                since_s = time.monotonic()
+        return "".join(pieces)
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        query = {k: v for k, v in request.query.items() if k != "view"}
+        view = request.query.get("view", "")
+        if view not in PARTS:
+            raise InvalidArgument(f"there is no page {view!r}")
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        sent: dict[str, str] = {}
+        after = self._shown.durable()
+        with contextlib.suppress(ConnectionError):  # the browser has left
+            while not self._closing.is_set():
+                try:
+                    parts = await self._parts(view, query)
+                except (NotFound, InvalidArgument) as error:
+                    await _send(response, "gone", str(error))
+                    break
+                for name, html in parts.items():
+                    if sent.get(name) != html:
+                        await _send(response, "part", {"name": name, "html": html})
+                sent = parts
+                if view == "events":
+                    events, missed = self._shown.recent(after, MOST_LIVE_EVENTS)
+                    if events:
+                        text = query.get("q", "").lower()
+                        html = self._templates.get_template("parts/rows.html").render(
+                            events=[e for e in events[::-1]
+                                    if text in f"{e['name']} {e['fields']}".lower()],
+                            missed=missed,
+                        )  # fmt: skip
+                        await _send(response, "events", html)
+                        after = events[-1]["sequence"]
+                await _send(response, "alive", "")
+                self._server.stays(request)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), LIVE_S)
+        return response
+
+    # -- who is let in -------------------------------------------------------------------------
+
+    def _refused(self, request: web.Request, status: int, error: Exception) -> web.Response:
+        """With a form for a token, where a token is asked for."""
+        page = self._templates.get_template("sign_in.html")
+        asks, back = self._server.asks_for_token, request.path_qs
+        text = page.render(said=str(error), asks=asks, back=back, live="")
+        return _html(text, status)
+
+    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        given, back = str(form.get("token", "")).strip(), str(form.get("back", "/"))
+        if not back.startswith("/") or back.startswith(("//", "/\\")):
+            back = "/"  # never to another server
+        if not self._server.asks_for_token:
+            raise web.HTTPSeeOther("/")
+        try:
+            issued = self._server.issue_pass(given, PASS_S)
+        except Unauthenticated as error:
+            page = self._templates.get_template("sign_in.html")
+            return _html(page.render(said=str(error), asks=True, back=back, live=""), 401)
+        response = web.Response(status=303, headers={**PAGE_HEADERS, "Location": back})
+        response.set_cookie(
+            PASS, issued, max_age=PASS_S, httponly=True, secure=request.secure, samesite="Strict"
+        )
+        return response
+
+
+def _file(path: pathlib.Path, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    text = path.read_text()
+
+    async def answer(_: web.Request) -> web.Response:
+        response = web.Response(text=text, content_type=kind, headers=HEADERS)
+        response.enable_compression()
+        return response
+
+    return answer
+
+
+def _html(text: str, status: int = 200) -> web.Response:
+    response = web.Response(
+        text=text, status=status, content_type="text/html", headers=PAGE_HEADERS
+    )
+    response.enable_compression()
+    return response
+
+
+async def _send(response: web.StreamResponse, event: str, data: Any) -> None:
+    await response.write(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())
+
+
+def _whole(text: str, name: str) -> int:
+    """Raises InvalidArgument."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise InvalidArgument(f"{name} is no number: {text[:100]!r}")
+    return int(text)

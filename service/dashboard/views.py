@@ -1,0 +1,303 @@
+"""From a status to what the templates show. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from markupsafe import Markup, escape
+
+from ..diagnosis import name_of
+from ..http.families import label_value, printable
+from . import split_map
+from .series import Series, line
+
+MOST_ROWS = 50
+"""Rows of a table on a page; links lead to the next ones."""
+
+MOST_TITLE = 1_000
+"""Characters of a long name that its title has."""
+
+COLUMNS = {
+    "worker": "address",
+    "elements/s": "elements_per_s",
+    "buffers": "held_bytes",
+    "last heard": "silent_s",
+    "tasks": "running_tasks",
+}
+"""By what workers can be sorted: numbers from the largest on."""
+
+
+class Plot(NamedTuple):
+    """A plot of one or more lines over the run."""
+
+    title: str
+    now: str
+    most: str  # at the upper edge
+    lines: list[tuple[str, str, str]]  # name, newest value, SVG path
+    from_ms: int
+    said: str  # for those who do not see it
+
+
+# -- texts ----------------------------------------------------------------------------------
+
+
+def named(text: object) -> Markup:
+    """A user's name as HTML, cut if it is long; its title has more."""
+    short = label_value(str(text))
+    if short == str(text):
+        return escape(short)
+    return Markup('<span title="{}">{}</span>').format(printable(str(text))[:MOST_TITLE], short)
+
+
+def number(value: float | None) -> str:
+    """1,234; 12.3; 0.12."""
+    if value is None:
+        return "–"
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def size(value: float | None) -> str:
+    """Bytes: 12.3 MB."""
+    if value is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def lasting(seconds: float | None) -> str:
+    """12 s; 3 min; 2 h 10 min; 3 d 4 h."""
+    if seconds is None or math.isinf(seconds):
+        return "–"
+    if seconds < 10 and seconds != round(seconds):
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def moment(time_ms: float | None) -> Markup:
+    """A time as HTML, in UTC, as the logs and `forebay journal` have it."""
+    if not time_ms:
+        return Markup("–")
+    at = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        at.isoformat(timespec="milliseconds"), f"{at:%H:%M:%S}"
+    )
+
+
+FILTERS = {
+    "visible": lambda text: printable(str(text)), "named": named, "number": number,
+    "percent": percent, "size": size, "lasting": lasting, "moment": moment,
+}  # fmt: skip
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+UNMEASURED = dict.fromkeys(("elements_per_s", "waits", "busy", "workers", "wanted"))
+
+
+def jobs(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each job: those that are read first, then by their ids, the newest first."""
+    loads = {load["job_id"]: load for load in status.get("loads", [])}
+    rows = [_job(job, {**UNMEASURED, **loads.get(job["job_id"], {})}) for job in status["jobs"]]
+    return sorted(rows, key=lambda row: (not row["readers"], row["finished"], -row["id"]))
+
+
+def _job(job: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
+    running = [it for it in job["iterations"] if not it["finished"]]
+    order = job.get("order")
+    kind = job["sharding"] if order is None else "ordered"
+    if order is not None and order["claimed"]:
+        kind = "at least once"
+    row = {
+        "id": job["job_id"], "name": name_of(job), "dataset": job["dataset_id"], "kind": kind,
+        "cached": job["cross_trainer_cache"], "load": load, "order": order,
+        "finished": not running, "iterations": job["iterations"], "running": running,
+        "readers": sum(it["consumers"] for it in running),
+        "epochs": ["all" if kind == "ordered" else it["epoch"] for it in running],
+        "done": None, "of": None, "to_go_s": None,
+        "lost": job["lost_splits"], "skipped": job["skipped_splits"], "warning": job["warning"],
+        "no_task": next((it["no_task"] for it in running if it["no_task"]), None),
+        "splits_per_s": job.get("splits_per_s"),
+    }  # fmt: skip
+    for it in job["iterations"]:
+        row["lost"] += sum(source["lost"] for source in it["sources"])
+        row["skipped"] += it["skipped"]
+    done, of = 0, 0.0
+    for it in running:
+        if claims := it["claims"]:
+            done, of = done + claims["done"], of + claims["bundles"]
+        for source in it["sources"]:
+            done = done + source["begun"] + source["lost"]
+            of = math.inf if source["splits"] is None else of + source["splits"]
+    if of:
+        row["done"], row["of"] = done, None if of == math.inf else int(of)
+        if row["of"] and row["splits_per_s"]:
+            row["to_go_s"] = (of - done) / row["splits_per_s"]
+    return row
+
+
+def consumers(
+    iterations: Iterable[Mapping[str, Any]], told: Mapping[int, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A row for each consumer that has told of itself, or is of the group of an ordered read: where
+    it is, by what it received since it began."""
+    rows = {number: {"id": number, **load} for number, load in told.items()}
+    for it in iterations:
+        for member in it["group"]:
+            row = rows.setdefault(member["consumer_id"], {"id": member["consumer_id"]})
+            received, group = row.get("elements"), member["consumers"]
+            row |= {"index": member["index"], "of": group, "start": member["start_position"]}
+            if received is not None:
+                row["position"] = member["start_position"] + received * group
+    return sorted(rows.values(), key=lambda row: (row.get("index", 0), row["id"]))
+
+
+# -- workers --------------------------------------------------------------------------------
+
+
+def of_job(load: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each worker that runs a job, the slowest while they work first."""
+    rows = [
+        {**one, "speed": one["elements_per_s"] / one["working"] if one["working"] else None}
+        for one in load.get("by_worker", [])
+    ]
+    return sorted(rows, key=lambda row: math.inf if row["speed"] is None else row["speed"])
+
+
+class Page(NamedTuple):
+    """Some rows of a table."""
+
+    rows: Sequence[Any]
+    total: int  # rows of the table, without those that were filtered out
+    number: int
+    pages: int
+
+
+def workers(status: Mapping[str, Any], sort: str, text: str, page: int) -> Page:
+    """The workers whose address or tags have the text, sorted, MOST_ROWS a page."""
+    text = text.lower()
+    loads = _loads_of_workers(status)
+    found = [
+        {**worker, **loads.get(worker["address"], {})}
+        for worker in status["workers"]
+        if text in worker["address"].lower() or any(text in tag.lower() for tag in worker["tags"])
+    ]
+    key = COLUMNS.get(sort, "address")
+    if key == "address":
+        found.sort(key=lambda worker: worker["address"])
+    else:  # what is not known comes last
+        found.sort(key=lambda worker: -math.inf if worker.get(key) is None else worker[key])
+        found.reverse()
+    pages = max(1, -(-len(found) // MOST_ROWS))
+    page = min(max(1, page), pages)
+    return Page(found[(page - 1) * MOST_ROWS : page * MOST_ROWS], len(found), page, pages)
+
+
+def _loads_of_workers(status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """By address: elements a second of all jobs, and shares of the time of what runs them."""
+    told: dict[str, list[Mapping[str, float]]] = {}
+    for load in status.get("loads", []):
+        for one in load.get("by_worker", []):
+            told.setdefault(one["address"], []).append(one)
+    found = {}
+    for address, of in told.items():
+        working, no_split = (sum(w[k] for w in of) / len(of) for k in ("working", "no_split"))
+        found[address] = {
+            "elements_per_s": sum(one["elements_per_s"] for one in of),
+            "working": working, "no_split": no_split,
+            "backpressured": max(0.0, 1 - working - no_split),
+        }  # fmt: skip
+    return found
+
+
+# -- pictures -------------------------------------------------------------------------------
+
+
+def plots(series: Series) -> list[Plot]:
+    """Of the whole service."""
+    return [
+        _plot(series, "Rate", {"rate": "made"}, "elements/s", number),
+        _plot(series, "Trainers wait for", {
+            "for_workers": "elements of workers", "for_network": "a connection",
+            "for_dispatcher": "the dispatcher", "for_no_task": "a worker with a task",
+        }, "", percent, most=1.0),
+        _plot(series, "Time of workers", {
+            "working": "they work", "backpressured": "wait for trainers",
+            "no_split": "wait for splits",
+        }, "", percent, most=1.0),
+        _plot(series, "Buffers", {"held": "held", "budget": "may be held"}, "", size),
+        _plot(series, "Workers", {"workers": "there", "wanted": "wanted"}, "", number),
+        _plot(series, "Consumers", {"consumers": "read"}, "", number),
+        _plot(series, "Journal", {"events": "events"}, "a second", number),
+    ]  # fmt: skip
+
+
+def job_plots(series: Series | None) -> list[Plot]:
+    """Of a job."""
+    if series is None:
+        return []
+    return [
+        _plot(series, "Rate", {"rate": "made"}, "elements/s", number),
+        _plot(series, "Trainers wait", {"waits": "of their time"}, "", percent, most=1.0),
+        _plot(series, "Workers", {"busy": "busy", "wanted": "wanted"}, "", number),
+    ]
+
+
+def _plot(
+    series: Series, title: str, lines: Mapping[str, str], unit: str, told: Any, most: float = 0.0
+) -> Plot:
+    of = {field: series.of(field) for field in lines}
+    values = [v for points in of.values() for _, v in points if v is not None]
+    top = most or max(values, default=0.0)
+    newest = {field: told(series.last(field)) for field in lines}
+    said = f"{title}: " + ", ".join(f"{name} {newest[field]}" for field, name in lines.items())
+    if values and not most:
+        said += f"; the most was {told(max(values))} {unit}"
+    return Plot(
+        title,
+        f"{newest[next(iter(lines))]} {unit}" if len(lines) == 1 else "",
+        told(top) if values else "",
+        [(name, newest[field], line(of[field], top)) for field, name in lines.items()],
+        int(series.points[0][0] * 1000) if series.points else 0,
+        said,
+    )
+
+
+class Picture(NamedTuple):
+    """A map of splits, as SVG's paths."""
+
+    of: Mapping[str, Any]
+    paths: dict[str, str]
+    marks: str  # cells of one worker
+    columns: int
+    rows: int
+    said: str
+
+
+def picture(of: Mapping[str, Any]) -> Picture:
+    """Of what split_map made."""
+    cells = of["cells"]
+    there = ", ".join(f"{count:,} {name}" for name, count in of["totals"].items() if count)
+    return Picture(
+        of, split_map.paths(cells), split_map.marks(of["of_worker"]),
+        min(split_map.COLUMNS, max(len(cells), 1)), max(1, -(-len(cells) // split_map.COLUMNS)),
+        f"{of['title']}: {there or 'none'}",
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""ShownDispatcher: what the dashboard shows of a dispatcher (service/dashboard/pages.py).
+
+The state is copied and encoded in slices, as for `forebay status`. Loads are sampled each second,
+in a memory that is bounded, as long as this dispatcher leads. Nothing of it is journaled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.words import fields, name_of
+from ..dashboard.series import Series
+from ..dashboard.split_map import mapped
+from .candidate import Candidate
+from .dispatcher import Dispatcher
+from .observed import ObservedDispatcher
+from .past import tell
+from .slices import in_slices
+
+SAMPLE_S = 1.0
+MOST_JOBS = 50
+"""Jobs of which samples are kept: those that were read last."""
+
+MOST_NOTES = 50
+MOST_MAPPED = 4
+"""Iterations of a job of which there is a map: the newest unfinished ones."""
+
+RATE_S = 30
+"""Over how many samples the rate of splits is taken."""
+
+CAUSES = "workers", "network", "dispatcher", "no_task"
+FIELDS = (
+    *("rate", *(f"for_{cause}" for cause in CAUSES), "working", "backpressured", "no_split"),
+    *("held", "budget", "workers", "wanted", "consumers", "events"),
+)
+JOB_FIELDS = "rate", "waits", "busy", "wanted"
+
+NOTED = {
+    *("leader_elected", "worker_registered", "worker_lost", "worker_drains", "split_skipped"),
+    *("save_failed", "save_finished", "dataset_removed"),
+}
+
+
+class ShownDispatcher:
+    """Implements `Shown`. Everything runs on the dispatcher's event loop."""
+
+    def __init__(self, observed: ObservedDispatcher, candidate: Candidate) -> None:
+        self._observed = observed
+        self._candidate = candidate
+        self._of: Dispatcher | None = None  # of which there are samples
+        self._addresses: dict[int, str] = {}  # of workers that events name by their ids
+        self._begin(None)
+
+    def _begin(self, dispatcher: Dispatcher | None) -> None:
+        self._of = dispatcher
+        self.since_ms = time.time_ns() // 1_000_000
+        self.series = Series(FIELDS)
+        self.job_series: dict[int, Series] = {}
+        self.notes: deque[dict[str, Any]] = deque(maxlen=MOST_NOTES)
+        self._begun: dict[int, deque[tuple[float, float]]] = {}  # splits, by job
+        self._sequence = 0
+        if dispatcher is not None:
+            state = dispatcher.state
+            self._sequence = state.sequence
+            self._addresses = {w.worker_id: w.address for w in state.workers.values()}
+            before_ms = 0
+            for _, event in [*state.recent]:
+                self._note(event)
+                if event.WhichOneof("event") == "leader_elected" and before_ms and self.notes:
+                    away_s = (event.time_ms - before_ms) / 1000
+                    self.notes[-1]["text"] += f", {away_s:.1f} s after the event before"
+                before_ms = event.time_ms
+            dispatcher.subscribe(self._note)
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def role(self) -> dict[str, Any]:
+        """Who leads, and how far the journal is."""
+        dispatcher = self._observed.dispatcher
+        state = self._candidate.state if dispatcher is None else dispatcher.state
+        return {
+            "leads": dispatcher is not None and not dispatcher.stopped.is_set(),
+            "why_not": self._observed.unready(),
+            "leader": self._candidate.leader() if dispatcher is None else state.leader,
+            "term": state.term,
+            "sequence": self.durable() or state.sequence,
+            "journal_id": state.journal_id,
+        }
+
+    def durable(self) -> int:
+        """The newest event that may be shown; 0 if that is not known here."""
+        dispatcher = self._observed.dispatcher
+        return 0 if dispatcher is None else dispatcher.journal.durable_sequence
+
+    async def status(self) -> dict[str, Any]:
+        """The status, and what this dispatcher knows besides; {} if it does not lead."""
+        if (dispatcher := self._observed.dispatcher) is None:
+            return {}
+        pieces = await in_slices(dispatcher.encoded_status())
+        found: dict[str, Any] = msgspec.json.decode(b"".join(pieces))
+        memory = {each["address"]: each for each in found["memory"]}
+        for worker in found["workers"]:
+            held = memory.get(worker["address"])
+            worker["silent_s"] = dispatcher.failure_detector.silent_s(worker["worker_id"])
+            worker["budget_bytes"] = held and held["budget_bytes"]
+            worker["held_bytes"] = held and sum(job["held_bytes"] for job in held["jobs"])
+        for job in found["jobs"]:
+            job["splits_per_s"] = self._splits_per_s(job["job_id"])
+        sequence, time_ms = self._observed.newest_snapshot(dispatcher)
+        found["journal"] = {
+            "undurable": dispatcher.journal.sequence - dispatcher.journal.durable_sequence,
+            "replay": dispatcher.state.sequence - sequence,
+            "snapshot": sequence,
+            "snapshot_age_s": max(0, found["time_ms"] - time_ms) / 1000 if sequence else None,
+        }
+        return found
+
+    def consumers(self, job_id: int) -> dict[int, dict[str, float | None]]:
+        """What consumers of a job told, by id."""
+        dispatcher = self._observed.dispatcher
+        return {} if dispatcher is None else dispatcher.loads.consumers(job_id)
+
+    async def maps(self, job_id: int, worker: str) -> dict[int, list[dict[str, Any]]]:
+        """The maps of the job's newest unfinished iterations, or of its last one."""
+        dispatcher = self._observed.dispatcher
+        job = None if dispatcher is None else dispatcher.state.jobs.get(job_id)
+        if dispatcher is None or job is None:
+            return {}
+        state, found = dispatcher.state, {}
+        there = [i for n in sorted(job.iterations.values()) if (i := state.iterations.get(n))]
+        for iteration in [i for i in there if not i.finished][-MOST_MAPPED:] or there[-1:]:
+            made = await in_slices(mapped(state, iteration, worker))
+            found[iteration.iteration_id] = [each for each in made if each is not None]
+        return found
+
+    def recent(self, after: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """The newest events behind `after` that are durable, the latest last; and how many older
+        ones are left out."""
+        dispatcher = self._observed.dispatcher
+        if dispatcher is None:
+            return [], 0
+        found: list[dict[str, Any]] = []
+        durable = dispatcher.journal.durable_sequence
+        for sequence, event in reversed(dispatcher.state.recent):
+            if sequence <= after or len(found) == most:
+                break
+            if sequence <= durable:
+                found.append(tell(sequence, event))
+        return found[::-1], max(0, durable - after - len(found))
+
+    # -- samples -------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            dispatcher = self._observed.dispatcher
+            if dispatcher is not self._of:
+                self._begin(dispatcher)
+            if dispatcher is not None:
+                await in_slices(self._sample(dispatcher))
+            await asyncio.sleep(SAMPLE_S)
+
+    def _sample(self, dispatcher: Dispatcher) -> Iterator[None]:
+        state, loads, now_s = dispatcher.state, dispatcher.loads, time.time()
+        jobs = [job for _, job in loads.jobs()]
+        workers = [one for job in jobs if job.load for one in job.by_worker.values()]
+        working, no_split = (
+            sum(of) / len(workers) if workers else None
+            for of in ([w.working for w in workers], [w.no_split for w in workers])
+        )
+        held = None if working is None or no_split is None else 1 - working - no_split
+        events, self._sequence = state.sequence - self._sequence, state.sequence
+        memory = loads.memory.values()
+        sample = (
+            sum(job.load.rate for job in jobs if job.load),
+            *(
+                max((job.waits_for[cause] for job in jobs if job.waits_for), default=None)
+                for cause in CAUSES
+            ),
+            *(working, held, no_split),
+            sum(load.held_bytes for _, of in memory for load in of.values()),
+            sum(budget for budget, _ in memory),
+            len(state.workers),
+            None if loads.wanted is None else loads.wanted.workers,
+            len(state.consumers),
+            events / SAMPLE_S,
+        )
+        self.series.add(now_s, sample)
+        yield
+        for job_id, job in dispatcher.loads.jobs()[:MOST_JOBS]:
+            load = job.load
+            values = (None, None, None) if load is None else (load.rate, load.waits, load.busy)
+            series = self.job_series.setdefault(job_id, Series(JOB_FIELDS))
+            series.add(now_s, (*values, job.wanted.workers))
+            begun = self._observed.counts.splits.of(str(job_id)).get("begun", 0)
+            done = self._observed.counts.bundles.of(str(job_id)).get("done", 0)
+            its = self._begun.setdefault(job_id, deque(maxlen=RATE_S))
+            its.append((now_s, begun + done))
+            yield
+        kept = {job_id for job_id, _ in dispatcher.loads.jobs()[:MOST_JOBS]}
+        for of in (self.job_series, self._begun):
+            for job_id in of.keys() - kept:
+                del of[job_id]
+
+    def _splits_per_s(self, job_id: int) -> float | None:
+        its = self._begun.get(job_id)
+        if not its or len(its) < 2:
+            return None
+        (from_s, before), (to_s, now) = its[0], its[-1]
+        return (now - before) / max(to_s - from_s, 1e-3)
+
+    def _note(self, event: ev.Event) -> None:
+        """With each event, as a step of a decision: it must take next to no time."""
+        kind = event.WhichOneof("event")
+        if kind not in NOTED:
+            return
+        about = getattr(event, kind)
+        match kind:
+            case "leader_elected":
+                text = f"{about.address} leads in term {about.term}"
+            case "worker_registered":
+                self._addresses[about.worker_id] = about.address
+                text = f"{about.address} is there"
+            case "worker_drains":
+                text = f"{self._addresses.get(about.worker_id)} drains"
+            case "worker_lost":
+                address = self._addresses.pop(about.worker_id, "a worker")
+                text = f"{address} {'has left' if about.left else 'was given up'}: {about.reason}"
+            case "split_skipped":
+                where = f"split {about.split} from element {about.element} on"
+                text = f"{about.worker_address} left out {where}: {about.reason}"
+            case _:
+                text = fields(event)
+        told = {"time_ms": event.time_ms, "name": name_of(event), "text": text}
+        self.notes.append(told)

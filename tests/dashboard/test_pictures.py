@@ -1,0 +1,100 @@
+"""Maps of splits and plots, beside what they are made of, and the pass of a browser."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.service.connections.admission import Admission
+from forebay.service.connections.credentials import Credentials
+from forebay.service.dashboard.series import HEIGHT, Series, line
+from forebay.service.dashboard.split_map import COLUMNS, MOST_CELLS, STATES, Grid, marks, paths
+from forebay.service.errors import Unauthenticated
+
+from ..certificates import Authority, token
+
+SIZES = st.integers(1, 3 * MOST_CELLS)
+
+
+@given(
+    SIZES, st.lists(st.tuples(st.integers(-5, 4 * MOST_CELLS), st.integers(0, 5000)), max_size=5)
+)
+def test_a_cell_counts_what_lies_in_it(size: int, ranges: list[tuple[int, int]]) -> None:
+    grid = Grid(size)
+    for start, count in ranges:
+        grid.add(start, start + count)
+    assert (grid.bound(0), grid.bound(grid.cells)) == (0, size)
+    bounds = [(grid.bound(cell), grid.bound(cell + 1)) for cell in range(grid.cells)]
+    assert grid.counts() == [
+        sum(max(0, min(to, start + count) - max(begin, start)) for start, count in ranges)
+        for begin, to in bounds
+    ]
+
+
+def area(path: str) -> dict[int, float]:
+    """By cell, the width of what the path covers of it."""
+    found: dict[int, float] = {}
+    for x, y, width in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v", path):
+        at, end = float(x), float(x) + float(width)
+        while at < end:
+            part = min(end, int(at) + 1)
+            cell = int(at) + COLUMNS * int(y)
+            found[cell] = found.get(cell, 0.0) + part - at
+            at = part
+    return found
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 999)] * len(STATES)), max_size=150))
+def test_a_cell_shows_each_of_its_states(cells: list[tuple[int, ...]]) -> None:
+    shown = {state: area(path) for state, path in paths(cells).items()}
+    for number, counts in enumerate(cells):
+        parts = [shown.get(state, {}).get(number, 0.0) for state in STATES]
+        assert [part > 0 for part in parts] == [count > 0 for count in counts]
+        if any(counts):
+            assert sum(parts) == pytest.approx(1)
+            wanted = [count / sum(counts) for count in counts]
+            assert parts == pytest.approx(wanted, abs=len(STATES) / 8)
+
+
+def test_only_the_marked_cells_are_marked() -> None:
+    counts = [0] * 130
+    counts[3] = counts[64] = 1
+    assert marks(counts) == "M3 0h1v.9h-1zM0 1h1v.9h-1z"
+
+
+def test_a_series_keeps_the_whole_run_in_bounded_memory() -> None:
+    series = Series(("x", "y"), most=8)
+    for second in range(1000):
+        series.add(second, (float(second), None if second < 500 else 1.0))
+        assert len(series.points) < 8
+    times = [time_s for time_s, _ in series.points]
+    assert times[0] == 0 and times[-1] > 750
+    assert [v for _, v in series.of("x")] == pytest.approx([t + 63.5 for t in times], abs=64)
+    assert {v for _, v in series.of("y")} <= {None, 1.0}
+    assert series.last("x") == 999
+    assert line(series.of("y"), 2.0).count(f" {HEIGHT // 2}") == sum(t >= 500 - 127 for t in times)
+    assert line([(0, 1.0), (1, None), (2, 1.0)], 1.0).count("M") == 2  # a gap is no line
+
+
+def test_a_pass_lasts_until_its_time_and_as_long_as_its_token(tmp_path: pathlib.Path) -> None:
+    path = token(tmp_path / "viewer", "a-secret")
+    issued = Authority(tmp_path / "ca").issue("server").files()
+    admission = Admission(Credentials(**{**issued, "token_file": path}))
+    shown = admission.issue_pass("a-secret", until_s=1000)
+    assert admission.of_pass(shown, now_s=999) == admission.of_token("a-secret")
+    until, _, proof = shown.partition(".")
+    wrong = ["", ".", f"9999.{proof}", f"{until}.{proof[:-1]}", f"{until}.", f"{until}.\xe4", "²."]
+    for each in wrong:
+        with pytest.raises(Unauthenticated, match="sign in"):
+            admission.of_pass(each, now_s=999)
+    with pytest.raises(Unauthenticated, match="no longer valid"):
+        admission.of_pass(shown, now_s=1000)
+    with pytest.raises(Unauthenticated):
+        admission.issue_pass("another", until_s=1000)
+    other = Admission(Credentials(**{**issued, "token_file": token(tmp_path / "new", "a-new-one")}))
+    with pytest.raises(Unauthenticated):
+        other.of_pass(shown, now_s=999)
