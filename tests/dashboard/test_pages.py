@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -92,6 +93,24 @@ def number_of(page: Page, fact: str) -> int:
     return int(re.sub(r"\D", "", text_of(page, fact)))
 
 
+@contextlib.contextmanager
+def reading(target: str, dataset_id: str, how: dict[str, Any]) -> Iterator[None]:
+    """A trainer that takes longer than the elements do."""
+    elements = service.read(target, dataset_id, processing_mode="distributed_epoch", **how)
+
+    def read() -> None:
+        for _ in elements:
+            time.sleep(0.001)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield
+    finally:
+        elements.leave()
+        reader.join()
+
+
 def test_an_operator_follows_a_cluster_through_faults(
     browser: Browser, tmp_path: pathlib.Path
 ) -> None:
@@ -111,19 +130,11 @@ def test_an_operator_follows_a_cluster_through_faults(
         workers = [
             stack.enter_context(WorkerProcess(both, heartbeat_interval_ms=300)) for _ in range(2)
         ]
-        dataset_id = service.register_dataset(target, lambda n: [n], splits=range(10**9))
-        elements = service.read(
-            target, dataset_id, processing_mode="distributed_epoch", job_name=NASTY[0]
-        )
-
-        def read() -> None:
-            for _ in elements:
-                time.sleep(0.001)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        stack.callback(reader.join)
-        stack.callback(elements.leave)
+        ordered = {"ordered": True, "seed": 1, "batch_size": 4, "start_position": 400}
+        reads: list[dict[str, Any]] = [{"job_name": NASTY[0]}, {"job_name": "in order", **ordered}]
+        for how in reads:
+            dataset_id = service.register_dataset(target, lambda n: [n], splits=range(10**6))
+            stack.enter_context(reading(target, dataset_id, how))
 
         second = stack.enter_context(opened(browser))
         second.goto(urls[1])
@@ -152,9 +163,17 @@ def test_an_operator_follows_a_cluster_through_faults(
         expect(page.get_by_role("img", name=re.compile(r"Splits: .* begun"))).to_be_visible()
         expect(page.locator("table", has_text="Waits").locator("tbody tr")).to_have_count(1)
         page.get_by_text("Leases by worker").click()
-        page.get_by_role("link", name=workers[0].address).click()
+        page.locator("details").get_by_role("link", name=workers[0].address).click()
         expect(page.locator("path.marked")).to_be_visible()
         check_access(page)
+
+        page.goto(urls[0])
+        page.get_by_role("link", name="in order").click()
+        cells = page.locator("table", has_text="Received up to").locator("tbody td")
+        expect(cells.first).to_have_text("0 of 1")
+        begun_at, up_to, received = (int(t.replace(",", "")) for t in cells.all_inner_texts()[1:4])
+        assert begun_at == 400 and up_to == begun_at + received
+        expect(page.get_by_text("so there is no map")).to_be_visible()
 
         # The events, live; and what was at one of them, beside what the journal's command says.
         page.get_by_role("link", name="Events").click()
@@ -181,9 +200,11 @@ def test_an_operator_follows_a_cluster_through_faults(
             assert number_of(page, "Journal") == then["sequence"] == at
             assert number_of(page, "Leases out") == then["leases"]
             assert number_of(page, "Workers") == len(then["workers"])
-            (source,) = then["jobs"][0]["iterations"][0]["sources"]
-            done = source["begun"] + source["lost"]
-            expect(page.get_by_role("region", name="Jobs")).to_contain_text(f"{done:,} of")
+            for job in then["jobs"]:
+                for source in job["iterations"][0]["sources"]:
+                    done = source["begun"] + source["lost"]
+                    jobs = page.get_by_role("region", name="Jobs")
+                    expect(jobs).to_contain_text(f"{done:,} of")
         page.locator("#slide").focus()
         page.keyboard.press("Home")
         expect(page.locator("h1")).to_have_text("As of event 1")
