@@ -210,15 +210,16 @@ class Pages:
             "past": 0,
             "now_ms": time.time_ns() // 10**6,
         }
+        nothing = dict.fromkeys(PARTS[view], "")  # nothing that was so under another leader
         if not role["leads"]:
-            return {"head": await self._rendered("parts/head.html", **about, status={})}
+            return nothing | {"head": await self._rendered("parts/head.html", **about, status={})}
         at_s, status = self._status
         if time.monotonic() > at_s + KEPT_S:
             status = await shown.status()
             self._status = time.monotonic(), status
         about |= {"status": status, "since_ms": shown.since_ms}
         if not status:
-            return {"head": await self._rendered("parts/head.html", **about)}
+            return nothing
         if view == "overview":
             sort, page = query.get("sort", "worker"), _whole(query.get("page", "1"), "page")
             about |= {

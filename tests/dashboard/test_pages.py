@@ -32,7 +32,7 @@ from ..standbys import LEASE_MS, leads, wait_until
 from ..standbys import status as status_of
 from ..stock import DispatcherProcess
 
-pytestmark = pytest.mark.long  # Chromium is needed
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]  # Chromium is needed
 
 WORKERS, SPLITS = 1_000, 10**6
 NASTY = [
@@ -226,6 +226,7 @@ def test_an_operator_follows_a_cluster_through_faults(
         check_access(second)
         pair[0].restart()
         expect(page.locator(".banner")).to_contain_text("stands by")  # by itself, too
+        expect(page.locator("table")).to_have_count(0)
 
 
 def large(cluster: Cluster) -> int:

@@ -33,7 +33,6 @@ function follow() {
     const { name, html } = JSON.parse(event.data);
     const part = main.querySelector(`[data-part="${name}"]`);
     if (part) replace(part, html);
-    else location.reload(); // this dispatcher leads, or stands by, from now on
   });
   source.addEventListener("events", (event) => {
     const rows = document.getElementById("events");
