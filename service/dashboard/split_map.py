@@ -23,7 +23,8 @@ MOST_NAMED = 20
 """Ranges of lost splits, and workers, that are listed."""
 
 _AT_ONCE = 500
-_STEPS = 8  # a cell is divided in so many parts
+CELL = 8
+"""Width and height of a cell in a picture's units; it is divided by whole ones."""
 
 
 class Grid:
@@ -171,29 +172,27 @@ def _add(grid: Grid, ranges: Ranges) -> Iterator[None]:
 
 
 def paths(cells: Iterable[Sequence[int]]) -> dict[str, str]:
-    """By state, the outline of what it has of a picture: for SVG's `path`, a cell being 1 × 1.
+    """By state, the outline of what it has of a picture, for SVG's `path`.
 
     A state that a cell has at all is seen in it. Neighbours of a state are one rectangle.
     """
-    runs: dict[str, list[list[float]]] = {name: [] for name in STATES}  # [row, from, to]
+    runs: dict[str, list[list[int]]] = {name: [] for name in STATES}  # [row, from, to]
     for number, counts in enumerate(cells):
         row, column = divmod(number, COLUMNS)
-        whole, left, at = sum(counts), _STEPS, 0
+        whole, begin, stop = sum(counts), CELL * column, CELL * (column + 1)
         there = [(name, count) for name, count in zip(STATES, counts, strict=True) if count]
         for place, (name, count) in enumerate(there, 1):
-            behind = len(there) - place  # each of which needs a step
-            steps = left if not behind else min(
-                max(1, round(_STEPS * count / whole)), left - behind
-            )  # fmt: skip
-            begin, end = column + at / _STEPS, column + (at + steps) / _STEPS
+            behind = len(there) - place  # each of which needs a unit
+            width = max(1, round(CELL * count / whole))
+            end = min(begin + width, stop - behind) if behind else stop
             its = runs[name]
             if its and its[-1][0] == row and its[-1][2] == begin:
                 its[-1][2] = end
             else:
                 its.append([row, begin, end])
-            at, left = at + steps, left - steps
+            begin = end
     return {
-        name: "".join(f"M{_n(x)} {_n(row)}h{_n(to - x)}v.9h{_n(x - to)}z" for row, x, to in its)
+        name: "".join(_rectangle(row, begin, end) for row, begin, end in its)
         for name, its in runs.items()
         if its
     }
@@ -201,10 +200,9 @@ def paths(cells: Iterable[Sequence[int]]) -> dict[str, str]:
 
 def marks(counts: Iterable[int]) -> str:
     """The outline of all cells in which something is counted."""
-    return "".join(
-        f"M{n % COLUMNS} {n // COLUMNS}h1v.9h-1z" for n, count in enumerate(counts) if count
-    )
+    there = [divmod(number, COLUMNS) for number, count in enumerate(counts) if count]
+    return "".join(_rectangle(row, CELL * column, CELL * (column + 1)) for row, column in there)
 
 
-def _n(number: float) -> str:
-    return f"{number:.3f}".rstrip("0").rstrip(".") or "0"
+def _rectangle(row: int, begin: int, end: int) -> str:
+    return f"M{begin} {CELL * row}h{end - begin}v{CELL - 1}h{begin - end}z"

@@ -287,8 +287,8 @@ class Picture(NamedTuple):
     of: Mapping[str, Any]
     paths: dict[str, str]
     marks: str  # cells of one worker
-    columns: int
-    rows: int
+    width: int
+    height: int
     said: str
 
 
@@ -296,8 +296,10 @@ def picture(of: Mapping[str, Any]) -> Picture:
     """Of what split_map made."""
     cells = of["cells"]
     there = ", ".join(f"{count:,} {name}" for name, count in of["totals"].items() if count)
+    columns = min(split_map.COLUMNS, max(len(cells), 1))
+    rows = max(1, -(-len(cells) // split_map.COLUMNS))
     return Picture(
         of, split_map.paths(cells), split_map.marks(of["of_worker"]),
-        min(split_map.COLUMNS, max(len(cells), 1)), max(1, -(-len(cells) // split_map.COLUMNS)),
+        split_map.CELL * columns, split_map.CELL * rows,
         f"{of['title']}: {there or 'none'}",
     )  # fmt: skip

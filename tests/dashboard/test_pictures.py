@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from forebay.service.connections.admission import Admission
 from forebay.service.connections.credentials import Credentials
 from forebay.service.dashboard.series import HEIGHT, Series, line
-from forebay.service.dashboard.split_map import COLUMNS, MOST_CELLS, STATES, Grid, marks, paths
+from forebay.service.dashboard.split_map import (
+    CELL,
+    COLUMNS,
+    MOST_CELLS,
+    STATES,
+    Grid,
+    marks,
+    paths,
+)
 from forebay.service.errors import Unauthenticated
 
 from ..certificates import Authority, token
@@ -36,15 +44,12 @@ def test_a_cell_counts_what_lies_in_it(size: int, ranges: list[tuple[int, int]])
 
 
 def area(path: str) -> dict[int, float]:
-    """By cell, the width of what the path covers of it."""
+    """By cell, the share of it that the path covers."""
     found: dict[int, float] = {}
-    for x, y, width in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v", path):
-        at, end = float(x), float(x) + float(width)
-        while at < end:
-            part = min(end, int(at) + 1)
-            cell = int(at) + COLUMNS * int(y)
-            found[cell] = found.get(cell, 0.0) + part - at
-            at = part
+    for x, y, width in re.findall(r"M(\d+) (\d+)h(\d+)v", path):
+        for unit in range(int(x), int(x) + int(width)):
+            cell = unit // CELL + COLUMNS * (int(y) // CELL)
+            found[cell] = found.get(cell, 0.0) + 1 / CELL
     return found
 
 
@@ -57,13 +62,18 @@ def test_a_cell_shows_each_of_its_states(cells: list[tuple[int, ...]]) -> None:
         if any(counts):
             assert sum(parts) == pytest.approx(1)
             wanted = [count / sum(counts) for count in counts]
-            assert parts == pytest.approx(wanted, abs=len(STATES) / 8)
+            assert parts == pytest.approx(wanted, abs=len(STATES) / CELL)
+
+
+def test_the_worst_picture_is_less_than_a_page_may_have() -> None:
+    cells = [[1 + (cell * state) % 9 for state in range(len(STATES))] for cell in range(MOST_CELLS)]
+    assert sum(len(path) for path in paths(cells).values()) < 85_000
 
 
 def test_only_the_marked_cells_are_marked() -> None:
     counts = [0] * 130
     counts[3] = counts[64] = 1
-    assert marks(counts) == "M3 0h1v.9h-1zM0 1h1v.9h-1z"
+    assert marks(counts) == "M24 0h8v7h-8zM0 8h8v7h-8z"
 
 
 def test_a_series_keeps_the_whole_run_in_bounded_memory() -> None:
