@@ -13,6 +13,7 @@ The run whose slices ask for what comes first in the order begins first.
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
 on. If there is no room, it waits although slices ask for more, while each reader still has enough
 to be given. A query lacks an element if its reader has planned (`until`) all that it knows.
+Nor does it make room for readers that have run far ahead of one that still reads: they wait.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader
@@ -65,6 +66,10 @@ ANSWER_S = 0.02
 
 ROOM_S = 0.5
 """How often a run that nobody needs now looks whether there is memory for it."""
+
+SLOW_S, LOOK_S = 2.0, 0.02
+"""For so long after a reader was given something, others that are far ahead wait for it; and how
+often they look where it is."""
 
 MAX_SHARES = 8
 """An output may hold `max_bytes` for each reader of a group, for at most so many."""
@@ -146,6 +151,8 @@ class BundleRun:
             self._wait_for_room(kept.cost)
             self.kept.append(kept)
             output._bytes += kept.cost
+            output._put_bytes += kept.cost
+            output._put += block.count
         self.stop = kept.stop
         if bundle.length is not None and self.stop > bundle.length:
             self._differ(f"at least {self.stop}")
@@ -167,7 +174,12 @@ class BundleRun:
                 may_grow = is_wanted or (
                     not output._pending and (not ahead or ahead + size <= most_ahead)
                 )
-                if (output._make_room(size) and may_grow) or is_needed:
+                last = output._far_behind(size)
+                if last is None:
+                    goes_on = (output._make_room(size) and may_grow) or is_needed
+                else:
+                    goes_on = is_needed and any(s.order.reader == last for s in self.slices)
+                if goes_on:
                     if output._memory.take(size, force=is_needed):
                         output._set_busy(self, True)
                         return
@@ -177,7 +189,8 @@ class BundleRun:
                     output._set_busy(self, False)
                     output._notify_unlocked(self._bundle)  # a query may be answered
                     continue  # a slice may have joined meanwhile
-                self.room.wait(ROOM_S if may_grow or output._pending else None)
+                polls_s = ROOM_S if may_grow or output._pending else None
+                self.room.wait(polls_s if last is None else LOOK_S)
         finally:
             self.waits = False
 
@@ -308,7 +321,10 @@ class BundlesOutput(TaskOutput):
         self._readers = 1
         self._floors: dict[int, int] = {}  # by reader: it needs nothing of bundles at places before
         self._floor = 0  # nobody does
+        self._asked: dict[int, int] = {}  # by reader: the last position in the order
+        self._given_s: dict[int, float] = {}  # by reader: when it was given something
         self._bytes = 0  # of all blocks that are kept
+        self._put_bytes, self._put = 0, 0  # and elements: of all blocks so far
         self._look_above = max_bytes  # fewer bytes: there is nothing to drop
         self._most_known = MAX_KNOWN
 
@@ -436,11 +452,14 @@ class BundlesOutput(TaskOutput):
         if order.readers != self._readers:  # another group
             self._readers, self._floor, self._look_above = order.readers, 0, 0
             self._floors.clear()
+            self._asked.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
         bundle.alone = order.alone
         if not order.counts:
             bundle.keeps[order.reader] = order.keep
+        if order.runs:
+            self._asked[order.reader] = order.position
         self._floors[order.reader] = order.floor
         before = self._floor
         self._floor = min(self._floors.values()) if len(self._floors) >= self._readers else 0
@@ -463,10 +482,14 @@ class BundlesOutput(TaskOutput):
         if is_passed and not bundle.runs and self._bundles.get(bundle.number) is bundle:
             del self._bundles[bundle.number]
 
+    @property
+    def _most_bytes(self) -> int:
+        return self._max_bytes * min(self._readers, MAX_SHARES)
+
     def _make_room(self, size: int) -> bool:
         """Whether there is room for so many bytes, of `max_bytes` for each reader. Drops blocks
         that some reader has passed, if need be."""
-        most = self._max_bytes * min(self._readers, MAX_SHARES)
+        most = self._most_bytes
         if self._bytes + size <= most:
             self._look_above = most
             return True
@@ -474,6 +497,17 @@ class BundlesOutput(TaskOutput):
             self._drop_passed(most - size - most // 8)
             self._look_above = max(most, self._bytes + size + most // 16)
         return self._bytes + size <= most
+
+    def _far_behind(self, size: int) -> int | None:
+        """If there is no room: the reader that asks for what comes first, if it was given something
+        lately, and another asks for what is a quarter of what all may hold behind that."""
+        most, asked = self._most_bytes, self._asked
+        if self._bytes + size <= most or len(asked) < 2:
+            return None
+        last = min(asked, key=asked.__getitem__)
+        if (max(asked.values()) - asked[last]) * self._put_bytes <= most // 4 * self._put:
+            return None
+        return last if time.monotonic() - self._given_s.get(last, 0.0) < SLOW_S else None
 
     def _drop_passed(self, most_bytes: int) -> None:
         """Drop blocks that some reader has passed, until there are at most so many bytes. What was
@@ -609,6 +643,7 @@ class _SliceSubscription(Subscription):
         size = kept.cost if block is kept.block else cost(block)
         self.runs = runs_after(self.runs, block.count)
         run.used = next(self.output._numbers)
+        self.output._given_s[self.order.reader] = time.monotonic()
         if run.given_bytes < AHEAD_BYTES:
             run.given_bytes += size
             run.room.notify_all()  # it may make more ahead

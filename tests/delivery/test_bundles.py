@@ -386,6 +386,36 @@ def test_under_pressure_the_readers_behind_have_their_elements_made_again() -> N
     assert read(slow) == [*range(5, 15)]
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_reader_far_ahead_waits_for_one_that_reads(
+    stops: bool, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the one behind needs is kept, until it has read it or has stopped."""
+    now = [1e6]
+    monkeypatch.setattr(bundles, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    output = BundlesOutput(2 * SIZE)
+    Reader(output, Slice(1, 1, keep=40, reader=1, readers=2)).close()  # it has passed
+    slow = Reader(output, Slice(1, 1, (0, 10), until=40, readers=2, position=0))
+    run = make(begun(output), 40)  # all there is room for
+    assert read(slow) == [*range(10)]
+    slow.close()
+    fast = Reader(output, Slice(2, 2, (0, 40), until=40, reader=1, readers=2, position=40))
+    waiting = Waiting(pool, begun(output), 10)
+    assert fast.next() is None
+    if stops:
+        now[0] += bundles.SLOW_S
+        waiting.done.result(TIMEOUT_S)
+        assert run.kept[0].start > 0, "there was no room"
+        return
+    slow = Reader(output, Slice(1, 1, (10, 30), until=40, keep=10, readers=2, position=10))
+    assert read(slow) == [*range(10, 40)], "all that it needs was kept"
+    slow.close()
+    Reader(output, Slice(1, 1, keep=40, readers=2)).close()
+    waiting.done.result(TIMEOUT_S)
+    assert read(fast) == [*range(10)]
+    assert idle(output), "nothing was made twice"
+
+
 def test_what_a_slice_waits_for_is_not_dropped_under_pressure() -> None:
     """Else a reader that is behind would have it made again for ever."""
     output = BundlesOutput(1)
