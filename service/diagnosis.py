@@ -133,7 +133,7 @@ class _OfJob:
                 yield self._too_few()
             case "no splits":
                 yield self._no_splits()
-            case "source":
+            case "source" if self._awaits("dispatcher") <= WAITS:  # else nobody leases splits
                 yield self._source()
             case "not the workers" if not (slow and self._is_in_order):
                 yield self._not_the_workers()
@@ -156,6 +156,11 @@ class _OfJob:
     def _at_most(self, factor: float) -> float:
         return factor if self._demand is None else min(factor, self._demand)
 
+    def _awaits(self, cause: str) -> float:
+        """The share of their time in which trainers wait for this, as far as they tell."""
+        share: float = self._load.get("waits_for", {}).get(cause, 0.0)
+        return share
+
     def _outside(self) -> Iterator[Finding]:
         """Waits that no worker's pipeline is the cause of."""
         for cause, what, advice in (
@@ -172,8 +177,7 @@ class _OfJob:
                 "start workers before trainers: `forebay status --wait-workers` waits for them",
             ),
         ):  # fmt: skip
-            share = self._load.get("waits_for", {}).get(cause, 0.0)
-            if share > WAITS:
+            if (share := self._awaits(cause)) > WAITS:
                 what = f"trainers wait {share:.0%} of the time for {what}"
                 yield Finding("slow", self._subject, what, advice, _without(share))
 
@@ -229,7 +233,7 @@ class _OfJob:
     def _too_few(self) -> Finding:
         workers, wanted = self._load["workers"], self._load["wanted"]["workers"]
         there = sum(not (w["stock"] or w["draining"]) for w in self._status["workers"])
-        what = f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)} are busy"
+        what = f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)}"
         if there >= wanted:
             return self._say("note", f"{what}; others have come", "ask again in half a minute")
         return self._say(
@@ -277,7 +281,7 @@ class _OfJob:
         )  # fmt: skip
 
     def _not_the_workers(self) -> Finding:
-        what = f"trainers wait {self._waits:.0%} of the time, but only {_busy(self._load)} are busy"
+        what = f"trainers wait {self._waits:.0%} of the time, but only {_busy(self._load)}"
         if self._is_in_order:
             order = self._job.get("order") or {}
             wide = order.get("cycle_length", self._load["workers"])
@@ -308,7 +312,8 @@ def _without(waits: float) -> float | None:
 
 
 def _busy(load: Mapping[str, Any]) -> str:
-    return f"{load['busy']:.1f} of {load['workers']} workers"
+    are = "worker is" if load["workers"] == 1 else "workers are"
+    return f"{load['busy']:.1f} of {load['workers']} {are} busy"
 
 
 def _more(workers: int) -> str:

@@ -83,7 +83,7 @@ def _times(status: dict[str, Any]) -> Iterator[str]:
         shares = {"work": load["busy"], "wait for splits": load.get("unleased", 0.0)}
         shares["wait for trainers"] = max(0.0, workers - sum(shares.values()))
         parts = (f"{share:.1f} {what}" for what, share in shares.items())
-        yield f"  {workers} workers: {', '.join(parts)}"
+        yield f"  {workers} worker{'' if workers == 1 else 's'}: {', '.join(parts)}"
 
 
 def _told(found: list[Finding]) -> Iterator[str]:

@@ -36,6 +36,7 @@ def unreachable(cluster: Cluster) -> None:
 
 
 def absent(cluster: Cluster) -> None:
+    cluster.waits, cluster.works, cluster.unleased = 0.3, 0.1, 0.9  # as it leases no splits
     cluster.also = {**TOLD, "dispatcher_ms": 0.2}
 
 

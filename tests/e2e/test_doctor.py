@@ -86,6 +86,7 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         )  # fmt: skip
         target, saved = dispatcher.target, tmp_path / "saved"
         assert doctor(dispatcher)[0] == 0
+        assert doctor(dispatcher, "no such job")[0] == 1
         bad = stack.enter_context(WorkerProcess(dispatcher.address, SLOW, **OPTIONS))
         stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
         of_functions: dict[str, tuple[Callable[[int], Iterator[int]], float]] = {
