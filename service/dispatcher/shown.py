@@ -175,7 +175,7 @@ class ShownDispatcher:
             sum(of) / len(workers) if workers else None
             for of in ([w.working for w in workers], [w.no_split for w in workers])
         )
-        held = None if working is None or no_split is None else 1 - working - no_split
+        held = None if working is None or no_split is None else max(0.0, 1 - working - no_split)
         events, self._sequence = state.sequence - self._sequence, state.sequence
         memory = loads.memory.values()
         sample = (
