@@ -146,11 +146,7 @@ def test_an_operator_follows_a_cluster_through_faults(
         expect(page.locator("#state")).to_have_text("Live")
         expect(page.locator(".findings")).to_contain_text("they are what is slow")
         before = number_of(page, "Journal")
-        page.wait_for_function(
-            "n => +document.querySelector('.facts').innerText.replace(/\\D/g, '') && "
-            "+[...document.querySelectorAll('.facts div')].find(e => e.innerText.includes("
-            "'Journal')).innerText.replace(/\\D/g, '') > n", arg=before,
-        )  # fmt: skip
+        wait_until(lambda: number_of(page, "Journal") > before)
         check_access(page)
         # By keyboard: the first stop is the link past the header, and focus outlasts new content.
         page.keyboard.press("Tab")
@@ -282,10 +278,9 @@ def test_a_large_cluster_with_nasty_names_is_a_picture(
     ):
         for path in ("/", f"/jobs/{job_id}"):
             page.goto(url + path)
-            page.wait_for_function("performance.getEntriesByName('first-contentful-paint')[0]")
-            painted = page.evaluate(
-                "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-            )
+            first = "performance.getEntriesByName('first-contentful-paint')[0]"
+            wait_until(page.evaluate, f"!!{first}")
+            painted = page.evaluate(f"{first}.startTime")
             size = page.evaluate(
                 "performance.getEntries().reduce((n, e) => n + (e.decodedBodySize || 0), 0)"
             )
