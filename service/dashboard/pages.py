@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import pathlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -44,6 +45,8 @@ PASS_S = 12 * 3600
 """How long a browser is let in with the token that it was given once."""
 
 MOST_LIVE_EVENTS = 100
+
+OWN_PATH = re.compile(r"/(?!/)[!-\[\]-~]*")  # browsers take a backslash for a slash, and skip tabs
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -304,7 +307,7 @@ class Pages:
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         form = await request.post()
         given, back = str(form.get("token", "")).strip(), str(form.get("back", "/"))
-        if not back.startswith("/") or back.startswith(("//", "/\\")):
+        if not OWN_PATH.fullmatch(back):
             back = "/"  # never to another server
         if not self._server.asks_for_token:
             raise web.HTTPSeeOther("/")

@@ -360,8 +360,7 @@ def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.P
         headers = {"Cookie": f"forebay_pass={cookie['value'][:-1]}"}
         page.context.clear_cookies()
         assert page.request.get(f"{url}/live?view=overview", headers=headers).status == 401
-        away = page.request.post(
-            f"{url}/sign-in", form={"token": "viewer-secret", "back": "//elsewhere/"},
-            max_redirects=0,
-        )  # fmt: skip
-        assert away.headers["location"] == "/"
+        for back in ("//elsewhere/", "/\\elsewhere/", "/\t/elsewhere/", "elsewhere"):
+            form = {"token": "viewer-secret", "back": back}
+            away = page.request.post(f"{url}/sign-in", form=form, max_redirects=0)
+            assert away.headers["location"] == "/"
