@@ -6,8 +6,8 @@ told is not concluded.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 WAITS = 0.05
@@ -118,26 +118,30 @@ class _OfJob:
         self._waits: float = load.get("waits", 0.0)
 
     def findings(self) -> Iterator[Finding]:
-        yield from self._outside()
+        outside = [*self._outside()]
+        yield from outside
         slow = [*self._slow_workers()]
         yield from slow
         match self._load["wanted"]["cause"]:
             case "no worker":
                 yield self._no_worker()
             case "measuring":
-                is_new = self._load.get("since_s", 0.0) < FIRST_S
-                what = "its trainers tell too little: TensorFlow's own clients tell nothing"
-                what = "it is being measured" if is_new else what
-                yield self._say("note", what, "ask again in half a minute" if is_new else "")
+                if self._load.get("since_s", 0.0) < FIRST_S:
+                    yield self._say("note", "it is being measured", "ask again in half a minute")
+                else:
+                    what = "its trainers tell too little: TensorFlow's own clients tell nothing"
+                    yield self._say("note", what, "")
             case "trainers wait":
                 yield self._too_few()
+            case "no splits" if self._load["wanted"]["workers"] > self._load["workers"]:
+                yield self._too_few()  # for these there are splits
             case "no splits":
                 yield self._no_splits()
             case "source" if self._awaits("dispatcher") <= WAITS:  # else nobody leases splits
                 yield self._source()
             case "not the workers" if not (slow and self._is_in_order):
                 yield self._not_the_workers()
-            case "enough" | "workers idle" if "waits" in self._load:
+            case "enough" | "workers idle" if "waits" in self._load and not outside:
                 yield self._trainer()
 
     def _say(
@@ -187,10 +191,9 @@ class _OfJob:
             return
         told = [w for w in self._load.get("by_worker", []) if w["working"] > 0]
         speeds = [w["elements_per_s"] / w["working"] for w in told]
+        ordered = sorted(speeds)
         for worker, speed in zip(told, speeds, strict=True):
-            others = [*speeds]
-            others.remove(speed)
-            usual = statistics.median(others) if others else 0.0
+            usual = _median_without(ordered, speed)
             if worker["working"] < BUSY or speed >= SLOW * usual:
                 continue
             waits = self._is_in_order and self._demand
@@ -309,6 +312,16 @@ class _OfJob:
 def _without(waits: float) -> float | None:
     """By how much the rate would be multiplied without these waits."""
     return 1 / (1 - waits) if waits <= TELLING else None
+
+
+def _median_without(ordered: Sequence[float], one: float) -> float:
+    """The median of the others; 0 if there are none."""
+    others = len(ordered) - 1
+    if not others:
+        return 0.0
+    at = bisect_left(ordered, one)
+    low, high = (i + (i >= at) for i in ((others - 1) // 2, others // 2))
+    return (ordered[low] + ordered[high]) / 2
 
 
 def _busy(load: Mapping[str, Any]) -> str:

@@ -453,6 +453,7 @@ class BundlesOutput(TaskOutput):
             self._readers, self._floor, self._look_above = order.readers, 0, 0
             self._floors.clear()
             self._asked.clear()
+            self._given_s.clear()
             for each in self._bundles.values():
                 each.keeps.clear()
         bundle.alone = order.alone

@@ -231,7 +231,7 @@ class Loads:
                 self._judge(job, of, now_s)
             else:
                 job.load, job.wanted = None, job.judge.hold(NOBODY, now_s)
-                job.waits_for = {}
+                job.waits_for, job.bytes_per_s = {}, None
                 if not job.wanted.workers and (of is None or now_s - job.read_s > LIMIT_S):
                     del self._jobs[job_id]
             if job.wanted.cause != cause:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.words import fields, name_of
+from ...journal.words import brief, name_of
 from ..dashboard.series import Series
 from ..dashboard.split_map import mapped
 from .candidate import Candidate
@@ -237,6 +237,6 @@ class ShownDispatcher:
                 where = f"split {about.split} from element {about.element} on"
                 text = f"{about.worker_address} left out {where}: {about.reason}"
             case _:
-                text = fields(event)
+                text = brief(event)
         told = {"time_ms": event.time_ms, "name": name_of(event), "text": text}
         self.notes.append(told)

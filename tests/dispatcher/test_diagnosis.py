@@ -70,6 +70,14 @@ def epoch_ends(cluster: Cluster) -> None:
     lease_all(cluster)
 
 
+def one_left(cluster: Cluster) -> None:
+    cluster.waits = 0.75
+    (source,) = cluster.state.iterations[cluster.joined.iteration_id].ledgers
+    task = cluster.task_of(next(iter(cluster.state.workers)))
+    while source.next < source.size - 1:
+        assert cluster.lease(task, 100)
+
+
 def lease_all(cluster: Cluster) -> None:
     tasks = [cluster.task_of(worker_id) for worker_id in cluster.state.workers]
     while cluster.lease(tasks[0], 1) or cluster.lease(tasks[1], 1):
@@ -104,6 +112,7 @@ Told = tuple[str, str, str, float | None]
         (leasing, ("slow", "wait for splits", "takes 20 ms", 10.0)),
         (plateau, ("slow", "4 workers brought no more than 2", "bring nothing", 10.0)),
         (few_splits, ("slow", "the source has too few", "divide the source", 4.0)),
+        (one_left, ("slow", "wait 75% of the time, and 2.0 of 2", "start 1 more worker", 1.5)),
         (epoch_ends, ("note", "the epoch is about to end", "", None)),
         (leave, ("problem", "no worker is registered", "start workers", None)),
         (stock, ("note", "do not tell their times", "Forebay's workers", None)),
@@ -126,6 +135,7 @@ def test_a_case_of_each_kind(
     assert advice in one.advice
     assert one.gain == (None if gain is None else pytest.approx(gain, rel=0.02))
     assert {other.severity for other in found if other != one} <= {"note"}
+    assert severity != "slow" or not any("not the data" in other.what for other in found)
 
 
 def test_a_slow_worker_of_an_ordered_read_holds_up_all(monkeypatch: pytest.MonkeyPatch) -> None:
