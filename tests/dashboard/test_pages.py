@@ -361,6 +361,6 @@ def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.P
         page.context.clear_cookies()
         assert page.request.get(f"{url}/live?view=overview", headers=headers).status == 401
         for back in ("//elsewhere/", "/\\elsewhere/", "/\t/elsewhere/", "elsewhere"):
-            form = {"token": "viewer-secret", "back": back}
+            form: Any = {"token": "viewer-secret", "back": back}
             away = page.request.post(f"{url}/sign-in", form=form, max_redirects=0)
             assert away.headers["location"] == "/"
