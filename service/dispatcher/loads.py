@@ -46,6 +46,8 @@ class Reports:
         self._reports: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=MOST_REPORTS)
 
     def add(self, now_s: float, counters: tuple[int, ...]) -> None:
+        if self._reports and len(counters) != len(self._reports[-1][1]):
+            self._reports.clear()  # another version tells other counters
         self.newest = counters
         self._reports.append((now_s, counters))
 

@@ -190,3 +190,10 @@ def test_strangers_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.loads.worker_told("w:9", 1, beat)
     list(cluster.loads.judge_all())
     assert cluster.loads.status() == before
+
+
+def test_reports_of_two_shapes_begin_anew() -> None:
+    reports = loads_module.Reports()
+    for now_s, counters in ((1, (1, 1, 1)), (2, (2, 2, 2, 0, 0, 0, 0)), (3, (5, 2, 2, 0, 0, 0, 0))):
+        reports.add(now_s, counters)
+    assert reports.grown(0) == (3, 0, 0, 0, 0, 0, 0)
