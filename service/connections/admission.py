@@ -64,15 +64,15 @@ class Admission:
         )
 
     def issue_pass(self, given: str, until_s: int) -> str:
-        """A pass for who has this token, until a time (Unix epoch). It proves no more than
-        `of_pass` is asked for, and nobody learns the token from it. Raises Unauthenticated."""
+        """A pass for who has this token, until a time (Unix epoch). Only `of_pass` takes it, so it
+        opens the HTTP port alone, and nobody learns the token from it. Raises Unauthenticated."""
         self.of_token(given)
         return f"{until_s}.{_proof(given, until_s)}"
 
     def of_pass(self, shown: str, now_s: int) -> Identity:
         """Who has shown a pass, to any server with the same token. Raises Unauthenticated."""
         until, _, proof = shown.partition(".")
-        if until.isascii() and until.isdecimal() and len(until) < 12 and now_s < int(until):
+        if shown.isascii() and until.isdecimal() and len(until) < 12 and now_s < int(until):
             for token in self.credentials.loaded().tokens:
                 if hmac.compare_digest(_proof(token.value, int(until)).encode(), proof.encode()):
                     return self.of_token(token.value)

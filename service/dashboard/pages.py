@@ -18,16 +18,18 @@ import json
 import pathlib
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import jinja2
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from ..diagnosis import findings
-from ..errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
-from ..http.server import HEADERS, PASS, HttpServer
+from ..errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from ..http.server import HEADERS, PASS, Handler, HttpServer
 from . import split_map, views
 from .series import HEIGHT, WIDTH, Series
 
@@ -45,6 +47,12 @@ PASS_S = 12 * 3600
 """How long a browser is let in with the token that it was given once."""
 
 MOST_LIVE_EVENTS = 100
+
+MOST_FOLLOWING, MOST_OF_ADDRESS = 128, 16
+"""Pages that are followed at a time, in all and from one address: connections are left for probes
+and scrapes, which may come from the same one."""
+
+FORM = "application/x-www-form-urlencoded"
 
 OWN_PATH = re.compile(r"/(?!/)[!-\[\]-~]*")  # browsers take a backslash for a slash, and skip tabs
 
@@ -101,6 +109,7 @@ class Pages:
         self._status: tuple[float, dict[str, Any]] = (0.0, {})
         self._one = asyncio.Lock()
         self._closing = asyncio.Event()
+        self._following: Counter[str] = Counter()  # pages, by address
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True,
             undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -115,7 +124,8 @@ class Pages:
             ("/", self._overview), ("/jobs/{id}", self._job), ("/events", self._events),
             ("/past", self._past_page), ("/live", self._live),
         ):  # fmt: skip
-            routes.add_get(path, server.admitted(self._answered(handler), self._refused))
+            admitted = server.admitted(self._answered(handler), self._refused)
+            routes.add_get(path, admitted, allow_head=path != "/live")
         routes.add_post("/sign-in", self._sign_in)
         for name, kind in FILES.items():
             routes.add_get(f"/{name}", _file(FOLDER / "static" / name, kind))
@@ -136,7 +146,7 @@ class Pages:
     async def _page(self, view: str, query: Query, **more: Any) -> web.Response:
         role = self._shown.role()
         parts = await self._parts(view, query)
-        live = urlencode({"view": view, **query})
+        live = urlencode({**query, "view": view})
         text = self._templates.get_template(f"{view}.html").render(
             role=role, parts=parts, query=query, live=f"/live?{live}", **more
         )
@@ -169,9 +179,7 @@ class Pages:
         )  # fmt: skip
         return _html(text)
 
-    def _answered(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _answered(self, handler: Handler) -> Handler:
         """The handler, with a page for each error."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
@@ -232,7 +240,7 @@ class Pages:
                 "notes": [*shown.notes][::-1],
             }  # fmt: skip
         if view == "job":
-            job_id, worker = _whole(query["id"], "the job"), query.get("worker", "")[:200]
+            job_id, worker = _whole(query.get("id", ""), "the job"), query.get("worker", "")[:200]
             found = [row for row in views.jobs(status) if row["id"] == job_id]
             if not found:
                 raise NotFound(
@@ -263,6 +271,20 @@ class Pages:
         view = request.query.get("view", "")
         if view not in PARTS:
             raise InvalidArgument(f"there is no page {view!r}")
+        host = request.remote or ""
+        if self._following[host] >= MOST_OF_ADDRESS or self._following.total() >= MOST_FOLLOWING:
+            raise Unavailable(
+                f"{self._following.total()} pages follow this dispatcher, {self._following[host]} "
+                f"of them from {host}: at most {MOST_FOLLOWING} may, and {MOST_OF_ADDRESS} from one"
+                " address; close some"
+            )
+        self._following[host] += 1
+        try:
+            return await self._follow(request, view, query)
+        finally:
+            self._following -= Counter((host,))
+
+    async def _follow(self, request: web.Request, view: str, query: Query) -> web.StreamResponse:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         sent: dict[str, str] = {}
@@ -270,8 +292,9 @@ class Pages:
         with contextlib.suppress(ConnectionError):  # the browser has left
             while not self._closing.is_set():
                 try:
+                    self._server.admit(request)  # tokens and roles may change meanwhile
                     parts = await self._parts(view, query)
-                except (NotFound, InvalidArgument) as error:
+                except (NotFound, InvalidArgument, Unauthenticated, PermissionDenied) as error:
                     await _send(response, "gone", str(error))
                     break
                 for name, html in parts.items():
@@ -299,23 +322,30 @@ class Pages:
 
     def _refused(self, request: web.Request, status: int, error: Exception) -> web.Response:
         """With a form for a token, where a token is asked for."""
+        return self._sign_in_page(str(error), request.path_qs, status)
+
+    def _sign_in_page(self, said: str, back: str, status: int) -> web.Response:
         page = self._templates.get_template("sign_in.html")
-        asks, back = self._server.asks_for_token, request.path_qs
-        text = page.render(said=str(error), asks=asks, back=back, live="")
-        return _html(text, status)
+        asks = self._server.asks_for_token
+        return _html(page.render(said=said, asks=asks, back=back, live=""), status)
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        form = await request.post()
-        given, back = str(form.get("token", "")).strip(), str(form.get("back", "/"))
-        if not OWN_PATH.fullmatch(back):
-            back = "/"  # never to another server
         if not self._server.asks_for_token:
             raise web.HTTPSeeOther("/")
         try:
+            if request.content_type != FORM:
+                raise ValueError(request.content_type)
+            form = dict(parse_qsl((await request.read()).decode()))
+        except (ValueError, web.RequestPayloadError, HttpProcessingError):
+            return self._sign_in_page(f"this is no form: send {FORM} in UTF-8", "/", 400)
+        given, back = form.get("token", "").strip(), form.get("back", "/")
+        if not OWN_PATH.fullmatch(back):
+            back = "/"  # never to another server
+        try:
             issued = self._server.issue_pass(given, PASS_S)
         except Unauthenticated as error:
-            page = self._templates.get_template("sign_in.html")
-            return _html(page.render(said=str(error), asks=True, back=back, live=""), 401)
+            self._server.complaints.warn("refused %s, who signs in with no token", request.remote)
+            return self._sign_in_page(str(error), back, 401)
         response = web.Response(status=303, headers={**PAGE_HEADERS, "Location": back})
         response.set_cookie(
             PASS, issued, max_age=PASS_S, httponly=True, secure=request.secure, samesite="Strict"

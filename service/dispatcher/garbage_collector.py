@@ -16,6 +16,7 @@ from ..core import commands as c
 from ..core.jobs import readers_of
 from ..core.state import Iteration
 from ..errors import FailedPrecondition, NotFound, Unavailable
+from ..http.families import printable
 from .decider import Decider, execute_some
 from .graphs import Graphs
 
@@ -127,6 +128,6 @@ class GarbageCollector:
             log.warning(
                 "epoch %d of job %s is paused, since nobody reads it: a consumer that joins it "
                 "gets the splits that are left, not what workers have begun",
-                iteration.epoch, state.jobs[iteration.job_id].user_name,
+                iteration.epoch, printable(state.jobs[iteration.job_id].user_name),
             )  # fmt: skip
         await self._decider.execute(c.CollectIteration(iteration_id=iteration.iteration_id))

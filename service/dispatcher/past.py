@@ -88,11 +88,19 @@ class Past:
             return await asyncio.to_thread(self._historian.answer, request)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                process = self._process or await self._start()
+                process = self._process
+                if process is None or process.returncode is not None:  # it was killed
+                    process = await self._start()
                 assert process.stdin is not None and process.stdout is not None
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 line = await process.stdout.readline()
-        except (TimeoutError, OSError, ValueError) as error:  # ValueError: too long a line
+        except ValueError:  # too long a line
+            self._end()
+            raise Unavailable(
+                f"the state is too large for a page, over {_LINE_BYTES >> 20} MB: see `forebay "
+                "journal show --at`"
+            ) from None
+        except (TimeoutError, OSError) as error:
             self._end()
             raise Unavailable(
                 f"the journal's past was not read within {PATIENCE_S:.0f} s ({error!r}): "
@@ -144,9 +152,7 @@ class Historian:
         try:
             do = self.events if request["do"] == "events" else self.at
             return do(**arguments)
-        except Missing as error:  # trimmed
-            return {"invalid": str(error)}
-        except InvalidArgument as error:
+        except (Missing, InvalidArgument) as error:  # Missing: it was trimmed
             return {"invalid": str(error)}
         except StorageError as error:
             return {"error": str(error)}

@@ -100,14 +100,14 @@ class HttpServer:
         self.app.router.add_get("/healthz", self._state(observed.unhealthy))
         self.app.router.add_get("/readyz", self._state(observed.unready))
         self.app.router.add_get("/metrics", self.admitted(self._metrics))
-        self._complaints = Complaints()
+        self.complaints = Complaints()
         self._connections: Connections | None = None
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_S,
-            logger=_BadRequests(log, self._complaints),
+            logger=_BadRequests(log, self.complaints),
         )
         self.address = ""
 
@@ -115,7 +115,7 @@ class HttpServer:
         """Listen on host:port (0: any free port). Raises AddressInUse."""
         await self._runner.setup()
         assert self._runner.server is not None
-        self._connections = Connections(self._runner.server, self._credentials, self._complaints)
+        self._connections = Connections(self._runner.server, self._credentials, self.complaints)
         try:
             found = await self._connections.start(host.strip("[]"), port)
         except OSError as error:
@@ -140,8 +140,7 @@ class HttpServer:
         request: web.Request,
         handler: Handler,
     ) -> web.StreamResponse:
-        if self._connections is not None:
-            self._connections.asked(request.transport)
+        self.stays(request)
         return await handler(request)
 
     def admitted(
@@ -153,7 +152,7 @@ class HttpServer:
 
         async def checked(request: web.Request) -> web.StreamResponse:
             try:
-                self._admit(request)
+                self.admit(request)
             except Unauthenticated as error:
                 return refused(request, 401, error)
             except PermissionDenied as error:
@@ -176,14 +175,15 @@ class HttpServer:
         if self._connections is not None:
             self._connections.asked(request.transport)
 
-    def _admit(self, request: web.Request) -> None:
+    def admit(self, request: web.Request) -> None:
         """Raises Unauthenticated and PermissionDenied."""
         if self._admission is None:
             return
-        if self._admission.asks_for_token and (shown := request.cookies.get(PASS)):
+        sent = request.headers.get("Authorization", "")
+        shown = request.cookies.get(PASS)
+        if self._admission.asks_for_token and shown and not sent:
             who = self._admission.of_pass(shown, int(time.time()))
         elif self._admission.asks_for_token:
-            sent = request.headers.get("Authorization", "")
             who = self._admission.of_metadata([("authorization", sent if sent.isascii() else "")])
         else:
             who = self._of_certificate(request)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import itertools
 import json
 import pathlib
 import re
 import shutil
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ from forebay import service
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.dashboard import pages
+from forebay.service.dashboard.pages import FORM
 from forebay.service.processes import free_port
 from forebay.storage import open_storage
 
@@ -323,6 +327,28 @@ def test_a_large_cluster_with_nasty_names_is_a_picture(
             assert page.title() != "taken"
             assert "Traceback" not in page.content()
         expect(page.locator("h1")).to_have_text("This cannot be shown")
+        leaves_room(f"127.0.0.1:{port}")
+
+
+def leaves_room(address: str) -> None:
+    """Pages that are followed leave connections of the same address for probes."""
+    with contextlib.ExitStack() as stack:
+
+        def ask(path: str, method: str = "GET") -> http.client.HTTPResponse:
+            connection = http.client.HTTPConnection(address, timeout=30)
+            stack.callback(connection.close)
+            connection.request(method, path)
+            return connection.getresponse()
+
+        followed = 0
+        while (answer := ask("/live?view=overview")).status == 200:
+            followed += 1
+        assert answer.status == 503 and b"close some" in answer.read()
+        assert 0 < followed <= pages.MOST_OF_ADDRESS
+        assert ask("/healthz").status == ask("/metrics").status == 200
+        assert ask("/live?view=overview", "HEAD").status == 405
+        stack.close()
+        wait_until(lambda: b"event: gone" in ask("/live?view=job").read())  # once they are over
 
 
 def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.Path) -> None:
@@ -364,3 +390,19 @@ def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.P
             form: Any = {"token": "viewer-secret", "back": back}
             away = page.request.post(f"{url}/sign-in", form=form, max_redirects=0)
             assert away.headers["location"] == "/"
+        for body, kind in ((b"token=\xff", FORM), (b"token=a", "multipart/form-data")):
+            kinds = {"Content-Type": kind}
+            sent = page.request.post(f"{url}/sign-in", data=body, headers=kinds)
+            assert sent.status == 400
+        strange = {"Cookie": "forebay_pass=9999999999.\xff"}
+        followed = {"Cookie": f"forebay_pass={cookie['value']}"}
+        context = ssl.create_default_context(cafile=server["tls_ca"])
+        with contextlib.ExitStack() as stack:
+            for headers, status in ((strange, 401), (followed, 200)):
+                connection = http.client.HTTPSConnection("localhost", port, context=context)
+                stack.callback(connection.close)
+                connection.request("GET", "/live?view=overview", headers=headers)
+                answered = stack.enter_context(connection.getresponse())
+                assert answered.status == status
+            rules.write_text('[[grant]]\nto = ["trainer"]\nroles = ["viewer"]\n')
+            assert b"event: gone" in answered.read()  # to its end

@@ -27,6 +27,12 @@ function replace(part, html) {
   }
 }
 
+function leave(text) {
+  source.close();
+  source = null;
+  say(text);
+}
+
 function follow() {
   source = new EventSource(main.dataset.live);
   source.addEventListener("part", (event) => {
@@ -42,14 +48,20 @@ function follow() {
   });
   source.addEventListener("alive", () => say("Live"));
   source.addEventListener("gone", (event) => { say(JSON.parse(event.data)); source.close(); });
-  source.onerror = () => say("No answer; it tries again");
+  source.onerror = () => say(source.readyState === 2 ? "Not followed: load it again"
+    : "No answer; it tries again");
 }
 
 if (main.dataset.live) {
   pause.hidden = false;
   pause.addEventListener("click", () => {
-    if (source) { source.close(); source = null; say("Paused"); } else follow();
+    if (source) leave("Paused"); else follow();
     pause.textContent = source ? "Pause" : "Go on";
+  });
+  // Pages that nobody sees leave the dispatcher alone.
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden && source) leave("Hidden");
+    else if (!document.hidden && state.textContent === "Hidden") follow();
   });
   follow();
 }
