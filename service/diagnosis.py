@@ -22,6 +22,17 @@ SLOW = 0.5
 BUSY = 0.75
 """And if it is busy for at least this share of its time: else it has nothing to do."""
 
+WAITS_FOR = {
+    "workers": "elements of workers", "network": "a connection",
+    "dispatcher": "the dispatcher", "no_task": "a worker with a task",
+}  # fmt: skip
+"""For what trainers wait (CAUSES in client/meters.py), in words."""
+
+WORKERS_DO = {
+    "working": "work", "backpressured": "wait for trainers", "no_split": "wait for splits",
+}  # fmt: skip
+"""What takes the time of workers: the fields of a status, in words."""
+
 TELLING = 0.9
 """If trainers wait for longer, how much faster they would be is not to be told from the rest."""
 
@@ -65,7 +76,7 @@ def findings(status: Status) -> list[Finding]:
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), -(one.gain or 1.0)))
 
 
-def name_of(job: Mapping[str, Any]) -> str:
+def job_name(job: Mapping[str, Any]) -> str:
     """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
     name: str = job["name"] or str(job["job_id"])
     return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
@@ -94,7 +105,7 @@ def _workers(status: Status) -> Iterator[Finding]:
                 "see its log" if is_back else "see its log, and start it or another one",
                 since_s=lost["ago_s"],
             )  # fmt: skip
-    names = {job["job_id"]: name_of(job) for job in status["jobs"]}
+    names = {job["job_id"]: job_name(job) for job in status["jobs"]}
     for worker in status.get("memory", []):
         for job in worker["jobs"]:
             if job["shed_elements"] and job["job_id"] in names:
@@ -113,7 +124,7 @@ class _OfJob:
         self._status = status
         self._job = job
         self._load = load
-        self._subject = f"job {name_of(job)}"
+        self._subject = f"job {job_name(job)}"
         self._read = [i for i in job["iterations"] if i["consumers"] and not i["finished"]]
         self._waits: float = load.get("waits", 0.0)
 
@@ -267,7 +278,7 @@ class _OfJob:
                 "workers for this job bring nothing",
                 self._demand,
             )  # fmt: skip
-        if load.get("unleased", 0.0) > load["busy"]:
+        if load.get("no_split", 0.0) > load["busy"]:
             took = self._status.get("append_s")
             appends = "" if took is None else f": an append takes {1000 * took:.3g} ms on average"
             return self._say(

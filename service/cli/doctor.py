@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import Finding, findings, name_of
+from ..diagnosis import WAITS_FOR, WORKERS_DO, Finding, findings, job_name
 from ..http.families import printable
 from .console import plain_console
 from .loads import span
@@ -17,12 +17,6 @@ from .status import PATIENCE_S, only
 
 FOUND = 3
 """The exit code with findings that are more than notes."""
-
-WAITS = (
-    ("workers", "workers"), ("network", "a connection"),
-    ("dispatcher", "the dispatcher"), ("no_task", "a task"),
-)  # fmt: skip
-"""Causes of waits, and for what that is a wait."""
 
 
 @connects
@@ -66,13 +60,17 @@ def _times(status: dict[str, Any]) -> Iterator[str]:
     """Where the time of trainers and workers goes, by job."""
     from rich.filesize import decimal
 
-    names = {job["job_id"]: name_of(job) for job in status["jobs"]}
+    names = {job["job_id"]: job_name(job) for job in status["jobs"]}
     for load in status.get("loads", []):
         if load["job_id"] not in names or "waits" not in load:
             continue
         waits_for = load.get("waits_for") or {"workers": load["waits"]}
         shares = {cause: share for cause, share in waits_for.items() if share}
-        waits = [f"wait {shares[cause]:.0%} for {what}" for cause, what in WAITS if cause in shares]
+        waits = [
+            f"wait {shares[cause]:.0%} for {what}"
+            for cause, what in WAITS_FOR.items()
+            if cause in shares
+        ]
         trains = max(0.0, 1 - sum(shares.values()))
         rate = f"{load['elements_per_s']:,.1f} elements/s"
         if received := load.get("bytes_per_s"):
@@ -80,9 +78,10 @@ def _times(status: dict[str, Any]) -> Iterator[str]:
         yield f"job {names[load['job_id']]}: {rate}"
         yield f"  trainers: {', '.join([f'train {trains:.0%} of the time', *waits])}"
         workers = load["workers"]
-        shares = {"work": load["busy"], "wait for splits": load.get("unleased", 0.0)}
-        shares["wait for trainers"] = max(0.0, workers - sum(shares.values()))
-        parts = (f"{share:.1f} {what}" for what, share in shares.items())
+        by_worker = load.get("by_worker", [])
+        parts = (
+            f"{sum(one[key] for one in by_worker):.1f} {what}" for key, what in WORKERS_DO.items()
+        )
         yield f"  {workers} worker{'' if workers == 1 else 's'}: {', '.join(parts)}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import name_of
+from ..diagnosis import job_name
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..http.families import label_value
 from .console import plain_console
@@ -115,7 +115,7 @@ def only(summary: dict[str, Any], job: str) -> dict[str, Any]:
     """The status with this job alone. Raises NotFound."""
     if not job:
         return summary
-    found = [each for each in summary["jobs"] if job in (name_of(each), str(each["job_id"]))]
+    found = [each for each in summary["jobs"] if job in (job_name(each), str(each["job_id"]))]
     if not found:
         names = sorted(map(_name, summary["jobs"]))
         known = ", ".join(names[:MOST_NAMED]) or "none"
@@ -236,7 +236,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
 
 def _name(job: dict[str, Any]) -> str:
     """The user's own name of a job, for people: cut, and without control characters."""
-    return label_value(name_of(job))
+    return label_value(job_name(job))
 
 
 def _runs(ranges: list[list[int]]) -> str:

@@ -101,8 +101,7 @@ def _iteration_summarized(state: State, event: ev.IterationSummarized) -> None:
 
 def lost_splits(iteration: Iteration) -> int:
     """Lost splits of the current pass; sources that are leased together count once."""
-    alone = [x for x in iteration.ledgers if x.leased_with is None or iteration.leased_singly]
-    return sum(ranges.total(ledger.lost) for ledger in alone)
+    return sum(ranges.total(x.lost) for x in iteration.ledgers if iteration.counts(x))
 
 
 def _iteration_collected(state: State, event: ev.IterationCollected) -> None:

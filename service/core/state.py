@@ -198,6 +198,14 @@ class Iteration(Struct):
         """Whether a consumer that joins later continues where the others stopped."""
         return bool(self.ledgers) or self.claims is not None
 
+    def counts(self, ledger: Ledger) -> bool:
+        """Whether it stands for itself: of sources that are leased together one counts for all."""
+        return ledger.leased_with is None or bool(self.leased_singly)
+
+    def size_of(self, ledger: Ledger) -> int:
+        """In splits that are leased at a time."""
+        return ledger.size if self.leased_singly else ledger.size_together
+
     @property
     def all_tasks(self) -> list[int]:
         """Listed and pending tasks."""

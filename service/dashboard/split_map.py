@@ -22,6 +22,9 @@ done, and splits of a finished iteration."""
 MOST_NAMED = 20
 """Ranges of lost splits, and workers, that are listed."""
 
+MOST_MAPPED = 4
+"""Iterations of a job that are shown."""
+
 _AT_ONCE = 500
 CELL = 8
 """Width and height of a cell in a picture's units; it is divided by whole ones."""
@@ -92,15 +95,23 @@ def mapped(state: State, iteration: Iteration, worker: str = "") -> Iterator[dic
         yield from _mapped(state, layer, leases, worker)
 
 
+def shown_iterations(state: State, job_id: int) -> list[Iteration]:
+    """Of which there is a picture: a job's newest unfinished iterations, or its last one."""
+    job = state.jobs.get(job_id)
+    numbers = [] if job is None else sorted(job.iterations.values())
+    there = [i for number in numbers if (i := state.iterations.get(number)) is not None]
+    return [i for i in there if not i.finished][-MOST_MAPPED:] or there[-1:]
+
+
 def _layers(iteration: Iteration) -> Iterator[_Layer]:
     if (claims := iteration.claims) is not None:
         again = sorted((place, place + 1) for place in claims.returned)
         yield _Layer("Bundles", "bundles", claims.bundles, claims.next, again, [],
                      [*claims.done], [])  # fmt: skip
     for number, ledger in enumerate(iteration.ledgers):
-        if ledger.leased_with is not None and not iteration.leased_singly:
+        if not iteration.counts(ledger):
             continue
-        size = ledger.size if iteration.leased_singly else ledger.size_together
+        size = iteration.size_of(ledger)
         begun = [*ledger.begun]
         finished = iteration.finished
         title = f"Source {number}" if len(iteration.ledgers) > 1 else "Splits"

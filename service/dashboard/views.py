@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from ..diagnosis import name_of
+from ..diagnosis import WAITS_FOR, WORKERS_DO, job_name
 from ..http.families import label_value, printable
 from . import split_map
 from .series import Series, line
@@ -127,7 +127,7 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
     if order is not None and order["claimed"]:
         kind = "at least once"
     row = {
-        "id": job["job_id"], "name": name_of(job), "dataset": job["dataset_id"], "kind": kind,
+        "id": job["job_id"], "name": job_name(job), "dataset": job["dataset_id"], "kind": kind,
         "cached": job["cross_trainer_cache"], "load": load, "order": order,
         "finished": not running, "iterations": job["iterations"], "running": running,
         "readers": sum(it["consumers"] for it in running),
@@ -219,11 +219,10 @@ def _loads_of_workers(status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
             told.setdefault(one["address"], []).append(one)
     found = {}
     for address, of in told.items():
-        working, no_split = (sum(w[k] for w in of) / len(of) for k in ("working", "no_split"))
+        shares = {k: sum(w[k] for w in of) / len(of) for k in WORKERS_DO}
         found[address] = {
             "elements_per_s": sum(one["elements_per_s"] for one in of),
-            "working": working, "no_split": no_split,
-            "backpressured": max(0.0, 1 - working - no_split),
+            **shares,
         }  # fmt: skip
     return found
 
@@ -236,13 +235,9 @@ def plots(series: Series) -> list[Plot]:
     return [
         _plot(series, "Rate", {"rate": "made"}, "elements/s", number),
         _plot(series, "Trainers wait for", {
-            "for_workers": "elements of workers", "for_network": "a connection",
-            "for_dispatcher": "the dispatcher", "for_no_task": "a worker with a task",
+            f"for_{cause}": what for cause, what in WAITS_FOR.items()
         }, "", percent, most=1.0),
-        _plot(series, "Time of workers", {
-            "working": "they work", "backpressured": "wait for trainers",
-            "no_split": "wait for splits",
-        }, "", percent, most=1.0),
+        _plot(series, "Workers' time: they", WORKERS_DO, "", percent, most=1.0),
         _plot(series, "Buffers", {"held": "held", "budget": "may be held"}, "", size),
         _plot(series, "Workers", {"workers": "there", "wanted": "wanted"}, "", number),
         _plot(series, "Consumers", {"consumers": "read"}, "", number),

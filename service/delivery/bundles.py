@@ -13,11 +13,11 @@ The run whose slices ask for what comes first in the order begins first.
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
 on. If there is no room, it waits although slices ask for more, while each reader still has enough
 to be given. A query lacks an element if its reader has planned (`until`) all that it knows.
-Nor does it make room for readers that have run far ahead of one that still reads: they wait.
 
 **Forgetting.** A block is dropped once each reader of the group has said that it needs none of its
 elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader
 has passed are dropped earlier: a reader that is far behind the others has its elements made again.
+But if one is far behind and still reads, runs make only what it lacks, and the others wait for it.
 What a slice that has joined still needs is never dropped. If the only reader is *alone*, a block is
 dropped once it was given. After that reader has left, the rest may be dropped, too.
 
@@ -67,9 +67,11 @@ ANSWER_S = 0.02
 ROOM_S = 0.5
 """How often a run that nobody needs now looks whether there is memory for it."""
 
-SLOW_S, LOOK_S = 2.0, 0.02
-"""For so long after a reader was given something, others that are far ahead wait for it; and how
-often they look where it is."""
+STILL_READS_S = 2.0
+"""For so long after a reader was given something, others that are far ahead wait for it."""
+
+LOOK_S = 0.02
+"""How often they look where it is."""
 
 MAX_SHARES = 8
 """An output may hold `max_bytes` for each reader of a group, for at most so many."""
@@ -152,7 +154,7 @@ class BundleRun:
             self.kept.append(kept)
             output._bytes += kept.cost
             output._put_bytes += kept.cost
-            output._put += block.count
+            output._put_elements += block.count
         self.stop = kept.stop
         if bundle.length is not None and self.stop > bundle.length:
             self._differ(f"at least {self.stop}")
@@ -174,11 +176,11 @@ class BundleRun:
                 may_grow = is_wanted or (
                     not output._pending and (not ahead or ahead + size <= most_ahead)
                 )
-                last = output._far_behind(size)
-                if last is None:
+                behind = output._reader_to_wait_for(size)
+                if behind is None:
                     goes_on = (output._make_room(size) and may_grow) or is_needed
                 else:
-                    goes_on = is_needed and any(s.order.reader == last for s in self.slices)
+                    goes_on = is_needed and any(s.order.reader == behind for s in self.slices)
                 if goes_on:
                     if output._memory.take(size, force=is_needed):
                         output._set_busy(self, True)
@@ -190,7 +192,7 @@ class BundleRun:
                     output._notify_unlocked(self._bundle)  # a query may be answered
                     continue  # a slice may have joined meanwhile
                 polls_s = ROOM_S if may_grow or output._pending else None
-                self.room.wait(polls_s if last is None else LOOK_S)
+                self.room.wait(polls_s if behind is None else LOOK_S)
         finally:
             self.waits = False
 
@@ -324,7 +326,7 @@ class BundlesOutput(TaskOutput):
         self._asked: dict[int, int] = {}  # by reader: the last position in the order
         self._given_s: dict[int, float] = {}  # by reader: when it was given something
         self._bytes = 0  # of all blocks that are kept
-        self._put_bytes, self._put = 0, 0  # and elements: of all blocks so far
+        self._put_bytes, self._put_elements = 0, 0  # of all blocks so far
         self._look_above = max_bytes  # fewer bytes: there is nothing to drop
         self._most_known = MAX_KNOWN
 
@@ -499,16 +501,16 @@ class BundlesOutput(TaskOutput):
             self._look_above = max(most, self._bytes + size + most // 16)
         return self._bytes + size <= most
 
-    def _far_behind(self, size: int) -> int | None:
+    def _reader_to_wait_for(self, size: int) -> int | None:
         """If there is no room: the reader that asks for what comes first, if it was given something
         lately, and another asks for what is a quarter of what all may hold behind that."""
         most, asked = self._most_bytes, self._asked
         if self._bytes + size <= most or len(asked) < 2:
             return None
         last = min(asked, key=asked.__getitem__)
-        if (max(asked.values()) - asked[last]) * self._put_bytes <= most // 4 * self._put:
+        if (max(asked.values()) - asked[last]) * self._put_bytes <= most // 4 * self._put_elements:
             return None
-        return last if time.monotonic() - self._given_s.get(last, 0.0) < SLOW_S else None
+        return last if time.monotonic() - self._given_s.get(last, 0.0) < STILL_READS_S else None
 
     def _drop_passed(self, most_bytes: int) -> None:
         """Drop blocks that some reader has passed, until there are at most so many bytes. What was

@@ -66,6 +66,7 @@ class OneWorker(NamedTuple):
     """What a worker does for a job: shares of its time, and elements a second."""
 
     working: float
+    backpressured: float
     no_split: float
     elements_per_s: float
 
@@ -201,7 +202,7 @@ class Loads:
         return {
             "waits": load.waits,
             "busy": load.busy,
-            "unleased": load.unleased,
+            "no_split": load.no_split,
             "workers": load.workers,
             "elements_per_s": load.rate,
             "by_worker": [
@@ -284,8 +285,8 @@ class Loads:
 def _worker(grown: tuple[int, ...]) -> OneWorker | None:
     if not (open_ms := sum(grown[:3])):
         return None
-    working_ms, _, none_ms, elements = grown
-    return OneWorker(working_ms / open_ms, none_ms / open_ms, 1000 * elements / open_ms)
+    working, held, none, elements = (each / open_ms for each in grown)
+    return OneWorker(working, held, none, 1000 * elements)
 
 
 def _waits(consumers: list[tuple[int, ...]]) -> tuple[dict[str, float], float | None]:
@@ -304,7 +305,7 @@ def _load(
     workers: Collection[OneWorker], consumers: Iterable[tuple[int, ...]], room: float
 ) -> Load:
     busy = sum(one.working for one in workers)
-    unleased = sum(one.no_split for one in workers)
+    no_split = sum(one.no_split for one in workers)
     rate = sum(one.elements_per_s for one in workers)
     taken = wish = opened = waited = 0.0
     for open_ms, waited_ms, elements, *_ in consumers:
@@ -315,14 +316,14 @@ def _load(
         waited += waited_ms
     # Of consumers that get nothing, their time; else those count more that take more.
     waits = 1 - taken / wish if wish else waited / max(opened, 1)
-    return Load(len(workers), busy, unleased, waits, rate, room)
+    return Load(len(workers), busy, no_split, waits, rate, room)
 
 
 def _room(state: State, job: Job, workers: int) -> float:
     """How many further workers would get a split of the job."""
     if job.sharding in STATIC:
         return max(0, len(state.places) - workers)
-    return max((_unleased(i) for i in _read(state, job) if not i.finished), default=0)
+    return max((_unleased_splits(i) for i in _read(state, job) if not i.finished), default=0)
 
 
 def _read(state: State, job: Job) -> Iterator[Iteration]:
@@ -333,7 +334,7 @@ def _read(state: State, job: Job) -> Iterator[Iteration]:
             yield iteration
 
 
-def _unleased(iteration: Iteration) -> float:
+def _unleased_splits(iteration: Iteration) -> float:
     """Its splits that no worker has; infinitely many if they never end, or all workers read all."""
     if iteration.claims is not None:
         return iteration.claims.unclaimed

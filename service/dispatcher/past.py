@@ -208,9 +208,8 @@ class Historian:
         self._state = state
         event = [tell(number, event) for number, event in state.recent if number == sequence]
         maps = {
-            number: [each for each in split_map.mapped(state, iteration) if each is not None]
-            for number, iteration in state.iterations.items()
-            if iteration.job_id == job_id
+            i.iteration_id: [each for each in split_map.mapped(state, i) if each is not None]
+            for i in split_map.shown_iterations(state, job_id)
         }
         return {
             "status": status(state), "maps": maps, "event": event, "replayed": replayed,

@@ -59,7 +59,5 @@ class SaveRates:
                 event.chunk_committed.save_id, _Written(time.monotonic())
             )
             written.elements += event.chunk_committed.elements
-        elif event.HasField("save_finished"):
-            self._written.pop(event.save_finished.save_id, None)
-        elif event.HasField("save_failed"):
-            self._written.pop(event.save_failed.save_id, None)
+        elif (kind := event.WhichOneof("event")) in ("save_finished", "save_failed"):
+            self._written.pop(getattr(event, kind).save_id, None)

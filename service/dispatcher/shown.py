@@ -17,7 +17,8 @@ import msgspec
 from ...journal.proto import events_pb2 as ev
 from ...journal.words import brief, name_of
 from ..dashboard.series import Series
-from ..dashboard.split_map import mapped
+from ..dashboard.split_map import mapped, shown_iterations
+from ..diagnosis import WAITS_FOR, WORKERS_DO
 from .candidate import Candidate
 from .dispatcher import Dispatcher
 from .observed import ObservedDispatcher
@@ -29,15 +30,11 @@ MOST_JOBS = 50
 """Jobs of which samples are kept: those that were read last."""
 
 MOST_NOTES = 50
-MOST_MAPPED = 4
-"""Iterations of a job of which there is a map: the newest unfinished ones."""
-
-RATE_S = 30
+RATE_SAMPLES = 30
 """Over how many samples the rate of splits is taken."""
 
-CAUSES = "workers", "network", "dispatcher", "no_task"
 FIELDS = (
-    *("rate", *(f"for_{cause}" for cause in CAUSES), "working", "backpressured", "no_split"),
+    *("rate", *(f"for_{cause}" for cause in WAITS_FOR), *WORKERS_DO),
     *("held", "budget", "workers", "wanted", "consumers", "events"),
 )
 JOB_FIELDS = "rate", "waits", "busy", "wanted"
@@ -91,7 +88,6 @@ class ShownDispatcher:
             "leader": self._candidate.leader() if dispatcher is None else state.leader,
             "term": state.term,
             "sequence": self.durable() or state.sequence,
-            "journal_id": state.journal_id,
         }
 
     def durable(self) -> int:
@@ -128,14 +124,12 @@ class ShownDispatcher:
         return {} if dispatcher is None else dispatcher.loads.consumers(job_id)
 
     async def maps(self, job_id: int, worker: str) -> dict[int, list[dict[str, Any]]]:
-        """The maps of the job's newest unfinished iterations, or of its last one."""
+        """The maps of `shown_iterations`, by their ids."""
         dispatcher = self._observed.dispatcher
-        job = None if dispatcher is None else dispatcher.state.jobs.get(job_id)
-        if dispatcher is None or job is None:
+        if dispatcher is None:
             return {}
         state, found = dispatcher.state, {}
-        there = [i for n in sorted(job.iterations.values()) if (i := state.iterations.get(n))]
-        for iteration in [i for i in there if not i.finished][-MOST_MAPPED:] or there[-1:]:
+        for iteration in shown_iterations(state, job_id):
             made = await in_slices(mapped(state, iteration, worker))
             found[iteration.iteration_id] = [each for each in made if each is not None]
         return found
@@ -171,20 +165,18 @@ class ShownDispatcher:
         state, loads, now_s = dispatcher.state, dispatcher.loads, time.time()
         jobs = [job for _, job in loads.jobs()]
         workers = [one for job in jobs if job.load for one in job.by_worker.values()]
-        working, no_split = (
-            sum(of) / len(workers) if workers else None
-            for of in ([w.working for w in workers], [w.no_split for w in workers])
-        )
-        held = None if working is None or no_split is None else max(0.0, 1 - working - no_split)
         events, self._sequence = state.sequence - self._sequence, state.sequence
         memory = loads.memory.values()
         sample = (
             sum(job.load.rate for job in jobs if job.load),
             *(
                 max((job.waits_for[cause] for job in jobs if job.waits_for), default=None)
-                for cause in CAUSES
+                for cause in WAITS_FOR
             ),
-            *(working, held, no_split),
+            *(
+                sum(getattr(one, share) for one in workers) / len(workers) if workers else None
+                for share in WORKERS_DO
+            ),
             sum(load.held_bytes for _, of in memory for load in of.values()),
             sum(budget for budget, _ in memory),
             len(state.workers),
@@ -194,17 +186,18 @@ class ShownDispatcher:
         )
         self.series.add(now_s, sample)
         yield
-        for job_id, job in dispatcher.loads.jobs()[:MOST_JOBS]:
+        newest = loads.jobs()[:MOST_JOBS]
+        for job_id, job in newest:
             load = job.load
             values = (None, None, None) if load is None else (load.rate, load.waits, load.busy)
             series = self.job_series.setdefault(job_id, Series(JOB_FIELDS))
             series.add(now_s, (*values, job.wanted.workers))
             begun = self._observed.counts.splits.of(str(job_id)).get("begun", 0)
             done = self._observed.counts.bundles.of(str(job_id)).get("done", 0)
-            its = self._begun.setdefault(job_id, deque(maxlen=RATE_S))
+            its = self._begun.setdefault(job_id, deque(maxlen=RATE_SAMPLES))
             its.append((now_s, begun + done))
             yield
-        kept = {job_id for job_id, _ in dispatcher.loads.jobs()[:MOST_JOBS]}
+        kept = {job_id for job_id, _ in newest}
         for of in (self.job_series, self._begun):
             for job_id in of.keys() - kept:
                 del of[job_id]

@@ -18,11 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WAITS = 0.05
-"""Trainers that wait a smaller share of their time have what they need."""
-
-BUSY = 0.75
-"""Workers that are busy for a smaller share of the time are not what trainers wait for."""
+from ..diagnosis import BUSY, WAITS
 
 SPARE = 0.1
 """The share of its time that a worker should be idle when others are let go: fewer workers than
@@ -52,7 +48,7 @@ class Load(NamedTuple):
 
     workers: int  # that run it
     busy: float  # sum over workers of the share of time in which their pipelines worked, at least
-    unleased: float  # the same of the time in which they waited for splits
+    no_split: float  # the same of the time in which they waited for splits
     waits: float  # the share of their time in which consumers waited for elements of workers
     rate: float  # elements a second that the workers made
     room: float = math.inf  # further workers that would get a split
@@ -140,8 +136,8 @@ class Judge:
                 some = max(some, int(BUSY * n))
                 why = f"{waits}, and {load.busy:.1f} of {_workers(n)} seem busy"
             return Wanted(some, "workers idle", why) if some < n else Wanted(n, "enough", why)
-        if load.unleased > load.busy:
-            some = max(1, min(n, math.ceil(load.busy + load.unleased * TOLERANCE)))
+        if load.no_split > load.busy:
+            some = max(1, min(n, math.ceil(load.busy + load.no_split * TOLERANCE)))
             return Wanted(some, "source", f"{waits}, as workers wait for splits of the source")
         demand = n * MOST_GROWTH
         if load.waits < 1:

@@ -10,7 +10,6 @@ import pathlib
 import re
 import shutil
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +31,7 @@ from .. import forks
 from ..certificates import Authority, token
 from ..cluster import WorkerProcess
 from ..core.make_fold import Cluster
+from ..slow_trainer import slow_trainer
 from ..standbys import LEASE_MS, leads, wait_until
 from ..standbys import status as status_of
 from ..stock import DispatcherProcess
@@ -97,24 +97,6 @@ def number_of(page: Page, fact: str) -> int:
     return int(re.sub(r"\D", "", text_of(page, fact)))
 
 
-@contextlib.contextmanager
-def reading(target: str, dataset_id: str, how: dict[str, Any]) -> Iterator[None]:
-    """A trainer that takes longer than the elements do."""
-    elements = service.read(target, dataset_id, processing_mode="distributed_epoch", **how)
-
-    def read() -> None:
-        for _ in elements:
-            time.sleep(0.001)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield
-    finally:
-        elements.leave()
-        reader.join()
-
-
 def test_an_operator_follows_a_cluster_through_faults(
     browser: Browser, tmp_path: pathlib.Path
 ) -> None:
@@ -138,7 +120,7 @@ def test_an_operator_follows_a_cluster_through_faults(
         reads: list[dict[str, Any]] = [{"job_name": NASTY[0]}, {"job_name": "in order", **ordered}]
         for how in reads:
             dataset_id = service.register_dataset(target, lambda n: [n], splits=range(10**6))
-            stack.enter_context(reading(target, dataset_id, how))
+            stack.enter_context(slow_trainer(target, dataset_id, 0.001, **how))
 
         second = stack.enter_context(opened(browser))
         second.goto(urls[1])

@@ -403,7 +403,7 @@ def test_a_reader_far_ahead_waits_for_one_that_reads(
     waiting = Waiting(pool, begun(output), 10)
     assert fast.next() is None
     if stops:
-        now[0] += bundles.SLOW_S
+        now[0] += bundles.STILL_READS_S
         waiting.done.result(TIMEOUT_S)
         assert run.kept[0].start > 0, "there was no room"
         return

@@ -7,11 +7,8 @@ import json
 import pathlib
 import re
 import subprocess
-import threading
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import prometheus_client
@@ -22,6 +19,7 @@ from forebay import service
 from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
+from ..slow_trainer import slow_trainer
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from .manifests import DEPLOY
@@ -80,24 +78,6 @@ class Prometheus:
         self._log.close()
 
 
-@contextlib.contextmanager
-def trainer(target: str, dataset_id: str) -> Iterator[None]:
-    """Reads without pause, and seldom waits."""
-    elements = service.read(target, dataset_id, processing_mode="distributed_epoch")
-
-    def read() -> None:
-        for _ in elements:
-            time.sleep(0.01)  # so that elements wait for it, and not it for them
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield
-    finally:
-        elements.leave()
-        reader.join()
-
-
 def test_each_panel_has_data_and_rules_speak_up(tmp_path: pathlib.Path) -> None:
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
     ports = [free_port(), free_port()]
@@ -121,7 +101,7 @@ def test_each_panel_has_data_and_rules_speak_up(tmp_path: pathlib.Path) -> None:
         dataset_id = service.register_dataset(
             dispatcher.target, lambda n: [n], splits=range(10**12)
         )
-        stack.enter_context(trainer(dispatcher.target, dataset_id))
+        stack.enter_context(slow_trainer(dispatcher.target, dataset_id, 0.01))
         wait_until(prometheus.answers)
 
         panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

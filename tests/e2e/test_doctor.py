@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.diagnosis import findings, name_of
+from forebay.service.diagnosis import findings, job_name
 
 from .. import forks
 from ..cluster import WorkerProcess
@@ -124,7 +124,7 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         loads = told_of["loads"]
         assert {len(load["waits_for"]) for load in loads} == {4}
         rates = {load["job_id"]: load["elements_per_s"] for load in loads}
-        named = {name_of(job): rates[job["job_id"]] for job in told_of["jobs"]}
+        named = {job_name(job): rates[job["job_id"]] for job in told_of["jobs"]}
         assert named["side by side"] > 2 * named["in order"]  # the advice is true
         assert any(load["bytes_per_s"] for load in loads)
         code, text = doctor(dispatcher)
