@@ -395,7 +395,7 @@ def test_a_silent_connection_does_not_hold_up_the_watcher_of_a_silent_writer(
 ) -> None:
     """What it has seen by then counts for nothing, so that it has to begin anew soon."""
     monkeypatch.setattr(redis_client, "TIMEOUT_S", 1e6)
-    proxy = ShortLived(server.port, 30_000, silent=True, endless_from=2)
+    proxy = ShortLived(server.port, 14_000, silent=True, endless_from=2)
     leader = open_storage(server.url)
     leader.open_writer("the leader", lease_ms=1000)
     standby = open_storage(f"redis://127.0.0.1:{proxy.port}")
