@@ -33,6 +33,9 @@ seconds, if at all."""
 MAX_LOST_TASKS = 10_000
 """Tasks remembered of workers that are presumed dead and may return."""
 
+MAX_LOST_WORKERS = 100
+"""Workers remembered that were presumed dead, by address."""
+
 MAX_ENDED_SAVES = 1000
 """Ended saves remembered; the directories record how the earlier ones ended."""
 
@@ -352,6 +355,13 @@ class EndedSave(Struct):
     message: str = ""  # of that error
 
 
+class LostWorker(Struct):
+    """Why a worker was presumed dead, and when."""
+
+    reason: str
+    time_ms: int
+
+
 class Answer(Struct):
     """The event that answered a caller's last numbered command."""
 
@@ -378,6 +388,7 @@ class State(Struct, dict=True):
     workers: dict[int, Worker] = {}
     worker_at: dict[str, int] = {}  # address → worker id
     places: list[Place] = []  # by the shard's number
+    lost_workers: dict[str, LostWorker] = {}  # by address; did not leave; the latest last
     departed: list[int] = []  # uids of workers that deregistered, the latest last
     tasks: dict[int, Task] = {}
     lost_tasks: dict[int, Task] = {}  # not listed; of unfinished iterations, the latest last

@@ -17,7 +17,7 @@ from .base import (
 from .places import find_place
 from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases
-from .state import MAX_DEPARTED, State, Worker
+from .state import MAX_DEPARTED, MAX_LOST_WORKERS, LostWorker, State, Worker
 
 
 class RegisterWorker(Command, frozen=True, kw_only=True):
@@ -168,6 +168,11 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     if event.left:
         state.departed.append(worker.uid)
         del state.departed[:-MAX_DEPARTED]
+    else:
+        state.lost_workers.pop(worker.address, None)
+        state.lost_workers[worker.address] = LostWorker(event.reason, state.time_ms)
+        if len(state.lost_workers) > MAX_LOST_WORKERS:
+            del state.lost_workers[next(iter(state.lost_workers))]
     tasks.lose(state, worker, not (event.left or event.for_good))
 
 

@@ -27,7 +27,6 @@ from .graphs import Graphs
 from .growing_sources import GrowingSources
 from .history import JournalHistory
 from .loads import Loads
-from .lost_workers import LostWorkers
 from .options import DispatcherOptions
 from .save_rates import SaveRates
 from .saves import Saves
@@ -63,7 +62,6 @@ class Dispatcher(Decider):
         self.growing_sources = GrowingSources(self)
         self.user_metrics = UserMetrics(state)
         self.loads = Loads(state, options.load_window_ms)
-        self.lost_workers = LostWorkers(self)
         self.save_rates = SaveRates(self)
         self._leads_from_s = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []  # they run as long as it leads
@@ -134,9 +132,22 @@ class Dispatcher(Decider):
             **self.loads.status(),
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
-            "lost_workers": self.lost_workers.status(),
+            "lost_workers": self._lost_workers(),
             "save_rates": self.save_rates.status(),
         }
+
+    def _lost_workers(self) -> list[dict[str, Any]]:
+        """Those that were presumed dead lately, the latest last."""
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            {
+                "address": address,
+                "reason": lost.reason,
+                "ago_s": max(0, now_ms - lost.time_ms) / 1000,
+                "back": address in self.state.worker_at,
+            }
+            for address, lost in self.state.lost_workers.items()
+        ]
 
     def encoded_status(self) -> Iterator[bytes]:
         """The status as JSON, in pieces."""

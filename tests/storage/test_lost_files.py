@@ -16,6 +16,7 @@ from forebay.journal.verification import holds_anything, verify
 from forebay.storage import Corrupt, FileStorage, Locked, Writer
 from forebay.storage.batches import encode_batch
 
+from .. import forks
 from .stops import stopped
 
 
@@ -138,25 +139,35 @@ def first_start(directory: pathlib.Path) -> Writer:
     return writer
 
 
-def test_a_first_start_that_was_killed_at_any_moment_starts_again(tmp_path: pathlib.Path) -> None:
-    number, acknowledged = 1, False
-    while not acknowledged:
-        directory = tmp_path / str(number)
+def start_until_one_ends(parent: pathlib.Path) -> None:
+    """A first start in each of the directories 1, 2, …: a process that ends at its n-th system
+    call, up to one that gets to its end. Forks, and so belongs into a process without threads."""
+    number, killed = 0, True
+    while killed:
+        number += 1
         child = os.fork()
         if not child:
             with stopped(number, lambda: os._exit(1)) as stop:
-                first_start(directory)
+                first_start(parent / str(number))
                 stop.fired = True  # and does not count what follows
             os._exit(0)
-        acknowledged = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def test_a_first_start_that_was_killed_at_any_moment_starts_again(tmp_path: pathlib.Path) -> None:
+    starts = f"import os, sys, pathlib; sys.path.insert(0, os.getcwd()); from {__name__} import *; "
+    starts += f"start_until_one_ends(pathlib.Path({str(tmp_path)!r}))"
+    ended = forks.run(["-c", starts], imports=forks.DISPATCHER)
+    assert ended.returncode == 0, ended.stderr
+    directories = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    for directory in directories:
         assert verify(FileStorage(directory)).ok
         writer = FileStorage(directory).open_writer("test")
         found = writer.last_sequence
-        assert found == 1 if acknowledged else found in (0, 1)
+        assert found == 1 if directory == directories[-1] else found in (0, 1)
         assert writer.append([b"b"]) == found + 1
         writer.close()
-        number += 1
-    assert number > 30
+    assert len(directories) > 30
 
 
 def test_a_start_that_is_to_find_a_journal_leaves_half_a_first_append_as_it_is(
