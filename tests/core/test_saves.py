@@ -70,6 +70,7 @@ def test_the_state_keeps_only_a_summary_of_an_ended_save(stock: bool, fails: boo
     assert not given.state.saves
     for worker_id in workers:
         given.lose(worker_id)
+    given.state.lost_workers.clear()
     empty = len(encode_state(Saves().state))
     assert before > 10_000 and len(encode_state(given.state)) - empty < 400
     ended = given.state.ended_saves[save.save_id]

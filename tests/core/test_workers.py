@@ -7,9 +7,10 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core import workers
+from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.read_kinds import SHARED, Shared
-from forebay.service.core.state import Job, lease_caller
+from forebay.service.core.state import MAX_LOST_WORKERS, Job, lease_caller
 from forebay.service.core.status import status
 from forebay.service.errors import FailedPrecondition, Unavailable
 
@@ -214,3 +215,17 @@ def test_a_worker_that_is_given_up_as_it_drains_goes_on_with_that() -> None:
     assert given.then == ["worker_registered", "task_created"]
     assert given.state.workers[again].tasks == {task_id}
     assert given.state.workers[again].draining
+
+
+def test_lost_workers_are_remembered_the_latest_last() -> None:
+    given = Given()
+    workers = [given.worker(port) for port in range(1, MAX_LOST_WORKERS + 3)]
+    left, *lost = workers
+    given.when(c.LoseWorker(worker_id=left, reason="r", left=True))
+    for worker_id in lost:
+        given.when(c.LoseWorker(worker_id=worker_id, reason=f"reason {worker_id}"))
+    again = given.worker(4)
+    given.when(c.LoseWorker(worker_id=again, reason="once more"))
+    found = decode_state(encode_state(given.state)).lost_workers
+    assert len(found) == MAX_LOST_WORKERS and not {"w:1", "w:2"} & found.keys()
+    assert [each.reason for each in found.values()][-2:] == [f"reason {lost[-1]}", "once more"]
