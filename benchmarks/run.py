@@ -47,6 +47,7 @@ from .shares import shares
 from .silence import silence
 from .splits import get_split, leases
 from .trainers import trainers
+from .watched import watched
 
 Row = Callable[[Setting], Sequence[Finding]]
 SHARING: dict[str, Row] = {  # the clusters that elements.py and others read from
@@ -105,6 +106,7 @@ ROWS: dict[str, Row] = {
     "failover": failover,
     "redis_cut": redis_cut,
     "silence": silence,
+    "watched": watched,
 }
 F = TypeVar("F", bound=Finding)
 GROUPS = {"files": tuple(FILE_CASES), "ordered": (*ORDERED, "dead_worker")}  # rows by one name

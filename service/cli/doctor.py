@@ -51,7 +51,7 @@ def doctor(
     else:
         console = plain_console()
         for line in (*_times(status), *_told(found)):
-            console.print(printable(line))
+            console.print(printable(line), soft_wrap=True)
     if any(finding.severity != "note" for finding in found):
         raise typer.Exit(FOUND)
 

@@ -72,7 +72,7 @@ def trainer(
 def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
     """Its exit code, and what it says."""
     command = ["-m", "forebay.service.cli", "doctor", dispatcher.target, *arguments]
-    done = forks.run(command, 60, forks.DISPATCHER, {"COLUMNS": "300"})
+    done = forks.run(command, 60, forks.DISPATCHER)
     return done.returncode, done.stdout
 
 
