@@ -451,6 +451,8 @@ class BundlesOutput(TaskOutput):
 
     def _hear(self, order: Slice, bundle: _BundleState) -> None:
         """Note what the reader needs no more."""
+        if order.floor < self._floors.get(order.reader, self._floor):
+            self._drop_left_ahead()
         if order.readers != self._readers:  # another group
             self._readers, self._floor, self._look_above = order.readers, 0, 0
             self._floors.clear()
@@ -511,6 +513,13 @@ class BundlesOutput(TaskOutput):
         if (max(asked.values()) - asked[last]) * self._put_bytes <= most // 4 * self._put_elements:
             return None
         return last if time.monotonic() - self._given_s.get(last, 0.0) < STILL_READS_S else None
+
+    def _drop_left_ahead(self) -> None:
+        """A reader begins again before where it was: drop what has no slice. It was made for later
+        positions, and would leave no room for those that are read now."""
+        for bundle in self._bundles.values():
+            for run in [run for run in bundle.runs if run.kept and not run.slices]:
+                self._drop(run)
 
     def _drop_passed(self, most_bytes: int) -> None:
         """Drop blocks that some reader has passed, until there are at most so many bytes. What was

@@ -369,6 +369,20 @@ def test_another_group_counts_anew() -> None:
     assert output._bundles[1].keeps == {1: 40} and output._floors == {1: 2}
 
 
+@pytest.mark.parametrize("readers", [1, 2], ids=["the same group", "another group"])
+def test_what_was_made_for_later_goes_when_a_reader_begins_again_before(readers: int) -> None:
+    output = made(40, Slice(5, 5, (0, 20), until=40, floor=5))
+    asks = Reader(output, Slice(5, 5, (0, 40), until=40, floor=5))
+    output = made(40, Slice(6, 6, (0, 20), until=40, floor=5), output=output)
+    assert output.held_bytes == 8 * SIZE
+    again = Slice(2, 2, (0, 10), until=40, floor=2, readers=readers)
+    Reader(output, again)
+    assert output.held_bytes == 4 * SIZE, "only what a slice has joined stays"
+    assert read(asks) == [*range(40)]
+    make(begun(output), 10)
+    assert read(Reader(output, again)) == [*range(10)]
+
+
 def test_under_pressure_the_readers_behind_have_their_elements_made_again() -> None:
     output = BundlesOutput(2 * SIZE)
     Reader(output, Slice(1, 1, (0, 1), until=40, readers=2)).close()
