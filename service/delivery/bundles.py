@@ -18,6 +18,7 @@ to be given. A query lacks an element if its reader has planned (`until`) all th
 elements (`keep`, `floor`). If the blocks exceed `max_bytes` for each reader, those that some reader
 has passed are dropped earlier: a reader that is far behind the others has its elements made again.
 But if one is far behind and still reads, runs make only what it lacks, and the others wait for it.
+If a reader begins again before where it was, all that no slice has joined is dropped.
 What a slice that has joined still needs is never dropped. If the only reader is *alone*, a block is
 dropped once it was given. After that reader has left, the rest may be dropped, too.
 
