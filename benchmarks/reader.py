@@ -37,9 +37,6 @@ SERVICES = {
     "tensorflow": "tensorflow.data.experimental.service",
 }
 COMPRESSIONS = {"AUTO": "AUTO", "none": None}
-LINGER_S = 2.0
-"""So long one of several readers goes on behind its measurement, for those that began later."""
-
 SAMPLE = 256  # elements to measure the mean size,
 SAMPLE_BYTES = 50e6  # or as many as have these bytes
 

@@ -243,6 +243,7 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> list[str]
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(request["directory"])
     arguments: list[str] = request["arguments"]
     return arguments
