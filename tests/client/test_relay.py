@@ -147,3 +147,13 @@ def test_grpc_fork_support_is_off_unless_enabled(tmp_path: pathlib.Path) -> None
     assert forked.returncode == 0, forked.stderr
     assert "event_engine" in forked.stderr or "EventEngine" in forked.stderr
     assert "PrepareFork" not in forked.stderr
+
+
+def test_grpc_fork_support_that_a_user_enables_stays_on() -> None:
+    """No fork here: gRPC may wait for ever in one."""
+    shows = "import os; import forebay.service; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    enabled = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "1"}
+    shown = subprocess.run(
+        [sys.executable, "-c", shows], env=enabled, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert shown.stdout == "1\n"
