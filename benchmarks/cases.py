@@ -161,6 +161,7 @@ CASES = {
     "batches": Case(dataset=_batches),
     "batches into NumPy": Case(dataset=_batches, into=Into.NUMPY),
     "batches into JAX": Case(dataset=_batches, into=Into.JAX),
+    "scalars over TCP": Case(dataset=_scalars, into=Into.NUMPY, protocol="tcp", batch=1),
     "batches over TCP": Case(dataset=_batches, into=Into.NUMPY, protocol="tcp"),
     "big batches": Case(dataset=_big_batches),
     "tokens": Case(dataset=_tokens, batch=SMALL_BATCH, gather=_ragged_batch),

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .results import Reading, together
@@ -33,8 +33,10 @@ SIDES = {
 class ReaderProcess(Responder):
     """A trainer's process, which answers questions with readings. Its start takes a while."""
 
-    def __init__(self, module: str, *arguments: object) -> None:
-        super().__init__(f"forebay.benchmarks.{module}", *arguments)
+    def __init__(
+        self, module: str, *arguments: object, environment: Mapping[str, str] = {}
+    ) -> None:
+        super().__init__(f"forebay.benchmarks.{module}", *arguments, environment=environment)
 
     @functools.cached_property
     def _greeting(self) -> str:
@@ -52,9 +54,19 @@ class BenchmarkCluster:
     """A dispatcher, workers and readers of one side. Readers, if several, share a job."""
 
     def __init__(
-        self, side: Side, setting: Setting, directory: pathlib.Path, listed: bool = False
+        self,
+        side: Side,
+        setting: Setting,
+        directory: pathlib.Path,
+        listed: bool = False,
+        *,
+        environment: Mapping[str, str] = {},
+        worker_options: Sequence[str] = (),
     ) -> None:
+        """`environment` and `worker_options` are for our side."""
         self._side = side
+        self._environment = environment
+        self._worker_options = worker_options
         self._setting = setting
         self._stack = contextlib.ExitStack()
         self._workers: list[Server] = []
@@ -62,7 +74,11 @@ class BenchmarkCluster:
         self._jobs = 0
         own = directory / side.label
         own.mkdir()
-        start = our_dispatcher if self._ours else peer_dispatcher
+        start = (
+            functools.partial(our_dispatcher, environment=environment)
+            if self._ours
+            else peer_dispatcher
+        )
         dispatcher = start(own, collect=True, listed=listed)
         self._dispatcher = self._stack.enter_context(dispatcher)
 
@@ -72,16 +88,21 @@ class BenchmarkCluster:
 
     def grow(self, *, workers: int, readers: int) -> None:
         """Start the missing workers and readers; `wait_until_ready` waits for them."""
-        start = our_worker if self._ours else peer_worker
         for _ in range(len(self._workers), workers):
-            self._workers.append(self._stack.enter_context(start(self._dispatcher)))
+            self._workers.append(self._stack.enter_context(self._new_worker()))
         for _ in range(len(self._readers), readers):
             self._readers.append(self._stack.enter_context(self._new_reader()))
 
+    def _new_worker(self) -> Server:
+        if not self._ours:
+            return peer_worker(self._dispatcher)
+        options, environment = self._worker_options, self._environment
+        return our_worker(self._dispatcher, *options, environment=environment)
+
     def _new_reader(self) -> ReaderProcess:
         side, files = self._side, self._setting.files
-        address = self._dispatcher.address
-        return ReaderProcess("reader", side.service, address, side.compression, files)
+        arguments = (side.service, self._dispatcher.address, side.compression, files)
+        return ReaderProcess("reader", *arguments, environment=self._environment)
 
     def wait_until_ready(self) -> None:
         for worker in self._workers:

@@ -42,6 +42,7 @@ from .restart import restart
 from .results import Costs, Curve, Feeding, Finding, Result
 from .resumable import resumable
 from .scaling import consumers, workers
+from .secured import secured
 from .setting import Setting
 from .shares import shares
 from .silence import silence
@@ -107,6 +108,7 @@ ROWS: dict[str, Row] = {
     "redis_cut": redis_cut,
     "silence": silence,
     "watched": watched,
+    "secured": secured,
 }
 F = TypeVar("F", bound=Finding)
 GROUPS = {"files": tuple(FILE_CASES), "ordered": (*ORDERED, "dead_worker")}  # rows by one name

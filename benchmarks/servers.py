@@ -98,6 +98,7 @@ def our_dispatcher(
     *options: object,
     collect: bool = False,
     listed: bool = False,
+    environment: Mapping[str, str] = {},
 ) -> Server:
     """Forebay's dispatcher. Nobody times out: what members do here may be simulated.
 
@@ -115,12 +116,13 @@ def our_dispatcher(
         *(("--workers", "127.0.0.1") if listed else ()),
         *options,
         exit_with_parent=True,
+        environment=environment,
     )
 
 
-def our_worker(dispatcher: Server, *options: object) -> Server:
+def our_worker(dispatcher: Server, *options: object, environment: Mapping[str, str] = {}) -> Server:
     command = ("worker", "--dispatcher", dispatcher.address, *options)
-    return Server("forebay.service.cli", *command)
+    return Server("forebay.service.cli", *command, environment=environment)
 
 
 def peer_dispatcher(
