@@ -138,7 +138,7 @@ class Request(_message.Message):
     def __init__(self, caller: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LeaderElected(_message.Message):
-    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair", "next_id", "places", "position_key")
+    __slots__ = ("term", "address", "format", "version", "journal_id", "after_repair", "next_id", "places", "position_key", "dashboard")
     TERM_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class LeaderElected(_message.Message):
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     POSITION_KEY_FIELD_NUMBER: _ClassVar[int]
+    DASHBOARD_FIELD_NUMBER: _ClassVar[int]
     term: int
     address: str
     format: int
@@ -157,7 +158,8 @@ class LeaderElected(_message.Message):
     next_id: int
     places: _containers.RepeatedCompositeFieldContainer[Place]
     position_key: bytes
-    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ..., next_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., position_key: _Optional[bytes] = ...) -> None: ...
+    dashboard: str
+    def __init__(self, term: _Optional[int] = ..., address: _Optional[str] = ..., format: _Optional[int] = ..., version: _Optional[str] = ..., journal_id: _Optional[str] = ..., after_repair: bool = ..., next_id: _Optional[int] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., position_key: _Optional[bytes] = ..., dashboard: _Optional[str] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("configured", "address")

@@ -400,6 +400,7 @@ class State(Struct, dict=True):
     departed_callers: list[str] = []  # callers whose consumers left, the latest last
     unused_blobs: list[str] = []  # blobs without a dataset, to be deleted
     position_key: bytes = b""  # proves positions; empty: of an earlier version's journal
+    dashboard: str = ""  # the leader's, as a URL; empty: none that is known
 
     def __post_init__(self) -> None:
         self.recent: deque[tuple[int, ev.Event]] = deque(maxlen=MAX_RECENT)

@@ -48,6 +48,7 @@ class ElectLeader(Command, frozen=True, kw_only=True):
     journal_id: str  # used if the journal has none yet
     position_key: bytes = b""  # likewise
     worker_addresses: tuple[str, ...] = ()  # for static sharding
+    dashboard: str = ""
 
 
 def _elect_leader(state: State, command: ElectLeader) -> Decision:
@@ -60,6 +61,7 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
         journal_id=journal_id,
         position_key=b"" if state.position_key else command.position_key,
         next_id=_first_id(state, journal_id) if state.cut or not state.journal_id else 0,
+        dashboard=command.dashboard,
     )
     places = listed(state, command.worker_addresses)
     elected.places.extend(ev.Place(configured=p.configured, address=p.address) for p in places)
@@ -120,6 +122,7 @@ def _leader_elected(state: State, event: ev.LeaderElected) -> None:
     state.next_id = max(state.next_id, event.next_id)
     state.term = event.term
     state.leader = event.address
+    state.dashboard = event.dashboard
     state.journal_id = event.journal_id
     state.position_key = event.position_key or state.position_key
 

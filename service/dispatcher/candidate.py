@@ -98,6 +98,7 @@ class Candidate:
     ) -> None:
         """For `place` see `Storage.open_writer`."""
         self.standby = options.standby
+        self.dashboard = ""  # this one's, as a URL; told when it leads
         self._storage = storage
         self._options = options
         self._address = address
@@ -152,8 +153,9 @@ class Candidate:
             await self._catch_up_as(writer)
             await self._check_history(writer)
             dispatcher = await Dispatcher.open(
-                self._storage, writer, self._follower.state, self._options, self._address
-            )
+                self._storage, writer, self._follower.state, self._options, self._address,
+                self.dashboard,
+            )  # fmt: skip
         except BaseException:
             await asyncio.to_thread(writer.close)
             raise

@@ -74,6 +74,7 @@ class Dispatcher(Decider):
         state: State,
         options: DispatcherOptions,
         address: str,
+        dashboard: str = "",
     ) -> Dispatcher:
         """Begin the writer's term from the journal's replayed state. Raises Unavailable."""
         self = cls(storage, writer, state, options)
@@ -86,6 +87,7 @@ class Dispatcher(Decider):
             journal_id=hashlib.sha256(key).hexdigest()[:32],
             position_key=key,
             worker_addresses=options.workers,
+            dashboard=dashboard,
         )
         before = [place.configured for place in state.places]
         try:

@@ -74,6 +74,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
                 Pages(server, shown, past)
 
             http = await open_http(observed, options, credentials, may_see, extend)
+            if http is not None:
+                candidate.dashboard = http.url(address)
             sampling = asyncio.create_task(shown.keep(), name="forebay-samples")
             sampling.add_done_callback(_samples_ended)
     except BaseException:

@@ -86,6 +86,7 @@ class ShownDispatcher:
             "leads": dispatcher is not None and not dispatcher.stopped.is_set(),
             "why_not": self._observed.unready(),
             "leader": self._candidate.leader() if dispatcher is None else state.leader,
+            "dashboard": state.dashboard,
             "term": state.term,
             "sequence": self.durable() or state.sequence,
         }

@@ -126,7 +126,12 @@ class HttpServer:
                 "a port of its own, or 0 for any free one"
             ) from error
         self.address = f"{host}:{found}"
-        log.info("%s://%s/metrics", "http" if self._credentials is None else "https", self.address)
+        log.info("%s/metrics", self.url(self.address))
+
+    def url(self, address: str) -> str:
+        """Of its pages, for those who reach this host as that of HOST:PORT. Once it has started."""
+        scheme = "http" if self._credentials is None else "https"
+        return f"{scheme}://{address.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
 
     async def close(self) -> None:
         """Idempotent."""

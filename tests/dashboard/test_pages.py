@@ -126,6 +126,9 @@ def test_an_operator_follows_a_cluster_through_faults(
         second.goto(urls[1])
         expect(second.locator(".banner")).to_contain_text(f"stands by, leader {pair[0].address}")
         check_access(second)
+        second.get_by_role("link", name="its dashboard").click()
+        expect(second).to_have_url(f"{urls[0]}/")
+        second.goto(urls[1])
 
         page = stack.enter_context(opened(browser))
         page.goto(urls[0])
@@ -208,6 +211,8 @@ def test_an_operator_follows_a_cluster_through_faults(
         pair[0].restart()
         expect(page.locator(".banner")).to_contain_text("stands by")  # by itself, too
         expect(page.locator("table")).to_have_count(0)
+        link = page.get_by_role("link", name="its dashboard")
+        expect(link).to_have_attribute("href", urls[1])
 
 
 def large(cluster: Cluster) -> int:
@@ -360,6 +365,7 @@ def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.P
                 expect(page.locator("main")).to_contain_text(said)
                 assert given not in page.content()
         expect(page.get_by_role("cell", name="LeaderElected")).to_be_visible()  # where it came from
+        expect(page.locator("tbody")).to_contain_text(f"dashboard=https://127.0.0.1:{port}")
         expect(page.locator("#state")).to_have_text("Live")
         (cookie,) = page.context.cookies()
         assert cookie["httpOnly"] and cookie["secure"] and cookie["sameSite"] == "Strict"
