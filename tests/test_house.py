@@ -163,6 +163,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("service.processes", "select"): "waits for real processes, and no run starts one",
     ("service.processes", "signal"): "the same",
     ("service.processes", "subprocess"): "the same",
+    ("service.tracing", "opentelemetry"): "no run is traced",
     ("service.structure", "tensorflow"): "no element of a run is TensorFlow's",
     ("service.transport.local", "os"): "nobody forks in a run",
     ("service.transport.server", "select"): "asks about pidfds, which no simulated socket has",
@@ -655,7 +656,7 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
     [
         ("forebay.storage", HEAVY | {"grpc", "redis", "psycopg"}),
         ("forebay.service", HEAVY),
-        ("forebay.service.dispatcher.server", HEAVY | {"cloudpickle"}),
+        ("forebay.service.dispatcher.server", HEAVY | {"cloudpickle", "opentelemetry"}),
         ("forebay.service.transport", HEAVY | {"grpc"}),
         ("forebay.service.client", {"forebay.service.core", "forebay.service.dispatcher"}),
         (
@@ -665,7 +666,10 @@ def test_an_escape_is_found(code: str, wrong: str) -> None:
                 *("forebay.journal.journal", "forebay.storage.local"),
             },
         ),
-        ("forebay.service.worker", {"forebay.service.core", "forebay.service.dispatcher"}),
+        (
+            "forebay.service.worker.worker",
+            {"forebay.service.core", "forebay.service.dispatcher", "opentelemetry"},
+        ),
         ("forebay.service.task_context", HEAVY | {"grpc"}),
         ("forebay.service.cli", HEAVY | {f"forebay.{name}" for name in TOOLS}),
     ],

@@ -27,6 +27,7 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import End, EndPending
 from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
+from ..tracing import WaitSpans
 from ..transport.messages import Key
 from . import open_iterations
 from .claimer import Claimer
@@ -123,6 +124,7 @@ class Consumer:
             credential=lambda: self._heartbeats.credential,
             fail=self._hear,
         )
+        self._spans = WaitSpans(self.links.trace, job=joined.job_id, consumer=joined.consumer_id)
         self.mode: Mode
         if reading.ordered is not None:
             self.mode = OrderedMode(reading.ordered, self.links, joined)
@@ -165,6 +167,7 @@ class Consumer:
                     if self.mode.has_ended():
                         self.is_over = True
                         return
+                    self._spans.begin()
                     self._handle_next()
                     continue
             except queue.Empty:
@@ -177,6 +180,7 @@ class Consumer:
                 raise
             self._wait_log.restart()
             block, source = taken
+            self._spans.end(block.count)
             if source is None:
                 yield block
                 self.mode.used(block)
@@ -282,6 +286,7 @@ class Consumer:
 
     def _close(self, left: int) -> None:
         self._meter.close()
+        self._spans.end()
         links = self.links.close_all()
         open_iterations.closed(self)
         self._inbox.put(Unavailable("the consumer was closed"))  # wakes `blocks`

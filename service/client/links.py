@@ -75,6 +75,7 @@ class Links:
         self._links: dict[int, WorkerLink | None] = {}  # None: the process has gone
         self._new: list[WorkerLink] = []  # not started yet
         self._closed = False
+        self._traceparent = ""
         # Guards these. Reentrant: garbage collection may call `close_all`.
         self._lock = threading.RLock()
 
@@ -107,6 +108,12 @@ class Links:
                 self._links[uid] = link = WorkerLink(self._connected(task))
                 self._new.append(link)
             return self._links[uid]
+
+    def trace(self, traceparent: str) -> None:
+        """The consumer waits, and what workers do for it is part of that trace; "": it does not."""
+        self._traceparent = traceparent
+        for _, link in self.all():
+            link.client.trace(traceparent)
 
     def start(self) -> None:
         """Start the links that were opened: only now have all a share of the element budget."""
@@ -190,6 +197,7 @@ class Links:
                 credential=self._credential,
                 fail=self._fail,
             )
+        client.trace(self._traceparent)
         return client
 
 

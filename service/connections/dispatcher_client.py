@@ -21,6 +21,7 @@ import tenacity
 from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
+from .. import tracing
 from ..errors import (
     InvalidArgument,
     ProtocolError,
@@ -215,7 +216,7 @@ class DispatcherClient:
         if "known" in request.DESCRIPTOR.fields_by_name:
             request.known.CopyFrom(self._known)  # type: ignore[attr-defined]
         try:
-            metadata = metadata_of(self._credentials)
+            metadata = (*metadata_of(self._credentials), *tracing.metadata())
             answer: Response = call(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             if _is_temporary(error):

@@ -217,6 +217,8 @@ class TaskOutput(ABC):
         self.changed = threading.Condition(threading.RLock())  # guards all state, also of policies
         self.blocked = Stopwatch()  # while the producer waits for room
         self.opens = 0  # subscriptions opened so far
+        # Told the `traceparent` of a consumer that waits.
+        self.on_trace: Callable[[str], object] = lambda _: None
         self._when_opened: list[tuple[int, Callable[[], None]]] = []
         self._memory = (budget or MemoryBudget()).share()
         self._parked_after: int | None = None  # see `park`; a number of subscriptions

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
+from .. import tracing
 from ..connections.grpc_server import Method, current_call
 from ..errors import ForebayError, Unavailable
 from . import bounds
@@ -69,6 +70,29 @@ def answering(
                 response.journal.CopyFrom(dispatcher.position())
             return response
 
-        return answer, getattr(messages, f"{name}Request"), response_class
+        traced = answer if dispatcher.tracer is None else _traced(dispatcher, name, answer)
+        return traced, getattr(messages, f"{name}Request"), response_class
 
     return {name: method(name, function) for name, function in functions.items()}
+
+
+def _traced(dispatcher: Dispatcher, name: str, answer: Function) -> Function:
+    """`answer` within a span, for callers that have one."""
+
+    async def in_span(request: Any) -> Any:
+        call, tracer = current_call(), dispatcher.tracer
+        metadata = {} if call is None else dict(call.invocation_metadata() or ())
+        parent = tracing.parent(str(metadata.get(tracing.KEY, "")))
+        if parent is None or tracer is None:
+            return await answer(request)
+        with tracer.start_as_current_span(f"forebay.{name}", parent) as span:
+            task = dispatcher.state.tasks.get(getattr(request, "task_id", 0))
+            if task is not None and (worker := dispatcher.state.workers.get(task.worker_id)):
+                span.set_attribute("forebay.task", task.task_id)
+                span.set_attribute("forebay.worker", worker.address)
+            response = await answer(request)
+            if name == "LeaseSplits":
+                span.set_attribute("forebay.splits", response.count)
+            return response
+
+    return in_span

@@ -21,6 +21,7 @@ from ...journal.journal import Journal
 from ...journal.proto import events_pb2 as ev
 from ...journal.snapshots import Retention
 from ...storage import Fenced, Storage, StorageError, Writer
+from .. import tracing
 from ..core import commands as c
 from ..core.encoding import encode_state
 from ..core.machine import EVENTS, apply, decide
@@ -53,6 +54,7 @@ class Decider:
         self.writer = writer
         self.journal = Journal(storage, writer, retention=Retention(options.retention_hours))
         self.journal.on_failure = self._journal_failed
+        self.tracer = tracing.tracer("dispatcher")
         self._position = pb.JournalPosition()  # the last one told
         self._subscribers: list[Callable[[ev.Event], None]] = []
         # Long polls: what each waits for.
@@ -85,7 +87,8 @@ class Decider:
                 self.stop()
                 raise
             sent_s = time.monotonic()
-            await self.durable()
+            with tracing.child(self.tracer, "forebay.append", self.state.sequence):
+                await self.durable()
             self.leadership.led(sent_s)
         return answer
 

@@ -119,6 +119,7 @@ class BlockClient(WorkerClient):
         self._collects = False  # whether messages wait for the end of `together`
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
+        self._traceparent = ""  # of the consumer's wait
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
         with self._lock:
@@ -144,6 +145,12 @@ class BlockClient(WorkerClient):
         with self._lock:
             urgent = self._receiving.taken(block, key)
             self._give_credit(at_once=urgent)
+
+    def trace(self, traceparent: str) -> None:
+        with self._lock:
+            self._traceparent = traceparent
+            if traceparent and self._connected:
+                self._give_credit(at_once=True)
 
     @property
     def connected(self) -> bool:
@@ -383,6 +390,7 @@ class BlockClient(WorkerClient):
         urgent goes with a later message."""
         if not self._connected:
             return
+        message.traceparent = self._traceparent
         self._unsent += frames.encode(message.SerializeToString())
         if (is_urgent and not self._collects) or len(self._unsent) >= _MAX_UNSENT:
             self._flush()

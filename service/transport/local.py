@@ -64,6 +64,7 @@ class LocalClient(WorkerClient):
         self._connection = worker.attach(consumer_id, lambda: None)
         self._subscribed: set[Key] = set()  # subscriptions that have not ended
         self._positions: dict[Key, pb.Position] = {}
+        self._traceparent = ""  # of the consumer's wait
         self._moving = threading.Lock()  # of the positions: `hand_back` must see all that was taken
 
     def start(self) -> None:
@@ -75,7 +76,12 @@ class LocalClient(WorkerClient):
         self._subscribed.add(key)
         with self._moving:
             self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
+        self._worker.trace(self._connection, self._traceparent, task_id)
         self._worker.read(self._connection, task_id, 0, order, subscription)
+
+    def trace(self, traceparent: str) -> None:
+        self._traceparent = traceparent
+        self._worker.trace(self._connection, traceparent)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         self._subscribed.discard((task_id, subscription))

@@ -60,6 +60,11 @@ class WorkerClient(ABC):
         with its `key`: the task and the subscription.
         """
 
+    @abstractmethod
+    def trace(self, traceparent: str) -> None:
+        """The consumer waits in the span of this `traceparent`, and tells the worker. "": it does
+        not wait, and tells nothing."""
+
     @property
     def connected(self) -> bool:
         """Whether the worker can send."""

@@ -62,6 +62,7 @@ class BundleTask:
         self.task = task
         self.output = output
         self.pipeline = TaskPipeline(task, dispatcher, pipelines, observer, datasets)
+        output.on_trace = self.pipeline.spans.begin
         self._starting = starting
         self._observer = observer
         self._report = report
@@ -156,6 +157,7 @@ class BundleTask:
         finally:
             self._cancel_live()  # the output has ended
             runs.shutdown(cancel_futures=True)
+            self.pipeline.spans.end()
             self.pipeline.close()
 
     def _end(self, error: ForebayError) -> None:
@@ -175,6 +177,7 @@ class BundleTask:
                 try:
                     for block in blocks:
                         run.put(block)
+                        self.pipeline.spans.end(block.count)
                         put = self._live[made]
                         put[0] += block.count
                         put[1] += block.values_bytes

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
@@ -46,9 +47,15 @@ class _LeaseState:
     """State shared by the leases of all sources of a task."""
 
     def __init__(
-        self, task_id: int, dispatcher: DispatcherClient, observer: Observer, processes: int
+        self,
+        task_id: int,
+        dispatcher: DispatcherClient,
+        observer: Observer,
+        processes: int,
+        span: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.task_id = task_id
+        self.span = span
         self.dispatcher = dispatcher
         self.observer = observer
         self.processes = processes
@@ -71,11 +78,12 @@ class LeaseFeed:
         processes: int = 0,
         when_opened: Callable[[Callable[[], None]], None] | None = None,
         requests: Sequence[int] = (),
+        span: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """`processes` is how many parts of a lease the pipeline works on at a time; 0: a lease is
         given whole. `when_opened` registers a callback for the task's first consumer. Until then
         the feed leases nothing; without `when_opened` it leases at once. `requests` are the last
-        request numbers of the task's earlier feed, by source.
+        request numbers of the task's earlier feed, by source. Leases are asked for within `span`.
         """
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
@@ -90,7 +98,7 @@ class LeaseFeed:
         ]
         name = f"forebay-lease-{task_id}"
         self._pool = ThreadPoolExecutor(max(1, len(sources)), thread_name_prefix=name)
-        self._task = _LeaseState(task_id, dispatcher, observer, processes)
+        self._task = _LeaseState(task_id, dispatcher, observer, processes, span)
         if when_opened is None:
             self._task.may_lease.set()
         else:
@@ -408,7 +416,8 @@ class _SourceLeases:
 
     def _call(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         closed = self._task.closed
-        return self._task.dispatcher.call(request, pb.LeaseSplitsResponse, closed=closed)
+        with self._task.span():
+            return self._task.dispatcher.call(request, pb.LeaseSplitsResponse, closed=closed)
 
 
 def _completed(lease: pb.LeaseSplitsResponse) -> Future[pb.LeaseSplitsResponse]:

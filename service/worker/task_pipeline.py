@@ -16,6 +16,7 @@ from ..errors import ForebayError, NotFound, Unavailable
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
+from ..tracing import MakeSpans
 from ..user_metrics import Totals
 from .leases import HAND_BACK_S, LeaseFeed
 from .observer import Observer, Undelivered
@@ -122,6 +123,7 @@ class TaskPipeline:
     ) -> None:
         self.definition = ev.DatasetDefinition()  # set by `open`
         self.cancelled = threading.Event()
+        self.spans = MakeSpans(job=task.job_id, task=task.task_id)
         self._task = task
         self._dispatcher = dispatcher
         self._pipelines = pipelines
@@ -183,7 +185,7 @@ class TaskPipeline:
             processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer,
-                processes, when_read, self._requests,
+                processes, when_read, self._requests, self.spans.current,
             )  # fmt: skip
         self._run = self._open(dataset).run(self._feed)
         return self._run

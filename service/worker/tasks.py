@@ -74,6 +74,7 @@ class TaskRunner:
         self.output = output
         self.pipeline = TaskPipeline(task, dispatcher, pipelines, observer, datasets)
         self.is_parked = False
+        output.on_trace = self._trace
         self._dispatcher = dispatcher
         self._starting = starting
         self._observer = observer
@@ -101,6 +102,10 @@ class TaskRunner:
 
     def start(self) -> None:
         self._thread.start()
+
+    def _trace(self, traceparent: str) -> None:
+        if not self.output.waiting_elements:  # else nobody waits for the pipeline
+            self.pipeline.spans.begin(traceparent)
 
     def is_being_parked(self) -> bool:
         return self._park_after is not None
@@ -226,6 +231,7 @@ class TaskRunner:
         try:
             self._work()
         finally:
+            self.pipeline.spans.end()
             self.pipeline.close()
         with self._parking:
             opens, self._park_after = self._park_after, None
@@ -307,6 +313,7 @@ class TaskRunner:
         for block in run.blocks():
             try:
                 self.output.put(block)
+                self.pipeline.spans.end(block.count)
                 self._put += block.count
                 self._put_bytes += block.values_bytes
             except OutputReset:

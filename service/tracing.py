@@ -1,0 +1,192 @@
+"""Spans of OpenTelemetry, if somebody asks for them (docs/operations.md).
+
+One trace leads from a trainer that waits to the decision without which it would wait longer:
+
+    forebay.next (trainer) ─► forebay.make (worker) ─► forebay.LeaseSplits (dispatcher)
+                                                           └─► forebay.append
+
+A span's parent travels as W3C's `traceparent`: in messages to workers, and in calls' metadata. If
+nobody asks, nothing of OpenTelemetry is imported, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+
+log = logging.getLogger(__name__)
+
+KEY = "traceparent"
+"""The key of a call's metadata."""
+
+_API = "opentelemetry.trace"
+_SAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-01")
+_ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
+
+_own: list[TracerProvider | None] = []
+"""What the environment asks for, once somebody has looked: this process's, and nobody else's."""
+
+
+def tracer(part: str) -> Tracer | None:
+    """For the spans of a "trainer", "worker" or "dispatcher"; None if nobody asks for traces.
+
+    The process's tracer provider, if it has installed one; else what the environment's OTEL_
+    variables ask for. Cheap: ask for each consumer and task.
+    """
+    if not _own:
+        _own.append(_asked_for(part))
+    provider = _own[0]
+    if _API in sys.modules:
+        from opentelemetry import trace
+
+        installed = trace.get_tracer_provider()
+        if not isinstance(installed, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+            provider = installed
+    return None if provider is None else provider.get_tracer("forebay")
+
+
+def _asked_for(part: str) -> TracerProvider | None:
+    """A provider that exports what the environment asks for, in the background."""
+    of = os.environ.get
+    exporter = of("OTEL_TRACES_EXPORTER") or ("otlp" if any(map(of, _ENDPOINTS)) else "none")
+    if exporter == "none" or of("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if exporter == "otlp":
+        is_grpc = next(filter(None, map(of, _PROTOCOLS)), "") == "grpc"
+        exporter = "otlp_proto_grpc" if is_grpc else "otlp_proto_http"
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        (found,) = importlib.metadata.entry_points(
+            group="opentelemetry_traces_exporter", name=exporter
+        )
+        has_name = of("OTEL_SERVICE_NAME") or "service.name=" in of("OTEL_RESOURCE_ATTRIBUTES", "")
+        name = {} if has_name else {"service.name": f"forebay-{part}"}
+        provider = TracerProvider(resource=Resource.create(name))
+        provider.add_span_processor(BatchSpanProcessor(found.load()()))
+    except (ImportError, ValueError) as error:
+        log.warning(
+            "the environment asks for traces by OTEL_… variables, and there are none: the exporter "
+            "%s cannot be used (%s): pip install 'forebay[otel]', or set OTEL_TRACES_EXPORTER=none",
+            exporter, error,
+        )  # fmt: skip
+        return None
+    return provider
+
+
+def traceparent(span: Span) -> str:
+    """By which others make it their spans' parent; "" if it is not sampled."""
+    of = span.get_span_context()
+    return f"00-{of.trace_id:032x}-{of.span_id:016x}-01" if of.trace_flags.sampled else ""
+
+
+def parent(text: str) -> Context | None:
+    """The context of a child of that `traceparent`; None if it is malformed, or not sampled."""
+    if not _SAMPLED.fullmatch(text):
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({KEY: text})
+
+
+def metadata() -> tuple[tuple[str, str], ...]:
+    """Of a call: the current span is its parent, if there is one that is sampled."""
+    if _API not in sys.modules:
+        return ()
+    from opentelemetry import trace
+
+    text = traceparent(trace.get_current_span())
+    return ((KEY, text),) if text else ()
+
+
+def child(tracer: Tracer | None, name: str, sequence: int) -> AbstractContextManager[object]:
+    """A child of the current span, if that is recorded; both have the journal's sequence."""
+    if tracer is None:
+        return nullcontext()
+    from opentelemetry import trace
+
+    if not (current := trace.get_current_span()).is_recording():
+        return nullcontext()
+    about = {"forebay.sequence": sequence}
+    current.set_attributes(about)
+    return tracer.start_as_current_span(name, attributes=about)
+
+
+class WaitSpans:
+    """Of a consumer: one for each of its waits, of which its workers hear. For one thread."""
+
+    def __init__(self, tell: Callable[[str], None], **about: int) -> None:
+        """`tell` takes the `traceparent` of a wait that begins, and "" when it ends."""
+        self._tracer = tracer("trainer")
+        self._tell = tell
+        self._about = {f"forebay.{name}": value for name, value in about.items()}
+        self._span: Span | None = None
+
+    def begin(self) -> None:
+        """It waits, perhaps since earlier."""
+        if self._tracer is not None and self._span is None:
+            self._span = self._tracer.start_span("forebay.next", attributes=self._about)
+            self._tell(traceparent(self._span))
+
+    def end(self, elements: int = 0) -> None:
+        """It has what it waited for. Idempotent."""
+        span, self._span = self._span, None
+        if span is not None:
+            span.set_attribute("forebay.elements", elements)
+            span.end()
+            self._tell("")
+
+
+class MakeSpans:
+    """Of a task: one from when a consumer says that it waits, until a block is made. Thread-safe.
+
+    If several wait, it is of the first one's trace.
+    """
+
+    def __init__(self, **about: int) -> None:
+        self._tracer = tracer("worker")
+        self._about = {f"forebay.{name}": value for name, value in about.items()}
+        self._span: Span | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, waits: str) -> None:
+        """`waits` is the `traceparent` of a consumer's wait."""
+        if self._tracer is None or (context := parent(waits)) is None:
+            return
+        with self._lock:
+            if self._span is None:
+                self._span = self._tracer.start_span(
+                    "forebay.make", context, attributes=self._about
+                )
+
+    def end(self, elements: int = 0) -> None:
+        """A block is made, or the task ends."""
+        if self._span is None:
+            return
+        with self._lock:
+            span, self._span = self._span, None
+        if span is not None:
+            span.set_attribute("forebay.elements", elements)
+            span.end()
+
+    def current(self) -> AbstractContextManager[object]:
+        """Calls within it are part of the block's making."""
+        if (span := self._span) is None:
+            return nullcontext()
+        from opentelemetry import trace
+
+        return trace.use_span(span, record_exception=False, set_status_on_exception=False)
