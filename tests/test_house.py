@@ -47,7 +47,8 @@ LAYERS: dict[str, set[str]] = {
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
     "service.connections": {
-        *("service.errors", "service.processes", "service.proto", "journal.proto")
+        *("service.errors", "service.processes", "service.proto", "service.tracing"),
+        "journal.proto",
     },
     "service.http": {
         *("service.connections.admission", "service.connections.credentials", LOOSE, *WORDS)

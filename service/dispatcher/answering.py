@@ -39,7 +39,7 @@ def answering(
     methods that answer their own decision: its append proves that this dispatcher leads. Without
     `permissions`, whoever was let in may call all methods.
     """
-    asked = askers or {}
+    asked, is_traced = askers or {}, tracing.tracer("dispatcher") is not None
     for name in functions:
         says_known = "known" in getattr(messages, f"{name}Request").DESCRIPTOR.fields_by_name
         assert says_known == (name in asked), f"{name}Request.known: who asks?"
@@ -70,7 +70,7 @@ def answering(
                 response.journal.CopyFrom(dispatcher.position())
             return response
 
-        traced = answer if dispatcher.tracer is None else _traced(dispatcher, name, answer)
+        traced = _traced(dispatcher, name, answer) if is_traced else answer
         return traced, getattr(messages, f"{name}Request"), response_class
 
     return {name: method(name, function) for name, function in functions.items()}
@@ -79,11 +79,14 @@ def answering(
 def _traced(dispatcher: Dispatcher, name: str, answer: Function) -> Function:
     """`answer` within a span, for callers that have one."""
 
+    tracer = tracing.tracer("dispatcher")
+    assert tracer is not None
+
     async def in_span(request: Any) -> Any:
-        call, tracer = current_call(), dispatcher.tracer
+        call = current_call()
         metadata = {} if call is None else dict(call.invocation_metadata() or ())
         parent = tracing.parent(str(metadata.get(tracing.KEY, "")))
-        if parent is None or tracer is None:
+        if parent is None:
             return await answer(request)
         with tracer.start_as_current_span(f"forebay.{name}", parent) as span:
             task = dispatcher.state.tasks.get(getattr(request, "task_id", 0))

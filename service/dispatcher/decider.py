@@ -54,7 +54,7 @@ class Decider:
         self.writer = writer
         self.journal = Journal(storage, writer, retention=Retention(options.retention_hours))
         self.journal.on_failure = self._journal_failed
-        self.tracer = tracing.tracer("dispatcher")
+        self._tracer = tracing.tracer("dispatcher")
         self._position = pb.JournalPosition()  # the last one told
         self._subscribers: list[Callable[[ev.Event], None]] = []
         # Long polls: what each waits for.
@@ -87,7 +87,7 @@ class Decider:
                 self.stop()
                 raise
             sent_s = time.monotonic()
-            with tracing.child(self.tracer, "forebay.append", self.state.sequence):
+            with tracing.child(self._tracer, "forebay.append", self.state.sequence):
                 await self.durable()
             self.leadership.led(sent_s)
         return answer

@@ -76,12 +76,14 @@ class LocalClient(WorkerClient):
         self._subscribed.add(key)
         with self._moving:
             self._positions[key] = pb.Position(task_id=task_id, subscription=subscription)
-        self._worker.trace(self._connection, self._traceparent, task_id)
+        if self._traceparent:
+            self._worker.trace(self._connection, self._traceparent, task_id)
         self._worker.read(self._connection, task_id, 0, order, subscription)
 
     def trace(self, traceparent: str) -> None:
         self._traceparent = traceparent
-        self._worker.trace(self._connection, traceparent)
+        if traceparent:
+            self._worker.trace(self._connection, traceparent)
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
         self._subscribed.discard((task_id, subscription))

@@ -479,7 +479,8 @@ class _Handler:
         while (message := self._next()) is not None:
             if not connection.round_trip_s:  # the first message answers the welcome
                 connection.round_trip_s = time.monotonic() - welcomed_s
-            self.sessions.trace(connection, message.traceparent, message.read.task_id)
+            if message.traceparent:
+                self.sessions.trace(connection, message.traceparent, message.read.task_id)
             match message.WhichOneof("message"):
                 case "read":
                     read = message.read

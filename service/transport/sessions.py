@@ -137,8 +137,6 @@ class Sessions:
 
     def trace(self, connection: Connection, traceparent: str, task_id: int = 0) -> None:
         """The consumer waits in a span, for tasks that it reads, and the one that it reads next."""
-        if not traceparent:
-            return
         with self._lock:
             tasks = {task_id, *(key[0] for key in connection.session.buffers)}
             outputs = [self._outputs[i] for i in tasks if i in self._outputs]

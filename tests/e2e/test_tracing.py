@@ -104,7 +104,7 @@ def test_a_trace_leads_from_the_trainer_to_the_decision(
                 return [s for _, s in [*received.values()] if [*chain(s)] == wanted]
             return []
 
-        wait_until(whole)
+        wait_until(lambda: bool(whole()))
         append = whole()[0]
         lease = received[append.parent_span_id][1]
         make = received[lease.parent_span_id][1]
