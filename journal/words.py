@@ -24,7 +24,7 @@ def content(event: Event) -> dict[str, Any]:
     return found
 
 
-def name_of(event: Event) -> str:
+def kind_of(event: Event) -> str:
     """Its kind: WorkerLost."""
     return "".join(part.capitalize() for part in (event.WhichOneof("event") or "").split("_"))
 
@@ -45,6 +45,14 @@ def brief(event: Event) -> str:
         if isinstance(value, int | str) and field.name != "position_key"
     ]
     return " ".join([*plain, f"… {size:,} bytes"])
+
+
+def summary(sequence: int, event: Event) -> dict[str, Any]:
+    """JSON-ready, in a time that is bounded."""
+    return {
+        "sequence": sequence, "time_ms": event.time_ms, "name": kind_of(event),
+        "fields": brief(event),
+    }  # fmt: skip
 
 
 def _short(value: Any) -> str:

@@ -6,6 +6,7 @@ told is not concluded.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -342,3 +343,18 @@ def _busy(load: Mapping[str, Any]) -> str:
 
 def _more(workers: int) -> str:
     return "1 more worker" if workers == 1 else f"{workers} more workers"
+
+
+def duration(seconds: float | None) -> str:
+    """12 s; 3 min; 2 h 10 min; 3 d 4 h."""
+    if seconds is None or math.isinf(seconds):
+        return "–"
+    if seconds < 10 and seconds != round(seconds):
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -384,7 +384,7 @@ ONE_DOOR: dict[str, set[str]] = {
         "service.connections.grpc_server",  # whether anybody listens
     },
     "socket.create_server": {"benchmarks.loopback"},
-    "listen": {"service.transport.server", "service.http.connections", "chaos.proxy"},
+    "listen": {"service.transport.server", "service.http.acceptor", "chaos.proxy"},
     "asyncio.open_connection": {"chaos.proxy"},
     "asyncio.start_server": {"chaos.proxy"},
     "Popen": {"service.processes"},

@@ -8,10 +8,9 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import WAITS_FOR, WORKERS_DO, Finding, findings, job_name
+from ..diagnosis import WAITS_FOR, WORKERS_DO, Finding, duration, findings, job_name
 from ..http.families import printable
 from .console import plain_console
-from .loads import span
 from .options import connects
 from .status import PATIENCE_S, only
 
@@ -89,7 +88,7 @@ def _told(found: list[Finding]) -> Iterator[str]:
     if not found:
         yield "nothing to do"
     for finding in found:
-        since = "" if finding.since_s is None else f" (for {span(finding.since_s)})"
+        since = "" if finding.since_s is None else f" (for {duration(finding.since_s)})"
         yield f"{finding.severity}: {finding.subject}: {finding.what}{since}"
         if finding.advice:
             yield f"  advice: {finding.advice}"

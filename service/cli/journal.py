@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InvalidArgument
 from .console import plain_console
-from .progress import progress
+from .progress_bar import progress
 
 app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
 
@@ -190,14 +190,14 @@ def _events(storage: Any, after: int) -> Iterator[tuple[int, Any]]:
 
 
 def _print_event(sequence: int, event: Any, as_json: bool) -> None:
-    from ...journal.words import content, fields, name_of
+    from ...journal.words import content, fields, kind_of
 
     if as_json:
         line = {"sequence": sequence, "time_ms": event.time_ms, "event": event.WhichOneof("event")}
         print(json.dumps(line | content(event)), flush=True)
         return
     at = time_text(event.time_ms)
-    print(f"{sequence:>10}  {at}  {name_of(event)}  {fields(event)}", flush=True)
+    print(f"{sequence:>10}  {at}  {kind_of(event)}  {fields(event)}", flush=True)
 
 
 def time_text(time_ms: int) -> str:

@@ -54,7 +54,7 @@ def materialize(
     from .. import pipelines
     from ..materialized.run import materialize as run
     from ..materialized.run import shards_done
-    from .progress import polled
+    from .progress_bar import polled
 
     pipelines.hide_gpus()
     pipelines.load()  # before TensorFlow is imported in any other way

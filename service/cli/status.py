@@ -17,7 +17,7 @@ from ..diagnosis import job_name
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..http.families import label_value
 from .console import plain_console
-from .loads import SORTS, progress_of, tables
+from .load_tables import SORTS, progress_of, tables
 from .options import connects
 
 PATIENCE_S = 5.0

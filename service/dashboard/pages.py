@@ -29,7 +29,7 @@ from aiohttp.http import HttpProcessingError
 
 from ..diagnosis import findings
 from ..errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
-from ..http.server import HEADERS, PASS, Handler, HttpServer
+from ..http.server import HEADERS, Handler, HttpServer
 from . import split_map, views
 from .series import HEIGHT, WIDTH, Series
 
@@ -73,14 +73,20 @@ PARTS = {
 Query = Mapping[str, str]
 
 
-class Shown(Protocol):
-    """What is shown of a dispatcher."""
+class Sampled(Protocol):
+    """Of a dispatcher that leads."""
 
     series: Series
     job_series: dict[int, Series]
     notes: Any  # events worth a look, the latest last
-    since_ms: int  # of the samples
+    since_ms: int
 
+
+class Source(Protocol):
+    """What is shown of a dispatcher."""
+
+    @property
+    def samples(self) -> Sampled: ...
     def role(self) -> dict[str, Any]: ...
     def durable(self) -> int: ...
     async def status(self) -> dict[str, Any]: ...
@@ -89,8 +95,8 @@ class Shown(Protocol):
     def recent(self, after: int, most: int) -> tuple[list[dict[str, Any]], int]: ...
 
 
-class ToldOfPast(Protocol):
-    """Tells of the journal's past."""
+class JournalReader(Protocol):
+    """Reads the journal's past."""
 
     async def ask(self, **request: Any) -> Any:
         """`do="events"` or `do="at"`. Raises InvalidArgument and Unavailable."""
@@ -101,10 +107,10 @@ class ToldOfPast(Protocol):
 class Pages:
     """Adds its routes to a server. Everything runs on that server's event loop."""
 
-    def __init__(self, server: HttpServer, shown: Shown, past: ToldOfPast) -> None:
+    def __init__(self, server: HttpServer, source: Source, reader: JournalReader) -> None:
         self._server = server
-        self._shown = shown
-        self._past = past
+        self._source = source
+        self._reader = reader
         self._kept: dict[str, tuple[float, dict[str, str]]] = {}  # parts by page
         self._status: tuple[float, dict[str, Any]] = (0.0, {})
         self._one = asyncio.Lock()
@@ -133,7 +139,7 @@ class Pages:
 
     async def _close(self, _: web.Application) -> None:
         self._closing.set()
-        await self._past.close()
+        await self._reader.close()
 
     # -- pages ---------------------------------------------------------------------------------
 
@@ -144,7 +150,7 @@ class Pages:
         return await self._page("job", {**request.query, "id": request.match_info["id"]})
 
     async def _page(self, view: str, query: Query, **more: Any) -> web.Response:
-        role = self._shown.role()
+        role = self._source.role()
         parts = await self._parts(view, query)
         live = urlencode({**query, "view": view})
         text = self._templates.get_template(f"{view}.html").render(
@@ -156,18 +162,18 @@ class Pages:
         query = request.query
         before = _whole(query.get("before", "0"), "before")
         text = query.get("q", "")[:200]
-        found = await self._past.ask(
-            do="events", before=before, query=text, known=self._shown.durable()
+        found = await self._reader.ask(
+            do="events", before=before, query=text, known=self._source.durable()
         )
         return await self._page("events", {"q": text}, found=found, newest=not before)
 
     async def _past_page(self, request: web.Request) -> web.StreamResponse:
-        query, role = request.query, self._shown.role()
+        query, role = request.query, self._source.role()
         sequence = _whole(query.get("at", ""), "at")
         job_id = _whole(query.get("job", "0"), "job")
-        if (durable := self._shown.durable()) and sequence > durable:
+        if (durable := self._source.durable()) and sequence > durable:
             raise InvalidArgument(f"there is no event {sequence}: the newest one is {durable}")
-        found = await self._past.ask(do="at", sequence=sequence, job_id=job_id)
+        found = await self._reader.ask(do="at", sequence=sequence, job_id=job_id)
         status = {"journal": None, "wanted_workers": None, **found["status"]}
         rows = views.jobs(status)
         job = next((row for row in rows if row["id"] == job_id), None)
@@ -196,7 +202,7 @@ class Pages:
 
     def _said(self, status: int, title: str, error: Exception) -> web.Response:
         page = self._templates.get_template("said.html")
-        text = page.render(role=self._shown.role(), title=title, said=str(error), live="")
+        text = page.render(role=self._source.role(), title=title, said=str(error), live="")
         return _html(text, status)
 
     # -- parts ---------------------------------------------------------------------------------
@@ -214,7 +220,7 @@ class Pages:
         return parts
 
     async def _make_parts(self, view: str, query: Query) -> dict[str, str]:
-        shown, role = self._shown, self._shown.role()
+        source, role = self._source, self._source.role()
         about: dict[str, Any] = {
             "role": role,
             "query": query,
@@ -226,18 +232,18 @@ class Pages:
             return nothing | {"head": await self._rendered("parts/head.html", **about, status={})}
         at_s, status = self._status
         if time.monotonic() > at_s + KEPT_S:
-            status = await shown.status()
+            status = await source.status()
             self._status = time.monotonic(), status
-        about |= {"status": status, "since_ms": shown.since_ms}
+        about |= {"status": status, "since_ms": source.samples.since_ms}
         if not status:
             return nothing
         if view == "overview":
             sort, page = query.get("sort", "worker"), _whole(query.get("page", "1"), "page")
             about |= {
                 "findings": findings(status), "now_s": time.time(), "jobs": views.jobs(status),
-                "plots": views.plots(shown.series), "sort": sort,
+                "plots": views.plots(source.samples.series), "sort": sort,
                 "workers": views.workers(status, sort, query.get("worker", "")[:200], page),
-                "notes": [*shown.notes][::-1],
+                "notes": [*source.samples.notes][::-1],
             }  # fmt: skip
         if view == "job":
             job_id, worker = _whole(query.get("id", ""), "the job"), query.get("worker", "")[:200]
@@ -247,11 +253,11 @@ class Pages:
                     f"there is no job {job_id}, or it is no more: the overview lists those there "
                     "are, and the past those there were"
                 )
-            maps = await shown.maps(job_id, worker)
+            maps = await source.maps(job_id, worker)
             about |= {
-                "job": found[0], "plots": views.job_plots(shown.job_series.get(job_id)),
+                "job": found[0], "plots": views.job_plots(source.samples.job_series.get(job_id)),
                 "pictures": [(i, views.picture(each)) for i, of in maps.items() for each in of],
-                "consumers": views.consumers(found[0]["running"], shown.consumers(job_id)),
+                "consumers": views.consumers(found[0]["running"], source.consumers(job_id)),
                 "worker": worker, "by_worker": views.of_job(found[0]["load"]),
             }  # fmt: skip
         return {name: await self._rendered(f"parts/{name}.html", **about) for name in PARTS[view]}
@@ -288,7 +294,7 @@ class Pages:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         sent: dict[str, str] = {}
-        after = self._shown.durable()
+        after = self._source.durable()
         with contextlib.suppress(ConnectionError):  # the browser has left
             while not self._closing.is_set():
                 try:
@@ -302,7 +308,7 @@ class Pages:
                         await _send(response, "part", {"name": name, "html": html})
                 sent = parts
                 if view == "events":
-                    events, missed = self._shown.recent(after, MOST_LIVE_EVENTS)
+                    events, missed = self._source.recent(after, MOST_LIVE_EVENTS)
                     if events:
                         text = query.get("q", "").lower()
                         html = self._templates.get_template("parts/rows.html").render(
@@ -348,7 +354,12 @@ class Pages:
             return self._sign_in_page(str(error), back, 401)
         response = web.Response(status=303, headers={**PAGE_HEADERS, "Location": back})
         response.set_cookie(
-            PASS, issued, max_age=PASS_S, httponly=True, secure=request.secure, samesite="Strict"
+            self._server.cookie,
+            issued,
+            max_age=PASS_S,
+            httponly=True,
+            secure=request.secure,
+            samesite="Strict",
         )
         return response
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from ..diagnosis import WAITS_FOR, WORKERS_DO, job_name
+from ..diagnosis import WAITS_FOR, WORKERS_DO, duration, job_name
 from ..http.families import label_value, printable
 from . import split_map
 from .series import Series, line
@@ -76,21 +76,6 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TB"
 
 
-def lasting(seconds: float | None) -> str:
-    """12 s; 3 min; 2 h 10 min; 3 d 4 h."""
-    if seconds is None or math.isinf(seconds):
-        return "–"
-    if seconds < 10 and seconds != round(seconds):
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
 def moment(time_ms: float | None) -> Markup:
     """A time as HTML, in UTC, as the logs and `forebay journal` have it."""
     if not time_ms:
@@ -103,7 +88,7 @@ def moment(time_ms: float | None) -> Markup:
 
 FILTERS = {
     "visible": lambda text: printable(str(text)), "named": named, "number": number,
-    "percent": percent, "size": size, "lasting": lasting, "moment": moment,
+    "percent": percent, "size": size, "duration": duration, "moment": moment,
 }  # fmt: skip
 
 

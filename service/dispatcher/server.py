@@ -21,13 +21,13 @@ from ..errors import InvalidArgument
 from ..http.opening import open_http
 from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
+from .dashboard_source import DashboardSource
 from .forebay_face import ForebayFace
+from .journal_reader import ReaderProcess
 from .listener import ServedPort, StandbyHandler
-from .observed import ObservedDispatcher
+from .metrics import DispatcherMetrics
 from .options import DispatcherOptions
-from .past import Past
 from .permissions import Permissions
-from .shown import ShownDispatcher
 from .tensorflow_face import TensorFlowFace
 
 if TYPE_CHECKING:
@@ -59,24 +59,27 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     refusal = StandbyHandler(candidate.leader)
-    observed = ObservedDispatcher(storage, candidate, refusal) if options.http_port >= 0 else None
+    metrics = DispatcherMetrics(storage, candidate, refusal) if options.http_port >= 0 else None
     may_see = None if permissions is None else permissions.check_metrics
     sampling = None
     try:
         http = None
-        if observed is not None:
-            shown = ShownDispatcher(observed, candidate)
+        if metrics is not None:
+            source = DashboardSource(metrics, candidate)
 
             def extend(server: HttpServer) -> None:
                 from ..dashboard.pages import Pages  # needs the extra
 
-                past = Past(storage, options.storage, allow_volatile=options.allow_volatile)
-                Pages(server, shown, past)
+                Pages(
+                    server,
+                    source,
+                    ReaderProcess(storage, options.storage, allow_volatile=options.allow_volatile),
+                )
 
-            http = await open_http(observed, options, credentials, may_see, extend)
+            http = await open_http(metrics, options, credentials, may_see, extend)
             if http is not None:
                 candidate.dashboard = http.url(address)
-            sampling = asyncio.create_task(shown.keep(), name="forebay-samples")
+            sampling = asyncio.create_task(source.samples.keep(), name="forebay-samples")
             sampling.add_done_callback(_samples_ended)
     except BaseException:
         await listener.close(0)
@@ -96,7 +99,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
             permissions,
             serves_tf=serves_tf,
             refusal=refusal,
-            observed=observed,
+            metrics=metrics,
         ),
         name="forebay-dispatcher",
     )
@@ -155,7 +158,7 @@ async def _lead(
     *,
     serves_tf: bool = True,
     refusal: StandbyHandler | None = None,
-    observed: ObservedDispatcher | None = None,
+    metrics: DispatcherMetrics | None = None,
 ) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
     refusal = refusal or StandbyHandler(candidate.leader)
@@ -169,14 +172,14 @@ async def _lead(
             own = ForebayFace(dispatcher, admission, permissions).handlers()
             faces = [own, tensorflow.handlers() if serves_tf else tensorflow.refusing()]
             await listener.open(faces, standby=False)
-            if observed is not None:
-                observed.lead(dispatcher)
+            if metrics is not None:
+                metrics.lead(dispatcher)
             if not candidate.standby:
                 ready()
             await dispatcher.stopped.wait()
         finally:
-            if observed is not None:
-                observed.stop_leading()
+            if metrics is not None:
+                metrics.stop_leading()
             await dispatcher.finish()
             await listener.close(STOP_GRACE_S)
             await tensorflow.close()

@@ -24,7 +24,7 @@ from aiohttp.http import HttpProcessingError
 from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials
 from ..errors import AddressInUse, PermissionDenied, Unauthenticated
-from .connections import KEEPALIVE_S, Complaints, Connections
+from .acceptor import KEEPALIVE_S, Acceptor, Complaints
 from .exposition import encode
 from .families import Measured
 
@@ -39,9 +39,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-
-PASS = "forebay_pass"
-"""The cookie by which a browser sends its pass (Admission.issue_pass)."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -101,7 +98,7 @@ class HttpServer:
         self.app.router.add_get("/readyz", self._state(observed.unready))
         self.app.router.add_get("/metrics", self.admitted(self._metrics))
         self.complaints = Complaints()
-        self._connections: Connections | None = None
+        self._acceptor: Acceptor | None = None
         self._runner = web.AppRunner(
             self.app,
             access_log=None,
@@ -115,9 +112,9 @@ class HttpServer:
         """Listen on host:port (0: any free port). Raises AddressInUse."""
         await self._runner.setup()
         assert self._runner.server is not None
-        self._connections = Connections(self._runner.server, self._credentials, self.complaints)
+        self._acceptor = Acceptor(self._runner.server, self._credentials, self.complaints)
         try:
-            found = await self._connections.start(host.strip("[]"), port)
+            found = await self._acceptor.start(host.strip("[]"), port)
         except OSError as error:
             await self.close()
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
@@ -135,8 +132,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Idempotent."""
-        if self._connections is not None:
-            await self._connections.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         await self._runner.cleanup()
 
     @web.middleware
@@ -167,25 +164,30 @@ class HttpServer:
         return checked
 
     @property
+    def cookie(self) -> str:
+        """By which a browser sends its pass: to all ports of a host, so it has the port's name."""
+        return f"forebay_pass_{self.address.rpartition(':')[2]}"
+
+    @property
     def asks_for_token(self) -> bool:
         return self._admission is not None and self._admission.asks_for_token
 
     def issue_pass(self, token: str, lasts_s: int) -> str:
-        """A pass for a browser, which sends it as the cookie PASS. Raises Unauthenticated."""
+        """A pass for a browser, which sends it as `cookie`. Raises Unauthenticated."""
         assert self._admission is not None
         return self._admission.issue_pass(token, int(time.time()) + lasts_s)
 
     def stays(self, request: web.Request) -> None:
         """Call now and then while an answer goes on: its connection is not cut."""
-        if self._connections is not None:
-            self._connections.asked(request.transport)
+        if self._acceptor is not None:
+            self._acceptor.asked(request.transport)
 
     def admit(self, request: web.Request) -> None:
         """Raises Unauthenticated and PermissionDenied."""
         if self._admission is None:
             return
         sent = request.headers.get("Authorization", "")
-        shown = request.cookies.get(PASS)
+        shown = request.cookies.get(self.cookie)
         if self._admission.asks_for_token and shown and not sent:
             who = self._admission.of_pass(shown, int(time.time()))
         elif self._admission.asks_for_token:

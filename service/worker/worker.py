@@ -54,7 +54,7 @@ from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .idle import IdleTasks
 from .memory import default_budget
-from .observed import Condition, ObservedWorker
+from .metrics import Condition, WorkerMetrics
 from .observer import Observer
 from .options import WorkerOptions
 from .running_tasks import AnyTask, RunningTasks
@@ -158,10 +158,10 @@ class Worker:
         try:
             bound = bind(self._grpc, options.host, options.port, self._credentials)
             self.address = advertised_address(options.address, bound)
-            observed = ObservedWorker(
+            metrics = WorkerMetrics(
                 self.tasks, self.consumers, self._blocks.sessions, self.idle.budget, self._condition
             )
-            self._http = open_http_thread(observed, options, self._credentials)
+            self._http = open_http_thread(metrics, options, self._credentials)
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address
             )

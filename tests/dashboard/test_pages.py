@@ -368,10 +368,11 @@ def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.P
         expect(page.locator("tbody")).to_contain_text(f"dashboard=https://127.0.0.1:{port}")
         expect(page.locator("#state")).to_have_text("Live")
         (cookie,) = page.context.cookies()
+        assert cookie["name"].endswith(f"_{port}")  # so two dispatchers of a host have their own
         assert cookie["httpOnly"] and cookie["secure"] and cookie["sameSite"] == "Strict"
         assert "secret" not in cookie["value"]
         assert "forebay_dispatcher_leads 1" in page.request.get(f"{url}/metrics").text()
-        headers = {"Cookie": f"forebay_pass={cookie['value'][:-1]}"}
+        headers = {"Cookie": f"{cookie['name']}={cookie['value'][:-1]}"}
         page.context.clear_cookies()
         assert page.request.get(f"{url}/live?view=overview", headers=headers).status == 401
         for back in ("//elsewhere/", "/\\elsewhere/", "/\t/elsewhere/", "elsewhere"):
@@ -382,8 +383,8 @@ def test_a_token_is_asked_for_and_not_kept(browser: Browser, tmp_path: pathlib.P
             kinds = {"Content-Type": kind}
             sent = page.request.post(f"{url}/sign-in", data=body, headers=kinds)
             assert sent.status == 400
-        strange = {"Cookie": "forebay_pass=9999999999.\xff"}
-        followed = {"Cookie": f"forebay_pass={cookie['value']}"}
+        strange = {"Cookie": f"forebay_pass_{port}=9999999999.\xff"}
+        followed = {"Cookie": f"{cookie['name']}={cookie['value']}"}
         context = ssl.create_default_context(cafile=server["tls_ca"])
         with contextlib.ExitStack() as stack:
             for headers, status in ((strange, 401), (followed, 200)):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
-from forebay.service.dispatcher.observed import WANTED
+from forebay.service.dispatcher.metrics import WANTED
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.options import options_of
 from forebay.service.worker.options import WorkerOptions

@@ -23,16 +23,16 @@ from forebay.service.client import metrics as of_clients
 from forebay.service.connections.access import AccessRules
 from forebay.service.connections.admission import Admission
 from forebay.service.connections.credentials import client_context
-from forebay.service.dispatcher import observed as of_dispatchers
+from forebay.service.dispatcher import metrics as of_dispatchers
 from forebay.service.dispatcher import server as dispatcher_server
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import Permissions
 from forebay.service.errors import AddressInUse
-from forebay.service.http import connections
+from forebay.service.http import acceptor
 from forebay.service.http.exposition import encode
 from forebay.service.http.families import Buckets, Family, Measured, Tallies
 from forebay.service.http.server import HttpThread
-from forebay.service.worker import observed as of_workers
+from forebay.service.worker import metrics as of_workers
 from forebay.service.worker.options import WorkerOptions
 from forebay.service.worker.worker import Worker
 
@@ -155,14 +155,14 @@ def ended(connection: socket.socket) -> bool:
 def test_who_floods_the_port_harms_himself(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_S", 2.0)
+    monkeypatch.setattr(acceptor, "HEAD_S", 2.0)
     with served() as (_, port), contextlib.ExitStack() as stack:
 
         def connect(host: str = "127.0.0.2") -> socket.socket:
             made = socket.create_connection(("127.0.0.1", port), 30, source_address=(host, 0))
             return stack.enter_context(made)
 
-        silent = [connect() for _ in range(connections.MOST_OF_ADDRESS)]
+        silent = [connect() for _ in range(acceptor.MOST_OF_ADDRESS)]
         assert all(ended(connect()) for _ in range(20))
         assert get(port, "/healthz")[0] == 200  # of another address
         slow = silent[0]

@@ -1,7 +1,6 @@
-"""ShownDispatcher: what the dashboard shows of a dispatcher (service/dashboard/pages.py).
+"""Samples: loads of a dispatcher that leads, each second, for the dashboard's plots; and its notes.
 
-The state is copied and encoded in slices, as for `forebay status`. Loads are sampled each second,
-in a memory that is bounded, as long as this dispatcher leads. Nothing of it is journaled.
+Their memory is bounded, and nothing of them is journaled.
 """
 
 from __future__ import annotations
@@ -12,17 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from ...journal.proto import events_pb2 as ev
-from ...journal.words import brief, name_of
+from ...journal.words import brief, kind_of
 from ..dashboard.series import Series
-from ..dashboard.split_map import mapped, shown_iterations
 from ..diagnosis import WAITS_FOR, WORKERS_DO
-from .candidate import Candidate
 from .dispatcher import Dispatcher
-from .observed import ObservedDispatcher
-from .past import tell
+from .metrics import DispatcherMetrics
 from .slices import in_slices
 
 SAMPLE_S = 1.0
@@ -45,14 +39,13 @@ NOTED = {
 }
 
 
-class ShownDispatcher:
-    """Implements `Shown`. Everything runs on the dispatcher's event loop."""
+class Samples:
+    """Everything runs on the dispatcher's event loop."""
 
-    def __init__(self, observed: ObservedDispatcher, candidate: Candidate) -> None:
-        self._observed = observed
-        self._candidate = candidate
+    def __init__(self, metrics: DispatcherMetrics) -> None:
+        self._metrics = metrics
         self._of: Dispatcher | None = None  # of which there are samples
-        self._addresses: dict[int, str] = {}  # of workers that events name by their ids
+        self._addresses: dict[int, str] = {}  # by ids, also of workers that are lost
         self._begin(None)
 
     def _begin(self, dispatcher: Dispatcher | None) -> None:
@@ -76,86 +69,10 @@ class ShownDispatcher:
                 before_ms = event.time_ms
             dispatcher.subscribe(self._note)
 
-    # -- what is told --------------------------------------------------------------------------
-
-    def role(self) -> dict[str, Any]:
-        """Who leads, and how far the journal is."""
-        dispatcher = self._observed.dispatcher
-        state = self._candidate.state if dispatcher is None else dispatcher.state
-        return {
-            "leads": dispatcher is not None and not dispatcher.stopped.is_set(),
-            "why_not": self._observed.unready(),
-            "leader": self._candidate.leader() if dispatcher is None else state.leader,
-            "dashboard": state.dashboard,
-            "term": state.term,
-            "sequence": self.durable() or state.sequence,
-        }
-
-    def durable(self) -> int:
-        """The newest event that may be shown; 0 if that is not known here."""
-        dispatcher = self._observed.dispatcher
-        return 0 if dispatcher is None else dispatcher.journal.durable_sequence
-
-    async def status(self) -> dict[str, Any]:
-        """The status, and what this dispatcher knows besides; {} if it does not lead."""
-        if (dispatcher := self._observed.dispatcher) is None:
-            return {}
-        pieces = await in_slices(dispatcher.encoded_status())
-        found: dict[str, Any] = msgspec.json.decode(b"".join(pieces))
-        memory = {each["address"]: each for each in found["memory"]}
-        for worker in found["workers"]:
-            held = memory.get(worker["address"])
-            worker["silent_s"] = dispatcher.failure_detector.silent_s(worker["worker_id"])
-            worker["budget_bytes"] = held and held["budget_bytes"]
-            worker["held_bytes"] = held and sum(job["held_bytes"] for job in held["jobs"])
-        for job in found["jobs"]:
-            job["splits_per_s"] = self._splits_per_s(job["job_id"])
-        sequence, time_ms = self._observed.newest_snapshot(dispatcher)
-        found["journal"] = {
-            "undurable": dispatcher.journal.sequence - dispatcher.journal.durable_sequence,
-            "replay": dispatcher.state.sequence - sequence,
-            "snapshot": sequence,
-            "snapshot_age_s": max(0, found["time_ms"] - time_ms) / 1000 if sequence else None,
-        }
-        return found
-
-    def consumers(self, job_id: int) -> dict[int, dict[str, float | None]]:
-        """What consumers of a job told, by id."""
-        dispatcher = self._observed.dispatcher
-        return {} if dispatcher is None else dispatcher.loads.consumers(job_id)
-
-    async def maps(self, job_id: int, worker: str) -> dict[int, list[dict[str, Any]]]:
-        """The maps of `shown_iterations`, by their ids."""
-        dispatcher = self._observed.dispatcher
-        if dispatcher is None:
-            return {}
-        state, found = dispatcher.state, {}
-        for iteration in shown_iterations(state, job_id):
-            made = await in_slices(mapped(state, iteration, worker))
-            found[iteration.iteration_id] = [each for each in made if each is not None]
-        return found
-
-    def recent(self, after: int, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The newest events behind `after` that are durable, the latest last; and how many older
-        ones are left out."""
-        dispatcher = self._observed.dispatcher
-        if dispatcher is None:
-            return [], 0
-        found: list[dict[str, Any]] = []
-        durable = dispatcher.journal.durable_sequence
-        for sequence, event in reversed(dispatcher.state.recent):
-            if sequence <= after or len(found) == most:
-                break
-            if sequence <= durable:
-                found.append(tell(sequence, event))
-        return found[::-1], max(0, durable - after - len(found))
-
-    # -- samples -------------------------------------------------------------------------------
-
     async def keep(self) -> None:
         """Sample until cancelled."""
         while True:
-            dispatcher = self._observed.dispatcher
+            dispatcher = self._metrics.dispatcher
             if dispatcher is not self._of:
                 self._begin(dispatcher)
             if dispatcher is not None:
@@ -193,8 +110,8 @@ class ShownDispatcher:
             values = (None, None, None) if load is None else (load.rate, load.waits, load.busy)
             series = self.job_series.setdefault(job_id, Series(JOB_FIELDS))
             series.add(now_s, (*values, job.wanted.workers))
-            begun = self._observed.counts.splits.of(str(job_id)).get("begun", 0)
-            done = self._observed.counts.bundles.of(str(job_id)).get("done", 0)
+            begun = self._metrics.counts.splits.of(str(job_id)).get("begun", 0)
+            done = self._metrics.counts.bundles.of(str(job_id)).get("done", 0)
             its = self._begun.setdefault(job_id, deque(maxlen=RATE_SAMPLES))
             its.append((now_s, begun + done))
             yield
@@ -203,7 +120,8 @@ class ShownDispatcher:
             for job_id in of.keys() - kept:
                 del of[job_id]
 
-    def _splits_per_s(self, job_id: int) -> float | None:
+    def splits_per_s(self, job_id: int) -> float | None:
+        """Splits that were begun, and bundles that were done; None: not known yet."""
         its = self._begun.get(job_id)
         if not its or len(its) < 2:
             return None
@@ -232,5 +150,5 @@ class ShownDispatcher:
                 text = f"{about.worker_address} left out {where}: {about.reason}"
             case _:
                 text = brief(event)
-        told = {"time_ms": event.time_ms, "name": name_of(event), "text": text}
+        told = {"time_ms": event.time_ms, "name": kind_of(event), "text": text}
         self.notes.append(told)

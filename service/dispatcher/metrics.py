@@ -1,4 +1,4 @@
-"""ObservedDispatcher: what a dispatcher says over HTTP of its role, its state and its journal."""
+"""DispatcherMetrics: what a dispatcher says over HTTP of its role, its state and its journal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ SNAPSHOT_AGE = Family(
 )  # fmt: skip
 
 
-class ObservedDispatcher:
+class DispatcherMetrics:
     """Implements `Observed` (service/http/server.py)."""
 
     def __init__(self, storage: Storage, candidate: Candidate, standby: StandbyHandler) -> None:

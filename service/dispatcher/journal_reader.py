@@ -1,4 +1,4 @@
-"""The past: events of the journal, and the state as of any of them, for the dashboard.
+"""Reads the journal for the dashboard: its events, and the state as of any of them.
 
 A replay and a search take processor time, for which a dispatcher's event loop would have to wait.
 So a process of its own does that, at a lower priority, one request at a time, and ends when nobody
@@ -20,7 +20,7 @@ from collections import deque
 from typing import Any
 
 from ...journal.codec import decode
-from ...journal.words import brief, name_of
+from ...journal.words import summary
 from ...storage import Missing, Storage, StorageError, open_storage
 from ..core.state import State
 from ..core.status import status
@@ -47,8 +47,9 @@ _LOWER = 10  # priority
 _LINE_BYTES = 1 << 24
 
 
-class Past:
-    """Asks the process, and starts it if need be. For one event loop."""
+class ReaderProcess:
+    """Implements `JournalReader` (service/dashboard/pages.py), for one event loop. Asks the process,
+    and starts it if need be."""
 
     def __init__(self, storage: Storage, url: str, *, allow_volatile: bool) -> None:
         """`url` and `allow_volatile` are what it was opened with."""
@@ -58,10 +59,10 @@ class Past:
         self._one = asyncio.Lock()
         self._waiting = 0
         self._idle: asyncio.TimerHandle | None = None
-        self._historian = Historian(storage)  # of a journal that lives in this process only
+        self._reader = StorageReader(storage)  # of a journal that lives in this process only
 
     async def ask(self, **request: Any) -> Any:
-        """What Historian answers. Raises InvalidArgument, and Unavailable if it is
+        """What StorageReader answers. Raises InvalidArgument, and Unavailable if it is
         too much, or the storage cannot be read."""
         if self._waiting >= MOST_WAITING:
             raise Unavailable(
@@ -85,7 +86,7 @@ class Past:
 
     async def _ask(self, request: dict[str, Any]) -> Any:
         if not self._storage.lasting:
-            return await asyncio.to_thread(self._historian.answer, request)
+            return await asyncio.to_thread(self._reader.answer, request)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 process = self._process
@@ -117,7 +118,10 @@ class Past:
     async def _start(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
-            *tied(forebay("service.dispatcher.past")), stdin=pipe, stdout=pipe, limit=_LINE_BYTES
+            *tied(forebay("service.dispatcher.journal_reader")),
+            stdin=pipe,
+            stdout=pipe,
+            limit=_LINE_BYTES,
         )
         assert process.stdin is not None
         process.stdin.write(json.dumps(self._opens).encode() + b"\n")
@@ -139,7 +143,7 @@ class Past:
             await process.wait()
 
 
-class Historian:
+class StorageReader:
     """Reads a storage. Blocking."""
 
     def __init__(self, storage: Storage) -> None:
@@ -176,7 +180,7 @@ class Historian:
             for record in self._storage.read(start - 1):
                 if record.sequence >= stop:
                     break
-                told = tell(record.sequence, decode(record.sequence, record.data))
+                told = summary(record.sequence, decode(record.sequence, record.data))
                 if query in f"{told['name']} {told['fields']}".lower():
                     some.append(told)
             full = len(some) == some.maxlen
@@ -206,7 +210,7 @@ class Historian:
                 apply_journaled(state, record.sequence, decode(record.sequence, record.data))
                 replayed += 1
         self._state = state
-        event = [tell(number, event) for number, event in state.recent if number == sequence]
+        event = [summary(number, event) for number, event in state.recent if number == sequence]
         maps = {
             i.iteration_id: [each for each in split_map.mapped(state, i) if each is not None]
             for i in split_map.shown_iterations(state, job_id)
@@ -217,20 +221,12 @@ class Historian:
         }  # fmt: skip
 
 
-def tell(sequence: int, event: Any) -> dict[str, Any]:
-    """An event for people, in bounded time."""
-    return {
-        "sequence": sequence, "time_ms": event.time_ms, "name": name_of(event),
-        "fields": brief(event),
-    }  # fmt: skip
-
-
 def main() -> None:
     """Answer until the input ends."""
     os.nice(_LOWER)
-    historian = Historian(open_storage(**json.loads(sys.stdin.readline())))
+    reader = StorageReader(open_storage(**json.loads(sys.stdin.readline())))
     for line in sys.stdin:
-        print(json.dumps(historian.answer(json.loads(line))), flush=True)
+        print(json.dumps(reader.answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

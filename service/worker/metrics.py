@@ -1,4 +1,4 @@
-"""ObservedWorker: what a worker says over HTTP about its tasks and its memory."""
+"""WorkerMetrics: what a worker says over HTTP about its tasks and its memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Condition(NamedTuple):
     streams: int  # of saves that it writes
 
 
-class ObservedWorker:
+class WorkerMetrics:
     """Implements `Observed` (service/http/server.py)."""
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..diagnosis import duration
 from ..http.families import label_value
 
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -74,16 +75,8 @@ def progress_of(save: dict[str, Any], rate: dict[str, Any]) -> tuple[str, str, s
     if rate.get("bytes_per_s"):
         per_s += f", {decimal(int(rate['bytes_per_s']))}/s"
     left_s = rate.get("left_s")
-    left = "" if left_s is None else span(left_s)
+    left = "" if left_s is None else duration(left_s)
     return splits, f"{save.get('elements', 0):,}", per_s, left
-
-
-def span(seconds: float) -> str:
-    """A time for people."""
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _held(

@@ -1,4 +1,4 @@
-"""Connections of the HTTP port: how many there may be, and for how long one may hold its place.
+"""Accepts connections of the HTTP port: how many there may be, and for how long each.
 
 aiohttp bounds neither, so this accepts connections itself, and hands them to it. A sweep ends
 those that are late. What goes wrong with one is a line in the log, of each kind a line a minute.
@@ -64,7 +64,7 @@ class _Accepted:
     transport: asyncio.Transport | None = None  # None during the TLS handshake
 
 
-class Connections:
+class Acceptor:
     """Accepts connections on one event loop, and ends those that are late."""
 
     def __init__(
