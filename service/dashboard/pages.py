@@ -30,6 +30,7 @@ from aiohttp.http import HttpProcessingError
 from ..diagnosis import findings
 from ..errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from ..http.server import HEADERS, Handler, HttpServer
+from ..slicing import in_slices
 from . import split_map, views
 from .series import HEIGHT, WIDTH, Series
 
@@ -82,7 +83,7 @@ class Sampled(Protocol):
     since_ms: int
 
 
-class Source(Protocol):
+class DispatcherView(Protocol):
     """What is shown of a dispatcher."""
 
     @property
@@ -107,7 +108,7 @@ class JournalReader(Protocol):
 class Pages:
     """Adds its routes to a server. Everything runs on that server's event loop."""
 
-    def __init__(self, server: HttpServer, source: Source, reader: JournalReader) -> None:
+    def __init__(self, server: HttpServer, source: DispatcherView, reader: JournalReader) -> None:
         self._server = server
         self._source = source
         self._reader = reader
@@ -263,14 +264,7 @@ class Pages:
         return {name: await self._rendered(f"parts/{name}.html", **about) for name in PARTS[view]}
 
     async def _rendered(self, name: str, **about: Any) -> str:
-        """Rendered piece by piece: others run in between."""
-        pieces, since_s = [], time.monotonic()
-        for piece in self._templates.get_template(name).generate(**about):
-            pieces.append(piece)
-            if time.monotonic() > since_s + 0.0005:
-                await asyncio.sleep(0)
-                since_s = time.monotonic()
-        return "".join(pieces)
+        return "".join(await in_slices(self._templates.get_template(name).generate(**about)))
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         query = {k: v for k, v in request.query.items() if k != "view"}

@@ -1,7 +1,4 @@
-"""DashboardSource: what the dashboard shows of a dispatcher (service/dashboard/pages.py).
-
-The state is copied and encoded in slices, as for `forebay status`.
-"""
+"""DashboardSource: what the dashboard shows of a dispatcher."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ import msgspec
 
 from ...journal.words import summary
 from ..dashboard.split_map import mapped, shown_iterations
+from ..slicing import in_slices
 from .candidate import Candidate
 from .metrics import DispatcherMetrics
 from .samples import Samples
-from .slices import in_slices
 
 
 class DashboardSource:
-    """Implements `Source`. Everything runs on the dispatcher's event loop."""
+    """Implements `DispatcherView` (service/dashboard/pages.py), on the dispatcher's event loop."""
 
     def __init__(self, metrics: DispatcherMetrics, candidate: Candidate) -> None:
         self.samples = Samples(metrics)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from ...journal.proto import events_pb2 as ev
 from ..core.state import State
 from ..http.families import OTHER, Tallies
+from ..slicing import in_slices
 from .decider import Decider
-from .slices import in_slices
 
 COUNT_S = 1.0
 

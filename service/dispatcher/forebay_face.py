@@ -39,10 +39,10 @@ from ..pipelines.definitions import (
 )
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
+from ..slicing import in_slices
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .permissions import Permissions
-from .slices import in_slices
 from .worker_polls import worker_poll
 
 log = logging.getLogger(__name__)

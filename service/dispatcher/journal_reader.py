@@ -47,9 +47,8 @@ _LOWER = 10  # priority
 _LINE_BYTES = 1 << 24
 
 
-class ReaderProcess:
-    """Implements `JournalReader` (service/dashboard/pages.py), for one event loop. Asks the process,
-    and starts it if need be."""
+class JournalProcess:
+    """Implements `JournalReader` (service/dashboard/pages.py): asks the process, and starts it."""
 
     def __init__(self, storage: Storage, url: str, *, allow_volatile: bool) -> None:
         """`url` and `allow_volatile` are what it was opened with."""

@@ -19,7 +19,7 @@ from ..core import ranges
 from ..core.state import STATIC, Iteration, Job, State
 from ..http.families import label_value
 from ..proto import forebay_pb2 as pb
-from .slices import in_slices
+from ..slicing import in_slices
 from .wanted_workers import LIMIT_S, NOBODY, Held, Judge, Load, Wanted, all_jobs
 
 LOOKS = 4

@@ -12,12 +12,12 @@ from ...storage import Storage, StorageError
 from ...storage.durations import BOUNDS_S, Durations
 from ..core.state import Job, State
 from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured
+from ..slicing import in_slices
 from .candidate import Candidate
 from .dispatcher import Dispatcher
 from .event_counts import EventCounts
 from .listener import StandbyHandler
 from .loads import Loads
-from .slices import in_slices
 
 LEADS = Family("forebay_dispatcher_leads", "gauge", "1 on the dispatcher that leads, else 0.")
 TERM = Family("forebay_dispatcher_term", "gauge", "Term of the journal's newest leader.")

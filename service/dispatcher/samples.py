@@ -15,9 +15,9 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.words import brief, kind_of
 from ..dashboard.series import Series
 from ..diagnosis import WAITS_FOR, WORKERS_DO
+from ..slicing import in_slices
 from .dispatcher import Dispatcher
 from .metrics import DispatcherMetrics
-from .slices import in_slices
 
 SAMPLE_S = 1.0
 MOST_JOBS = 50

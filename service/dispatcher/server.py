@@ -23,7 +23,7 @@ from ..pipelines.definitions import check_op_libraries
 from .candidate import Candidate, place_of
 from .dashboard_source import DashboardSource
 from .forebay_face import ForebayFace
-from .journal_reader import ReaderProcess
+from .journal_reader import JournalProcess
 from .listener import ServedPort, StandbyHandler
 from .metrics import DispatcherMetrics
 from .options import DispatcherOptions
@@ -73,7 +73,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
                 Pages(
                     server,
                     source,
-                    ReaderProcess(storage, options.storage, allow_volatile=options.allow_volatile),
+                    JournalProcess(storage, options.storage, allow_volatile=options.allow_volatile),
                 )
 
             http = await open_http(metrics, options, credentials, may_see, extend)

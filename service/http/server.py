@@ -222,14 +222,11 @@ class HttpServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         # Scrapes at the same time share the work, and one that goes away does not end it.
         if self._scrape is None or self._scrape.done():
-            self._scrape = asyncio.create_task(self._measured(), name="forebay-scrape")
+            self._scrape = asyncio.create_task(self._observed.measured(), name="forebay-scrape")
         samples = await asyncio.shield(self._scrape)
         accept = request.headers.get("Accept", "")
         text, content_type = await asyncio.to_thread(encode, samples, accept)
         return web.Response(body=text, headers={"Content-Type": content_type, **HEADERS})
-
-    async def _measured(self) -> Sequence[Measured]:
-        return await self._observed.measured()
 
 
 class HttpThread:

@@ -23,7 +23,6 @@ from forebay.service.dispatcher import (
     forebay_face,
     positions,
     save_directory,
-    slices,
     tensorflow_face,
 )
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -598,7 +597,7 @@ STEPS = ev.Arithmetic(start=7, stop=70, step=7)
 def test_a_status_is_of_one_position_though_others_are_answered_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", -1.0)  # after each piece
+    monkeypatch.setattr(slicing, "SLICE_S", -1.0)  # after each piece
 
     async def scene(dispatcher: Dispatcher) -> None:
         await register(dispatcher, "d")
