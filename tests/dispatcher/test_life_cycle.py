@@ -16,6 +16,7 @@ import pytest
 from forebay.journal.codec import FORMAT, encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.verification import verify
+from forebay.service import slicing
 from forebay.service.core import commands as c
 from forebay.service.core.status import status
 from forebay.service.dispatcher import (
