@@ -17,7 +17,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -139,7 +139,7 @@ class Crowd:
         async with _connect(self._dispatcher) as channel:
             beat = _method(channel, "WorkerHeartbeat", fb.WorkerHeartbeatResponse)
             lease = _method(channel, "LeaseSplits", fb.LeaseSplitsResponse)
-            tasks = (await beat(request, timeout=TIMEOUT_S)).tasks
+            tasks = (await _call(beat, request)).tasks
             waiting = asyncio.create_task(_keep_waiting(beat, request))
             wanted = [fb.LeaseSplitsRequest(task_id=task.task_id, want=LEASE) for task in tasks]
             for turn in itertools.count():
@@ -147,13 +147,14 @@ class Crowd:
                     break
                 want = wanted[turn % len(wanted)]
                 want.request.number += 1
-                got = await self._timed("leases", lease(want, timeout=TIMEOUT_S))
+                got = await self._timed("leases", lease, want)
                 want.begun[:] = [got.lease_id]
                 if turn % 10 == 0:
                     now = fb.WorkerHeartbeatRequest(address=request.address, uid=number)
-                    await self._timed("workers' heartbeats", beat(now, timeout=TIMEOUT_S))
+                    await self._timed("workers' heartbeats", beat, now)
                 await asyncio.sleep(PAUSE_S)
             waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
     async def _consume(self, consumer_id: int) -> None:
         request = fb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
@@ -163,22 +164,33 @@ class Crowd:
             waiting = asyncio.create_task(_keep_waiting(beat, request))
             while time.perf_counter() < self._until:
                 now = fb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
-                await self._timed("consumers' heartbeats", beat(now, timeout=TIMEOUT_S))
+                await self._timed("consumers' heartbeats", beat, now)
                 await asyncio.sleep(BEAT_MS / 1e3)
             waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
-    async def _timed(self, kind: str, call: Coroutine[Any, Any, Any]) -> Any:
+    async def _timed(self, kind: str, method: Any, request: Any) -> Any:
         begun = time.perf_counter()
-        answer = await call
+        answer = await _call(method, request)
         self._took_ms[kind].append(1e3 * (time.perf_counter() - begun))
         return answer
+
+
+async def _call(method: Any, request: Any) -> Any:
+    """Call as clients do, which repeat what was broken off."""
+    while True:
+        try:
+            return await method(request, timeout=TIMEOUT_S, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
+                raise
 
 
 async def _keep_waiting(beat: Any, request: Any) -> None:
     """Keep a heartbeat pending at the dispatcher, for news."""
     request.wait_ms = BEAT_MS
     while True:
-        request.version = (await beat(request, timeout=TIMEOUT_S)).version
+        request.version = (await _call(beat, request)).version
 
 
 def _connect(dispatcher: str) -> grpc.aio.Channel:
