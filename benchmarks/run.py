@@ -19,6 +19,7 @@ from .abandoned import abandoned
 from .beam import beam
 from .bundles import bundles
 from .contents import FILE_CASES
+from .crowd import crowd
 from .curves import elements_curve, splits_curve
 from .epochs import epochs
 from .failover import failover, redis_cut
@@ -89,6 +90,7 @@ ROWS: dict[str, Row] = {
     "resumable": resumable,
     "record_files": record_files,
     "fleet": fleet,
+    "crowd": crowd,
     "restart": restart,
     "leases": leases,
     "get_split": get_split,

@@ -196,6 +196,7 @@ class Links:
                 reconnected=self._reconnected,
                 credential=self._credential,
                 fail=self._fail,
+                map_memory=self._reading.map_memory,
             )
         client.trace(self._traceparent)
         return client
