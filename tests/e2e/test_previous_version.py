@@ -31,6 +31,7 @@ from ..cluster import WorkerProcess
 from ..standbys import LEASE_MS, leads, wait_until
 from ..stock import DispatcherProcess, ServerProcess
 from .test_failover import slow
+from .test_tracing import collector
 
 pytestmark = pytest.mark.long
 
@@ -128,7 +129,8 @@ def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
     previous: dict[str, str], redis_storage_url: str, tmp_path: pathlib.Path
 ) -> None:
     storage = ("--storage", redis_storage_url, "--leader-lease-ms", LEASE_MS)
-    with old(previous, "dispatcher", *storage) as leader:
+    with old(previous, "dispatcher", *storage) as leader, collector() as (url, spans):
+        traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": url}  # today's tell it to the old ones
         first = leader.first_line().removeprefix("grpc://")
         standby = DispatcherProcess(redis_storage_url, standby=True, leader_lease_ms=LEASE_MS)
         addresses = f"{first},{standby.address}"
@@ -137,7 +139,7 @@ def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
             Trainer(addresses, dataset_id, tmp_path / name, how, environment)
             for name, how, environment in (
                 ("old, shared", SHARED, previous),
-                ("today's, shared", SHARED, {}),
+                ("today's, shared", SHARED, traced),
                 ("old, ordered", ORDER, previous),
             )
         ]
@@ -146,12 +148,13 @@ def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
                 wait_until(lambda: len(trainer.got) > 100)  # noqa: B023
             leader.kill()
             wait_until(leads, standby, 2)
-            with WorkerProcess(addresses).until_told():
+            with WorkerProcess(addresses, traced).until_told():
                 assert old_worker.stop() == 0  # hands back what today's worker then reads
                 *shared, in_order = (trainer.all() for trainer in trainers)
                 assert sorted(itertools.chain(*shared)) == list(range(ELEMENTS))
                 with service.read(addresses, dataset_id, **ORDER) as elements:
                     assert in_order == [int(element) for element in elements]
+        assert "forebay.next" in {span.name for _, span in spans.values()}
     assert verify(open_storage(redis_storage_url)).ok
 
 
