@@ -259,7 +259,7 @@ class Pages:
                 "job": found[0], "plots": views.job_plots(source.samples.job_series.get(job_id)),
                 "pictures": [(i, views.picture(each)) for i, of in maps.items() for each in of],
                 "consumers": views.consumers(found[0]["running"], source.consumers(job_id)),
-                "worker": worker, "by_worker": views.of_job(found[0]["load"]),
+                "worker": worker, "by_worker": views.of_job(found[0]["load"], status["memory"]),
             }  # fmt: skip
         return {name: await self._rendered(f"parts/{name}.html", **about) for name in PARTS[view]}
 

@@ -158,10 +158,20 @@ def consumers(
 # -- workers --------------------------------------------------------------------------------
 
 
-def of_job(load: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each worker that runs a job, the slowest while they work first."""
+HOLDS_NOTHING = {"held_bytes": 0, "parked_tasks": 0, "shed_elements": 0}
+
+
+def of_job(load: Mapping[str, Any], memory: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each worker that runs a job, the slowest while they work first; with what the job
+    holds of that worker's memory."""
+    job_id = load.get("job_id")
+    holds = {w["address"]: job for w in memory for job in w["jobs"] if job["job_id"] == job_id}
     rows = [
-        {**one, "speed": one["elements_per_s"] / one["working"] if one["working"] else None}
+        {
+            **one,
+            "speed": one["elements_per_s"] / one["working"] if one["working"] else None,
+            **holds.get(one["address"], HOLDS_NOTHING),
+        }
         for one in load.get("by_worker", [])
     ]
     return sorted(rows, key=lambda row: math.inf if row["speed"] is None else row["speed"])

@@ -134,6 +134,8 @@ def test_an_operator_follows_a_cluster_through_faults(
         page.goto(urls[0])
         expect(page.locator("#state")).to_have_text("Live")
         expect(page.locator(".findings")).to_contain_text("they are what is slow")
+        jobs = page.get_by_role("region", name="Jobs")
+        expect(jobs).to_contain_text(re.compile(r"\d (s|min|h \d+ min|d \d+ h)"))  # to go
         before = number_of(page, "Journal")
         wait_until(lambda: number_of(page, "Journal") > before)
         check_access(page)
@@ -147,6 +149,8 @@ def test_an_operator_follows_a_cluster_through_faults(
         page.keyboard.press("Enter")
         expect(page.get_by_role("img", name=re.compile(r"Splits: .* begun"))).to_be_visible()
         expect(page.locator("table", has_text="Waits").locator("tbody tr")).to_have_count(1)
+        its_workers = page.get_by_role("region", name="Workers that run it")
+        expect(its_workers).to_contain_text(re.compile(r"\d (B|kB|MB)"))  # what the job holds
         page.get_by_text("Leases by worker").click()
         page.locator("details").get_by_role("link", name=workers[0].address).click()
         expect(page.locator("path.marked")).to_be_visible()
@@ -208,6 +212,7 @@ def test_an_operator_follows_a_cluster_through_faults(
         expect(second.locator(".findings")).to_contain_text("it leads in term")
         expect(second.locator(".notes")).to_contain_text("s after the event before")
         assert number_of(second, "Term") >= 2
+        expect(second.locator("dl.facts > div", has_text="Snapshot")).to_contain_text(" old")
         pair[0].restart()
         expect(page.locator(".banner")).to_contain_text("stands by")  # by itself, too
         expect(page.locator("table")).to_have_count(0)
