@@ -198,7 +198,8 @@ class Links:
                 fail=self._fail,
                 map_memory=self._reading.map_memory,
             )
-        client.trace(self._traceparent)
+        if self._traceparent:
+            client.trace(self._traceparent)
         return client
 
 
