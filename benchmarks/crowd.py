@@ -14,6 +14,7 @@ import collections
 import contextlib
 import itertools
 import json
+import os
 import random
 import sys
 import time
@@ -34,7 +35,7 @@ WORKERS, CONSUMERS, JOBS = 500, 200, 20
 QUICK = (10, 4, 2)
 MINUTES_S = 300.0
 SAMPLES = 10  # of the dispatcher's memory, all but the first two after its rise
-PROCESSES = 2
+PROCESSES = min(8, os.cpu_count() or 1)
 LEASE = 100
 PAUSE_S = 0.5  # between a worker's leases
 BEAT_MS = 5_000
@@ -79,7 +80,7 @@ def crowd(setting: Setting) -> list[Result]:
                 unit="ms",
                 better=Better.LESS,
                 ours=[sorted(took_ms)[int(0.99 * len(took_ms))]],
-                required=REQUIRED_MS,
+                required=None if kind.endswith("join") else REQUIRED_MS,
             )
             for kind, took_ms in sorted(times.items())
         ),
@@ -125,7 +126,8 @@ class Crowd:
     ) -> dict[str, list[float]]:
         """How long each answer took, in milliseconds, by kind."""
         self._took_ms: dict[str, list[float]] = collections.defaultdict(list)
-        self._until = time.perf_counter() + seconds
+        begun = time.perf_counter()
+        self._until, self._all_there = begun + seconds, begun + seconds / SAMPLES
         self._stagger_s = min(BEAT_MS / 1e3, seconds / 5)  # they did not start together
         await asyncio.gather(
             *(self._work(number) for number in workers),
@@ -163,7 +165,7 @@ class Crowd:
             beat = _method(channel, "ConsumerHeartbeat", fb.ConsumerHeartbeatResponse)
             waiting = asyncio.create_task(_keep_waiting(beat, request))
             while time.perf_counter() < self._until:
-                now = fb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
+                now = fb.ConsumerHeartbeatRequest(consumer_id=consumer_id, version=request.version)
                 await self._timed("consumers' heartbeats", beat, now)
                 await asyncio.sleep(BEAT_MS / 1e3)
             waiting.cancel()
@@ -171,6 +173,8 @@ class Crowd:
 
     async def _timed(self, kind: str, method: Any, request: Any) -> Any:
         begun = time.perf_counter()
+        if begun < self._all_there:
+            kind += " while all join"
         answer = await _call(method, request)
         self._took_ms[kind].append(1e3 * (time.perf_counter() - begun))
         return answer

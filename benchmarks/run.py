@@ -21,6 +21,7 @@ from .bundles import bundles
 from .contents import FILE_CASES
 from .crowd import crowd
 from .curves import elements_curve, splits_curve
+from .endurance import endurance
 from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
@@ -91,6 +92,7 @@ ROWS: dict[str, Row] = {
     "record_files": record_files,
     "fleet": fleet,
     "crowd": crowd,
+    "endurance": endurance,
     "restart": restart,
     "leases": leases,
     "get_split": get_split,
