@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as stock
+from tensorflow.python.data.experimental.ops import testing
 
 from forebay import service
 from forebay.service.transport import local
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess, call, stock_worker, stock_workers
+from ..stock import DispatcherProcess, bulky, call, stock_worker, stock_workers
 from .test_saves import slow
 
 WORKERS = 2
@@ -208,7 +209,7 @@ def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: pathlib.Pa
 def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) -> None:
     """Each number comes twice in a row, so that both consumers have it in the same step."""
     twice = count(1 << 40).flat_map(lambda x: tf.data.Dataset.from_tensors(x).repeat(2)).repeat()
-    dataset_id = pair.register(twice)
+    dataset_id = pair.register(bulky(twice))
     policies = ("OFF", "DYNAMIC")
     consumers = [
         iter(
@@ -224,7 +225,7 @@ def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) 
         for step in range(60):
             if step == 30:
                 pair.dispatcher.kill_and_restart()
-            elements = [int(x) for x in pool.map(next, consumers)]
+            elements = [int(number) for number, _ in pool.map(next, consumers)]
             assert elements[0::2] == elements[1::2]
             for policy, element in zip(policies, elements[0::2], strict=True):
                 got[policy].append(element)
@@ -235,7 +236,8 @@ def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) 
 
 
 def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
-    numbered = slow(count(1 << 40))  # or one worker fills the cache before the other begins
+    # Or one worker fills the cache before the other begins. They go on when this test is over.
+    numbered = count(1 << 40).apply(testing.sleep(3_000))
     drawn = numbered.map(lambda x: (x, tf.random.uniform([], 0, 1 << 60, tf.int64))).repeat()
     dataset_id = pair.register(drawn)
 
