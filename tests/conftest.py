@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-# OpenMP's threads spin while they wait for one another, which takes the processors from other tests.
+# OpenMP's threads spin while they wait for one another, and take other tests' processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As Forebay does, which some tests import after gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

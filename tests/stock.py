@@ -227,6 +227,13 @@ def bulky(numbers: Any) -> Any:
     return numbers.map(lambda x: (x, tf.random.stateless_uniform([1 << 14], [x, x])))
 
 
+def slow(dataset: Any, seconds: float) -> Any:
+    """An element takes its time, in C++, and no processor's."""
+    from tensorflow.python.data.experimental.ops import testing
+
+    return dataset.apply(testing.sleep(round(1e6 * seconds)))
+
+
 def stock_consumers(target: str, number: int) -> list[Any]:
     """TensorFlow's iterators over a coordinated read. A worker's first round is 0 … number − 1, and
     the next one goes on from there: element[0] is its number."""

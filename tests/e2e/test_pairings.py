@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.data.experimental import service as stock
-from tensorflow.python.data.experimental.ops import testing
 
 from forebay import service
 from forebay.service.transport import local
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess, bulky, call, stock_worker, stock_workers
-from .test_saves import slow
+from ..stock import DispatcherProcess, bulky, call, slow, stock_worker, stock_workers
+from .test_saves import slow as slow_by_counting
 
 WORKERS = 2
 PLACE = "localhost:%port%"
@@ -237,7 +236,7 @@ def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) 
 
 def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
     # Or one worker fills the cache before the other begins. They go on when this test is over.
-    numbered = count(1 << 40).apply(testing.sleep(3_000))
+    numbered = slow(count(1 << 40), 0.003)
     drawn = numbered.map(lambda x: (x, tf.random.uniform([], 0, 1 << 60, tf.int64))).repeat()
     dataset_id = pair.register(drawn)
 
@@ -264,7 +263,7 @@ def test_a_save_is_loaded_through_the_service_and_here(pair: Pair, tmp_path: pat
     path = str(tmp_path / "save")
     ours = pair.client is service
     save = service.distributed_save if ours else tf.data.experimental.distributed_save
-    save(slow(count(60)), path, pair.dispatcher.address)
+    save(slow_by_counting(count(60)), path, pair.dispatcher.address)
     loaded = tf.data.Dataset.load(path, wait=True)
     for dataset in (pair.distributed(loaded), loaded):
         assert sorted(numbers(dataset)) == [*range(60)]

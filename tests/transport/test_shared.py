@@ -34,7 +34,6 @@ from forebay.service.transport import BlockServer, frames, messages
 
 from .peers import UID, Consumer
 
-
 MIB = 1 << 20
 
 
