@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from ..journal.proto import events_pb2 as ev
-from ..service.connections.grpc_server import CHANNEL_OPTIONS
+from ..service.connections.grpc_server import CHANNEL_OPTIONS, connect_async
 from ..service.proto import forebay_pb2 as fb
 from .calls import ENDLESS, FOREBAY, GRAPH, TIMEOUT_S, Caller
 from .results import Better, Result
@@ -198,8 +198,7 @@ async def _keep_waiting(beat: Any, request: Any) -> None:
 
 
 def _connect(dispatcher: str) -> grpc.aio.Channel:
-    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.aio.insecure_channel(dispatcher, options=options)
+    return connect_async(dispatcher, [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
 
 
 def _method(channel: grpc.aio.Channel, name: str, response: Any) -> Any:

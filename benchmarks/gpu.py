@@ -85,7 +85,7 @@ def _torch_ways(address: str, dataset_id: str) -> dict[str, Way]:
     import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-    from forebay.torch import ServiceDataset
+    from ..torch import ServiceDataset
 
     class Splits(IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
@@ -135,7 +135,7 @@ def _torch_ways(address: str, dataset_id: str) -> dict[str, Way]:
 def _jax_ways(address: str, dataset_id: str) -> dict[str, Way]:
     import jax
 
-    from forebay.jax import ServiceDataset
+    from ..jax import ServiceDataset
 
     first: list[Any] = []
     unequal = jax.jit(lambda batch: (batch != batch[0, 0, 0, 0]).any())

@@ -22,19 +22,17 @@ from forebay.torch import ServiceDataset
 
 EPOCHS, TESTED, BATCH, PARTS = 5, 300, 32, 20
 
+PIXELS, LABELS = load_digits(return_X_y=True)
+PIXELS = (PIXELS / 16).astype(np.float32)
+
 MODEL = torch.nn.Linear(64, 10)
 OPTIMIZER = torch.optim.Adam(MODEL.parameters(), 0.02)
 
 
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    pixels, labels = load_digits(return_X_y=True)
-    return (pixels / 16).astype(np.float32), labels
-
-
 def examples(part: int) -> Iterator[dict[str, Any]]:
     """One of the parts, all but what is tested."""
-    for pixels, label in zip(*(array[TESTED + part :: PARTS] for array in digits()), strict=True):
-        yield {"pixels": pixels, "label": label}
+    for number in range(TESTED + part, len(LABELS), PARTS):
+        yield {"pixels": PIXELS[number], "label": LABELS[number]}
 
 
 def train(rank: int, port: int, target: str, dataset_id: str) -> None:
@@ -52,7 +50,7 @@ def train(rank: int, port: int, target: str, dataset_id: str) -> None:
                 cross_entropy(model(batch["pixels"]), batch["label"]).backward()
                 OPTIMIZER.step()
     if rank == 0:
-        pixels, labels = (torch.from_numpy(array[:TESTED]) for array in digits())
+        pixels, labels = torch.from_numpy(PIXELS[:TESTED]), torch.from_numpy(LABELS[:TESTED])
         accuracy = float((MODEL(pixels).argmax(1) == labels).float().mean())
         assert accuracy > 0.7, accuracy
         print(f"learned: {accuracy:.0%} of {TESTED} digits that it had not seen are right")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# OpenMP's threads spin while they wait for one another, and take other tests' processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As Forebay does, which some tests import after gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -78,11 +80,17 @@ LONG = (
 TESTS = pathlib.Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def frozen_heap() -> None:
-    """Collections look only at what is made from here on. Over a heap with TensorFlow's modules
-    each takes a second. Nothing is thawed, as the simulation freezes its garbage, too."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """A collection of garbage over a heap with TensorFlow's modules takes a second of processor
+    time. So there is none while tests are collected, and later ones look only at what was made
+    since. Nothing is thawed, as the simulation freezes its garbage, too."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

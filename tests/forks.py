@@ -32,16 +32,21 @@ from typing import Any, TextIO
 
 from forebay.service.processes import EXIT_WITH_PARENT, ChildProcess
 
+COMMAND = ("forebay.service.cli", "typer._adapters")  # which Typer imports with the first options
 TENSORFLOW = (
+    *COMMAND,
     "tensorflow.data.experimental.service",
-    "forebay.service.cli",
-    "forebay.service.client",
+    "forebay.service.client.api",
     "forebay.service.worker.worker",
+    "forebay.service.pipelines.python.pipeline",
+    "forebay.service.pipelines.tf_data.pipeline",
+    "grpc.experimental",
 )
 DISPATCHER = (
-    "forebay.service.cli",
+    *COMMAND,
     "forebay.service.dispatcher.server",
     "forebay.storage.redis.storage",
+    "grpc.experimental",
 )
 LARGEST_REQUEST = 1 << 20
 PR_SET_PDEATHSIG = 1

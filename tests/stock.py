@@ -219,13 +219,28 @@ def stock_worker(dispatcher: str, **options: Any) -> Any:
     return service_config_pb2.WorkerConfig(**{**usual, **options})
 
 
+def bulky(numbers: Any) -> Any:
+    """(number, 64 KB of noise). Of numbers alone, a worker makes 100,000 before a buffer is full,
+    at the cost of seconds of processor time."""
+    import tensorflow as tf
+
+    return numbers.map(lambda x: (x, tf.random.stateless_uniform([1 << 14], [x, x])))
+
+
+def slow(dataset: Any, seconds: float) -> Any:
+    """An element takes its time, in C++, and no processor's."""
+    from tensorflow.python.data.experimental.ops import testing
+
+    return dataset.apply(testing.sleep(round(1e6 * seconds)))
+
+
 def stock_consumers(target: str, number: int) -> list[Any]:
     """TensorFlow's iterators over a coordinated read. A worker's first round is 0 … number − 1, and
-    the next one goes on from there."""
+    the next one goes on from there: element[0] is its number."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import data_service_ops
 
-    dataset = tf.data.Dataset.range(1 << 60).repeat()
+    dataset = bulky(tf.data.Dataset.range(1 << 60)).repeat()
     name = f"stock {next(_NUMBERS)}"
     return [
         iter(

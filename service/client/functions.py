@@ -400,18 +400,21 @@ def _places(module: ModuleType) -> Sequence[str]:
 @functools.cache
 def _is_installed(name: str, place: str) -> bool:
     """Whether a package manager has put the module there."""
-    folders = [os.path.realpath(folder) for folder in sysconfig.get_paths().values()]
     path = os.path.realpath(place)
     parts = path.split(os.sep)
-    if {"site-packages", "dist-packages"} & set(parts):
-        return True
-    if any(path.startswith(f"{folder}{os.sep}") for folder in folders):
+    if {"site-packages", "dist-packages"} & set(parts) or path.startswith(_python_folders()):
         return True
     package = name.partition(".")[0]
     return any(
         part.partition(".")[0] == package and package in _packages_in(os.sep.join(parts[:at]))
         for at, part in enumerate(parts)
     )
+
+
+@functools.cache
+def _python_folders() -> tuple[str, ...]:
+    """Where this Python has its own modules, and installs others."""
+    return tuple(f"{os.path.realpath(path)}{os.sep}" for path in sysconfig.get_paths().values())
 
 
 @functools.cache

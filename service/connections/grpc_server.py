@@ -149,13 +149,15 @@ def connect(
     return grpc.secure_channel(address, channel_credentials, options=_with_time_for_tls(options))
 
 
-def connect_async(address: str) -> grpc.aio.Channel:
+def connect_async(
+    address: str, options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS
+) -> grpc.aio.Channel:
     """A channel to a worker, for coroutines, with the process's own credentials."""
     credentials = own_credentials()
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
     channel_credentials = _channel_credentials(credentials)
-    options = _with_time_for_tls(CHANNEL_OPTIONS)
+    options = _with_time_for_tls(options)
     return grpc.aio.secure_channel(address, channel_credentials, options=options)
 
 

@@ -42,7 +42,7 @@ def read_until(iterators: list[Any], workers: int) -> list[tuple[int, ...]]:
     steps: list[tuple[int, ...]] = []
     with ThreadPoolExecutor(len(iterators)) as pool:
         while steps.count(first) < workers:
-            steps.append(tuple(int(x) for x in pool.map(next, iterators)))
+            steps.append(tuple(int(number) for number, _ in pool.map(next, iterators)))
     return steps
 
 
@@ -61,7 +61,7 @@ def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
             three.clear()
             read_until(alone, 2)
             killed.kill()  # one consumer alone is within no round with another
-            left = [int(next(alone[0])) for _ in range(100)]
+            left = [int(next(alone[0])[0]) for _ in range(100)]
         alone.clear()
     assert all(numbers == (numbers[0], numbers[0] + 1, numbers[0] + 2) for numbers in steps)
     assert left[-10:] == [*range(left[-10], left[-10] + 10)]

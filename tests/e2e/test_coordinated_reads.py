@@ -178,7 +178,7 @@ def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
         stock, alone = (stock_consumers(dispatcher.target, number) for number in (2, 1))
 
         def stock_step() -> int:
-            first, second = (int(element) for element in pool.map(next, stock))
+            first, second = (int(number) for number, _ in pool.map(next, stock))
             assert (first % 2, second) == (0, first + 1)
             return first // 2
 
@@ -187,7 +187,7 @@ def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
         while begun < 2:
             begun += stock_step() == 0
         while begun_alone < 2:
-            begun_alone += int(next(alone[0])) == 0
+            begun_alone += int(next(alone[0])[0]) == 0
         joins = WorkerProcess(dispatcher.address)
         dispatcher.kill_and_restart()
         rounds.read_until(workers=3)
@@ -195,7 +195,7 @@ def test_a_read_survives_workers_that_join_or_die_and_a_restarted_dispatcher(
             begun += stock_step() == 0
         stock.clear()
         while begun_alone < 3:
-            begun_alone += int(next(alone[0])) == 0
+            begun_alone += int(next(alone[0])[0]) == 0
         # Or who reads on before it has heard could pass a round that the other one lacks.
         wait_until(all_have_what_one_has_taken, 2)
         joins.kill()

@@ -16,7 +16,7 @@ from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess
 from ..standbys import ON_ALL, leads, running_pair, wait_until
-from ..stock import DispatcherProcess, ServerProcess, stock_workers
+from ..stock import DispatcherProcess, ServerProcess, slow, stock_workers
 
 DYNAMIC = "distributed_epoch"
 ELEMENTS = 2_000
@@ -29,23 +29,13 @@ def pair(any_storage: str) -> Iterator[list[DispatcherProcess]]:
         yield running
 
 
-def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A millisecond an element, in C++."""
-
-    def wait(x: tf.Tensor) -> tf.Tensor:
-        start = tf.timestamp()
-        loop = tf.while_loop(lambda _: tf.timestamp() - start < 0.001, lambda i: [i + 1], [0])
-        with tf.control_dependencies(loop):
-            return tf.identity(x)
-
-    return dataset.map(wait)
-
-
 @ON_ALL
 def test_forebays_workers_and_trainers_go_on(pair: list[DispatcherProcess]) -> None:
     addresses = ",".join(one.address for one in pair)
     with WorkerProcess(addresses), WorkerProcess(pair[1].address):
-        dataset_id = service.register_dataset(addresses, slow(tf.data.Dataset.range(ELEMENTS)))
+        dataset_id = service.register_dataset(
+            addresses, slow(tf.data.Dataset.range(ELEMENTS), 0.001)
+        )
         got = []
         with service.read(pair[0].address, dataset_id, processing_mode=DYNAMIC) as elements:
             for element in elements:
@@ -69,7 +59,7 @@ def test_stock_workers_and_trainers_go_on_through_a_balancer(
     try:
         address = balancer.first_line()
         with stock_workers(address, 2):
-            dataset = slow(tf.data.Dataset.range(ELEMENTS))
+            dataset = slow(tf.data.Dataset.range(ELEMENTS), 0.001)
             got = []
             for element in dataset.apply(stock.distribute(DYNAMIC, f"grpc://{address}")):
                 got.append(int(element))

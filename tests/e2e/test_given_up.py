@@ -13,21 +13,9 @@ from forebay.service.proto import forebay_pb2 as pb
 
 from ..cluster import WorkerProcess
 from ..standbys import wait_until
-from ..stock import DispatcherProcess
+from ..stock import DispatcherProcess, slow
 
 ELEMENTS = 400
-
-
-def slow(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Five milliseconds an element, in C++."""
-
-    def wait(x: tf.Tensor) -> tf.Tensor:
-        start = tf.timestamp()
-        loop = tf.while_loop(lambda _: tf.timestamp() - start < 0.005, lambda i: [i + 1], [0])
-        with tf.control_dependencies(loop):
-            return tf.identity(x)
-
-    return dataset.map(wait)
 
 
 def workers_of(dispatcher: DispatcherProcess) -> list[int]:
@@ -46,7 +34,7 @@ def test_a_worker_that_was_paused_for_too_long_goes_on(policy: str) -> None:
         WorkerProcess(dispatcher.address) as worker,
     ):
         dataset_id = service.register_dataset(
-            dispatcher.target, slow(tf.data.Dataset.range(ELEMENTS))
+            dispatcher.target, slow(tf.data.Dataset.range(ELEMENTS), 0.005)
         )
         before = workers_of(dispatcher)
         got = []

@@ -22,8 +22,8 @@ from forebay import service
 from forebay.service.transport import local
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess, call, stock_worker, stock_workers
-from .test_saves import slow
+from ..stock import DispatcherProcess, bulky, call, slow, stock_worker, stock_workers
+from .test_saves import slow as slow_by_counting
 
 WORKERS = 2
 PLACE = "localhost:%port%"
@@ -208,7 +208,7 @@ def test_static_shards_are_the_dataset_together(pair: Pair, tmp_path: pathlib.Pa
 def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) -> None:
     """Each number comes twice in a row, so that both consumers have it in the same step."""
     twice = count(1 << 40).flat_map(lambda x: tf.data.Dataset.from_tensors(x).repeat(2)).repeat()
-    dataset_id = pair.register(twice)
+    dataset_id = pair.register(bulky(twice))
     policies = ("OFF", "DYNAMIC")
     consumers = [
         iter(
@@ -224,7 +224,7 @@ def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) 
         for step in range(60):
             if step == 30:
                 pair.dispatcher.kill_and_restart()
-            elements = [int(x) for x in pool.map(next, consumers)]
+            elements = [int(number) for number, _ in pool.map(next, consumers)]
             assert elements[0::2] == elements[1::2]
             for policy, element in zip(policies, elements[0::2], strict=True):
                 got[policy].append(element)
@@ -235,7 +235,8 @@ def test_coordinated_reads_go_on_when_the_dispatcher_has_begun_anew(pair: Pair) 
 
 
 def test_what_a_cross_trainer_cache_keeps_was_produced_once(pair: Pair) -> None:
-    numbered = slow(count(1 << 40))  # or one worker fills the cache before the other begins
+    # Or one worker fills the cache before the other begins. They go on when this test is over.
+    numbered = slow(count(1 << 40), 0.003)
     drawn = numbered.map(lambda x: (x, tf.random.uniform([], 0, 1 << 60, tf.int64))).repeat()
     dataset_id = pair.register(drawn)
 
@@ -262,7 +263,7 @@ def test_a_save_is_loaded_through_the_service_and_here(pair: Pair, tmp_path: pat
     path = str(tmp_path / "save")
     ours = pair.client is service
     save = service.distributed_save if ours else tf.data.experimental.distributed_save
-    save(slow(count(60)), path, pair.dispatcher.address)
+    save(slow_by_counting(count(60)), path, pair.dispatcher.address)
     loaded = tf.data.Dataset.load(path, wait=True)
     for dataset in (pair.distributed(loaded), loaded):
         assert sorted(numbers(dataset)) == [*range(60)]

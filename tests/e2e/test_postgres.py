@@ -12,7 +12,8 @@ from forebay.storage import open_storage
 from ..cluster import WorkerProcess
 from ..postgres_server import running_postgres
 from ..standbys import leads, running_pair, wait_until
-from .test_failover import DYNAMIC, ELEMENTS, slow
+from ..stock import slow
+from .test_failover import DYNAMIC, ELEMENTS
 
 
 @pytest.mark.long
@@ -20,7 +21,9 @@ def test_an_epoch_in_which_everything_is_killed_but_the_worker() -> None:
     with running_postgres() as server, running_pair(server.url) as pair:
         addresses = ",".join(one.address for one in pair)
         with WorkerProcess(addresses):
-            dataset_id = service.register_dataset(addresses, slow(tf.data.Dataset.range(ELEMENTS)))
+            dataset_id = service.register_dataset(
+                addresses, slow(tf.data.Dataset.range(ELEMENTS), 0.001)
+            )
             got = []
             with service.read(addresses, dataset_id, processing_mode=DYNAMIC) as elements:
                 for element in elements:

@@ -29,8 +29,7 @@ from forebay.storage.proto import segment_pb2
 
 from ..cluster import WorkerProcess
 from ..standbys import LEASE_MS, leads, wait_until
-from ..stock import DispatcherProcess, ServerProcess
-from .test_failover import slow
+from ..stock import DispatcherProcess, ServerProcess, slow
 from .test_tracing import collector
 
 pytestmark = pytest.mark.long
@@ -134,7 +133,9 @@ def test_a_newer_standby_takes_over_and_nothing_is_lost_or_repeated(
         first = leader.first_line().removeprefix("grpc://")
         standby = DispatcherProcess(redis_storage_url, standby=True, leader_lease_ms=LEASE_MS)
         addresses = f"{first},{standby.address}"
-        dataset_id = service.register_dataset(addresses, slow(tf.data.Dataset.range(ELEMENTS)))
+        dataset_id = service.register_dataset(
+            addresses, slow(tf.data.Dataset.range(ELEMENTS), 0.001)
+        )
         trainers = [
             Trainer(addresses, dataset_id, tmp_path / name, how, environment)
             for name, how, environment in (

@@ -22,25 +22,13 @@ from forebay.storage import open_storage
 
 from ..cluster import WorkerProcess
 from ..forks import Fork
-from ..stock import DispatcherProcess
+from ..stock import DispatcherProcess, slow
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
 
 def numbers(dataset: Any) -> list[int]:
     return [int(x) for x in dataset]
-
-
-def slow(dataset: tf.data.Dataset, seconds: float) -> tf.data.Dataset:
-    """An element takes its time, in C++: graphs with Python functions cannot be registered."""
-
-    def wait(x: Any) -> Any:
-        start = tf.timestamp()
-        loop = tf.while_loop(lambda _: tf.timestamp() - start < seconds, lambda i: [i + 1], [0])
-        with tf.control_dependencies(loop):
-            return tf.identity(x)
-
-    return dataset.map(wait)
 
 
 @pytest.mark.usefixtures("workers")

@@ -28,6 +28,7 @@ from forebay.service.processes import free_port
 
 from .. import forks
 from ..standbys import wait_until
+from ..stock import slow
 
 TF_NAME = "tf.data.experimental.service"
 DOCUMENTED = {
@@ -218,7 +219,8 @@ def test_tf_distribute_with_parameter_servers(block: str, names: dict[str, Any])
 )
 def test_concurrent_trainers(block: str, names: dict[str, Any]) -> None:
     """Each trainer reads all; equal random elements show that they were computed once."""
-    computed = tf.data.Dataset.range(8).repeat().map(lambda i: (i, tf.random.uniform([])))
+    numbers = slow(tf.data.Dataset.range(8).repeat(), 0.001)  # or a worker computes for seconds
+    computed = numbers.map(lambda i: (i, tf.random.uniform([])))
     trainers = iter(["a", "b"])
     names |= {
         "data_service_ops": service,

@@ -30,8 +30,6 @@ from forebay.service.pipelines.tf_data.traces import BundleTrace, RunTrace, Trac
 from .. import forks
 from .pipelines import Dataset, OneSource, count, slices, steps, untuned, wait_for_steps
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 made: list[weakref.ref[RunTrace]] = []
 made_of_bundles: list[weakref.ref[BundleTrace]] = []
 

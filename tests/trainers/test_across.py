@@ -17,7 +17,7 @@ from forebay.service.errors import Unavailable
 from forebay.service.trainers import across as distribute_across_module
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess
+from ..stock import DispatcherProcess, slow
 from .clusters import said, start, tf_config
 
 WORKER = TaskContext(role=Role.WORKER, index=0, rank=1, num_consumers=2)
@@ -292,7 +292,8 @@ def test_trials_are_trainings_of_their_own(target: str) -> None:
 
 def test_trials_that_share_the_cache_get_the_same(target: str) -> None:
     def endless(_: Any) -> Any:
-        return tf.data.Dataset.range(10**12).repeat().map(lambda i: (i, tf.random.uniform([])))
+        numbers = slow(tf.data.Dataset.range(10**12), 0.001)  # or a worker computes for seconds
+        return numbers.repeat().map(lambda i: (i, tf.random.uniform([])))
 
     trials = [
         service.distribute_across(

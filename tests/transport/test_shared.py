@@ -34,8 +34,6 @@ from forebay.service.transport import BlockServer, frames, messages
 
 from .peers import UID, Consumer
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 MIB = 1 << 20
 
 

@@ -26,8 +26,6 @@ from forebay.service.transport import BlockServer
 from .peers import TIMEOUT_S, UID, Consumer, task
 from .samples import SAMPLES, assert_same
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 TASK = 5
 
 
