@@ -111,14 +111,11 @@ def encode_refusal(reason: str, broken: bool = False, unfit: bool = False) -> by
     return pb.ToConsumer(refused=refused).SerializeToString()
 
 
-def encode_farewell() -> bytes:
-    """The header of the answer to a goodbye."""
-    return pb.ToConsumer(farewell=pb.Farewell()).SerializeToString()
+FAREWELL = pb.ToConsumer(farewell=pb.Farewell()).SerializeToString()
+"""The header of the answer to a goodbye."""
 
-
-def encode_pong() -> bytes:
-    """The header of the answer to a ping."""
-    return pb.ToConsumer(pong=pb.Pong()).SerializeToString()
+PONG = pb.ToConsumer(pong=pb.Pong()).SerializeToString()
+"""The header of the answer to a ping."""
 
 
 def encode_block(

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..http.families import Made, Measured, Tallies
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockServer
+from ..transport.sessions import Sessions
 from .bundle_tasks import BundleTask
 from .observer import Observer
 from .task_states import (
@@ -41,12 +41,12 @@ class RunningTasks:
     """The runners of a worker's tasks. Thread-safe."""
 
     def __init__(
-        self, make: Callable[[pb.Task], AnyTask], blocks: BlockServer, observer: Observer
+        self, make: Callable[[pb.Task], AnyTask], sessions: Sessions, observer: Observer
     ) -> None:
-        """`make` makes a task's runner, whose output `blocks` then serves."""
+        """`make` makes a task's runner, whose output `sessions` then serve."""
         self.states = TaskStates()  # to read; `handle` and `report` change it
         self._make = make
-        self._blocks = blocks
+        self._sessions = sessions
         self._observer = observer
         self._runners: dict[int, AnyTask] = {}  # of each task that is not ABSENT in `states`
         self._ending: list[AnyTask] = []  # cancelled, threads still running
@@ -83,12 +83,12 @@ class RunningTasks:
         for instruction in instructions:
             if isinstance(instruction, ForgetAll):
                 self._observer.journal_changed(*instruction)
-                self._blocks.forget_all()
+                self._sessions.forget_all()
         for runner, given_up in cancelled:
             if given_up and (what := runner.undelivered()) is not None:
                 self._observer.given_up(runner.task, what)
             runner.cancel()
-            self._blocks.remove_task(runner.task.task_id)
+            self._sessions.remove_task(runner.task.task_id)
         return instructions
 
     def _start(self, task: pb.Task) -> None:
@@ -97,7 +97,7 @@ class RunningTasks:
             # A copy: a protobuf message keeps alive the whole response that it is part of, which
             # lists all of the worker's tasks.
             runner = self._make(copy.copy(task))
-            self._blocks.add_task(task.task_id, runner.output, task.iteration_id)
+            self._sessions.add_task(task.task_id, runner.output, task.iteration_id)
         except Exception:
             log.exception("task %d cannot be made, and is tried again", task.task_id)
             self.states.handle(NotMade(task.task_id))

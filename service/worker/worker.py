@@ -114,9 +114,11 @@ class Worker:
             credentials=own, keys=None if own is None else self._data_keys,
             checksums=options.payload_checksums,
         )  # fmt: skip
-        self.tasks = RunningTasks(self._make, self._blocks, self._observer)
+        self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
         self._face = ElementFace(self.tasks.runner_of)
-        self.consumers = TaskConsumers(self._blocks, self._face, self._dispatcher, self._observer)
+        self.consumers = TaskConsumers(
+            self._blocks.sessions, self._face, self._dispatcher, self._observer
+        )
         self.idle = IdleTasks(
             self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
@@ -283,7 +285,7 @@ class Worker:
         for runner in runners:
             self.consumers.wait(partial(self._has_ended_or_is_unread, runner), give_up_s)
         # Completed tasks, too, may have blocks in flight.
-        received = self._blocks.wait_until_received
+        received = self._blocks.sessions.wait_until_received
         self.consumers.wait(lambda within_s: not received(within_s), give_up_s)
         self._streams.join(give_up_s)
         lacking = received(0)
@@ -376,7 +378,7 @@ class Worker:
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
         unfinished = {runner.task.task_id for runner in self.tasks.unfinished()}
-        read = {i for i in unfinished - listed.keys() if self._blocks.is_read(i)}
+        read = {i for i in unfinished - listed.keys() if self._blocks.sessions.is_read(i)}
         self.tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
         self._streams.reconcile(response.streams)
         self.tasks.forget_ended()
