@@ -57,12 +57,12 @@ from .memory import default_budget
 from .observed import Condition, ObservedWorker
 from .observer import Observer
 from .options import WorkerOptions
-from .running_tasks import AnyTask, RunningTasks
+from .running_tasks import RunningTasks
 from .saves import StreamWriters
 from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
 from .task_states import JournalSeen, Listed, StopAsked
-from .tasks import DeliveryCounter, TaskRunner
+from .tasks import DeliveryCounter, TaskParts, TaskRunner, WorkerTask
 
 if TYPE_CHECKING:
     from ..http.server import HttpThread
@@ -103,7 +103,6 @@ class Worker:
         self._credentials = credentials_of_server(options)
         own = self._credentials
         self._dispatcher = DispatcherClient(options.dispatcher, credentials=own)
-        self._datasets = Datasets(self._dispatcher)
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
         budget_bytes = options.memory_budget or default_budget()
@@ -115,6 +114,10 @@ class Worker:
             checksums=options.payload_checksums,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
+        self._parts = TaskParts(
+            self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
+            self.tasks.report, Datasets(self._dispatcher),
+        )  # fmt: skip
         self._face = ElementFace(self.tasks.runner_of)
         self.consumers = TaskConsumers(
             self._blocks.sessions, self._face, self._dispatcher, self._observer
@@ -124,7 +127,6 @@ class Worker:
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
         self._bundle_reports = BundleReports()
-        self._starting = threading.Semaphore(STARTING)
         self._streams = StreamWriters(self.uid, self._dispatcher, options)
         self._stopping = threading.Event()
         self._heartbeats = threading.Thread(
@@ -261,20 +263,14 @@ class Worker:
         """The save streams written here: number, the save's path, and whether it is complete."""
         return self._streams.progress()
 
-    def _make(self, task: pb.Task) -> AnyTask:
+    def _make(self, task: pb.Task) -> WorkerTask:
         if task.HasField("order"):
             bundles = BundlesOutput(budget=self.idle.budget)
-            return BundleTask(
-                task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
-                self.tasks.report, self._datasets, reports=self._bundle_reports,
-            )  # fmt: skip
+            return BundleTask(task, bundles, self._parts, self._bundle_reports)
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
         output = _output(task, self._options, counter, self.idle.budget)
-        return TaskRunner(
-            task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
-            self.tasks.report, counter, self._datasets,
-        )  # fmt: skip
+        return TaskRunner(task, output, self._parts, counter)
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
@@ -314,7 +310,7 @@ class Worker:
         except ForebayError as error:
             log.info("could not tell the dispatcher yet that this worker drains: %s", error)
 
-    def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
+    def _has_ended_or_is_unread(self, runner: WorkerTask, within_s: float) -> bool:
         return not self.consumers.is_read(runner.task.task_id) or runner.join(within_s)
 
     def _condition(self) -> Condition:
