@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..connections.grpc_server import Method, current_call
+from ..connections.grpc_server import Method
 from ..errors import ForebayError, Unavailable
 from . import bounds
 from .dispatcher import Dispatcher
@@ -55,7 +55,7 @@ def answering(
             try:
                 bounds.check(request)
                 if permissions is not None:
-                    permissions.check(current_call(), name, request, dispatcher.state)
+                    permissions.check(name, request, dispatcher.state)
                 if asker is not None:
                     await dispatcher.history.check(asker(request), request.known)
                 response = await function(request)
