@@ -11,7 +11,8 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument, NotFound
-from .journal import JSON, STORAGE, opened, time_text
+from .journal import STORAGE, opened, time_text
+from .options import JSON
 
 JOB = typer.Argument(
     ..., help="The job's name, or its id.", envvar="FOREBAY_JOB", show_default=False

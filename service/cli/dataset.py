@@ -10,14 +10,11 @@ from typing import Any
 import typer
 
 from .console import plain_console
-from .options import connects
+from .options import JSON, SERVICE, connects
 from .status import PATIENCE_S
 
 app = typer.Typer(help="List and remove registered datasets.", no_args_is_help=True)
 
-SERVICE = typer.Argument(
-    ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
-)
 DATASET_ID = typer.Argument("", help="As `forebay dataset list` shows it.", show_default=False)
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
@@ -26,9 +23,7 @@ UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 @connects
 def list_(
     service: str = SERVICE,
-    as_json: bool = typer.Option(
-        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
-    ),
+    as_json: bool = JSON,
 ) -> None:
     """List each dataset's id, elements, graph size, age, jobs, and when it was used last."""
     from ..client.datasets import list_datasets

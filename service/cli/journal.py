@@ -14,7 +14,8 @@ import typer
 
 from ..errors import InvalidArgument
 from .console import plain_console
-from .progress import progress
+from .options import JSON
+from .progress_bars import progress
 
 app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
 
@@ -23,7 +24,6 @@ STORAGE = typer.Argument(
     envvar="FOREBAY_STORAGE",
 )  # fmt: skip
 AT = typer.Option(None, min=1, help="The sequence of an event.", envvar="FOREBAY_AT")
-JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON")
 
 
 @contextmanager

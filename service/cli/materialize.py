@@ -6,8 +6,8 @@ import difflib
 
 import typer
 
-from .dataset import DATASET_ID, SERVICE, service_and_dataset
-from .options import connects
+from .dataset import DATASET_ID, service_and_dataset
+from .options import SERVICE, connects
 
 LOOK_S = 5.0
 """How often to list the output's files, to show the progress."""
@@ -54,7 +54,7 @@ def materialize(
     from .. import pipelines
     from ..materialized.run import materialize as run
     from ..materialized.run import shards_done
-    from .progress import polled
+    from .progress_bars import polled
 
     pipelines.hide_gpus()
     pipelines.load()  # before TensorFlow is imported in any other way

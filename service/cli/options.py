@@ -1,4 +1,4 @@
-"""Derives a command's parameters from its options class."""
+"""The parameters of commands: those that several have, and those of an options class."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from ..errors import InvalidArgument
 from ..options import Declared, ServerOptions, options_of
 
 T = TypeVar("T", bound=ServerOptions)
+
+SERVICE = typer.Argument(
+    ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
+)
+JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON")
 
 
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -118,11 +118,8 @@ def materialize(
     flags = _flags(runner, options)
     _check(format, shards, seed)
     pipeline = _pipeline(flags)
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         dataset = client.get_dataset(dataset_id, with_graph=True, patience_s=PATIENCE_S)
-    finally:
-        client.close()
     wanted = _plan_of(dataset_id, dataset, format, shards, seed)
     plan = _begun(directory, wanted, shards)
     _keep(f"{directory}/{plan.dataset_name}", dataset.SerializeToString(deterministic=True))
