@@ -25,7 +25,7 @@ def doctor(
         "", help="Only this job: its name, or its id.", envvar="FOREBAY_JOB", show_default=False
     ),
     as_json: bool = JSON,
-) -> None:  # fmt: skip
+) -> None:
     """Where the time goes, what holds trainers up, and what to do about it.
 
     The exit code is 0 if there is nothing to do, and 3 with a problem or something slow. It is 1

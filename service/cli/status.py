@@ -35,11 +35,9 @@ SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 WAIT_WORKERS = typer.Option(
     0, min=0, help="First wait until so many workers are registered.",
-    envvar="FOREBAY_WAIT_WORKERS",
 )  # fmt: skip
 WAIT_TIMEOUT = typer.Option(
     60.0, min=0.0, help="Seconds to wait for them, and for the dispatcher, before giving up.",
-    envvar="FOREBAY_WAIT_TIMEOUT_S",
 )  # fmt: skip
 
 
@@ -47,16 +45,16 @@ WAIT_TIMEOUT = typer.Option(
 def status(
     service: str = SERVICE,
     watch: bool = typer.Option(
-        False, help="Keep showing it, until interrupted.", envvar="FOREBAY_WATCH"
+        False, help="Keep showing it, until interrupted."
     ),
     as_json: bool = JSON,
     wait_workers: int = WAIT_WORKERS,
     wait_timeout_s: float = WAIT_TIMEOUT,
     job: str = typer.Option(
-        "", help="Only this job: its name, or its id.", envvar="FOREBAY_JOB", show_default=False
+        "", help="Only this job: its name, or its id.", show_default=False
     ),
     sort: str = typer.Option(
-        "job", help=f"Loads by: {', '.join(SORTS)}.", envvar="FOREBAY_SORT"
+        "job", help=f"Loads by: {', '.join(SORTS)}."
     ),
 ) -> None:  # fmt: skip
     """Workers, jobs with their progress and loads, the leader, the journal's position.
