@@ -15,6 +15,7 @@ from apache_beam.runners.portability.portable_runner import JobServiceHandle, Po
 from ...journal.splits import ENDLESS, source_size
 from ...storage.errors import Corrupt
 from .. import structure
+from ..block_limits import TYPES
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import (
     FailedPrecondition,
@@ -61,7 +62,7 @@ from .materializing import (
 )
 from .new_shard import NewShard
 from .open_pipelines import close_idle, enter
-from .records import TYPES, names_of
+from .records import names_of
 
 log = logging.getLogger(__name__)
 
