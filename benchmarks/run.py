@@ -19,7 +19,9 @@ from .abandoned import abandoned
 from .beam import beam
 from .bundles import bundles
 from .contents import FILE_CASES
+from .crowd import crowd
 from .curves import elements_curve, splits_curve
+from .endurance import endurance
 from .epochs import epochs
 from .failover import failover, redis_cut
 from .first_element import first_element
@@ -89,6 +91,8 @@ ROWS: dict[str, Row] = {
     "resumable": resumable,
     "record_files": record_files,
     "fleet": fleet,
+    "crowd": crowd,
+    "endurance": endurance,
     "restart": restart,
     "leases": leases,
     "get_split": get_split,

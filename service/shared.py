@@ -26,7 +26,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ from .blocks import PassableMemory
 from .errors import ProtocolError
 
 Bytes = npt.NDArray[np.uint8]
+MapMemory = Callable[[int, int], mmap.mmap]
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ SHARED_BYTES = 256 << 10  # smaller payloads go over the socket as fast
 MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 48 << 20  # of slabs for one consumer; LEAST_SLABS are allowed however large
 LEAST_SLABS = 3
+MAPPED_BYTES = 4 * POOL_BYTES
+"""How much a consumer keeps mapped of what one worker has lent. To map a slab anew takes as long as
+to copy it, as each 4 KB are a page fault."""
+
 MAX_PASSED = 4
 """How many slabs of one process may be passed on at a time. Further payloads are copied, so that
 the process has slabs left even if consumers keep their arrays."""
@@ -161,13 +166,19 @@ class Lender:
 class Borrower:
     """The slabs of one connection to a worker, in the consumer."""
 
-    def __init__(self, peer: str, *, passes_on: bool = False) -> None:
-        """`passes_on` allows loans of large payloads; their slabs take two descriptors."""
+    def __init__(
+        self, peer: str, *, passes_on: bool = False, map_memory: MapMemory | None = None
+    ) -> None:
+        """`passes_on` allows loans of large payloads; their slabs take two descriptors.
+        `map_memory` maps the memory of a descriptor, of so many bytes."""
         self._peer = peer
+        self._map_memory = map_memory or _map
         self._passes_on = passes_on
         self._descriptors: dict[int, int] = {}  # of slabs that may be passed on
         self._passed: set[int] = set()  # slabs that are passed on now
         self._slabs: dict[int, mmap.mmap] = {}
+        # By file, the latest last: one that is passed on comes again under another number.
+        self._mappings: dict[tuple[int, int], mmap.mmap] = {}
         self._borrowed: dict[int, weakref.ref[Bytes]] = {}
         self._shared_with_children: set[int] = set()
         # Any thread may append: the one that drops the last reference to an array.
@@ -187,15 +198,30 @@ class Borrower:
             seals = 0  # no memory file
         if not seals & fcntl.F_SEAL_SHRINK:
             raise ProtocolError(f"{self._peer} lends a slab that might shrink")
-        size = os.fstat(descriptor).st_size
+        file = os.fstat(descriptor)
+        size = file.st_size
         if not size:
             raise ProtocolError(f"{self._peer} lends a slab of no bytes")
-        memory = _map(descriptor, size)
         self._descriptors.pop(slab, None)
-        if self._passes_on and size >= SHARED_BYTES:
-            self._descriptors[slab] = kept = os.dup(descriptor)
-            weakref.finalize(memory, os.close, kept).atexit = False
+        if self._passes_on:  # no process passes on to a worker: each slab comes once
+            memory = self._map_memory(descriptor, size)
+            if size >= SHARED_BYTES:
+                self._descriptors[slab] = kept = os.dup(descriptor)
+                weakref.finalize(memory, os.close, kept).atexit = False
+        else:
+            memory = self._mapping((file.st_dev, file.st_ino), descriptor, size)
         self._slabs[slab] = memory
+
+    def _mapping(self, file: tuple[int, int], descriptor: int, size: int) -> mmap.mmap:
+        """The file's mapping. Raises OSError."""
+        memory = self._mappings.pop(file, None) or self._map_memory(descriptor, size)
+        kept = sum(map(len, self._mappings.values()))
+        for oldest in list(self._mappings):
+            if kept + len(memory) <= MAPPED_BYTES:
+                break
+            kept -= len(self._mappings.pop(oldest))
+        self._mappings[file] = memory
+        return memory
 
     def borrow(self, slab: int, size: int) -> Bytes:
         """The payload in a slab, lent as long as anything refers to the array or a view of it."""

@@ -48,6 +48,7 @@ class Heartbeats:
         self._dispatcher = dispatcher
         self._consumer_id = consumer_id
         self._joined = news
+        self._version = news.version  # the last one that was heard
         self._told = ""  # the last logged reason why no worker has a task
         self._has_warned = False  # of what the reader of bundles should know
         self._answered_s = time.monotonic()
@@ -92,7 +93,7 @@ class Heartbeats:
         """Sends the full report at once, because the pending heartbeat may wait for long. Ignores
         errors: the next heartbeat repeats the report, perhaps to another dispatcher.
         """
-        request = pb.ConsumerHeartbeatRequest(consumer_id=self._consumer_id)
+        request = pb.ConsumerHeartbeatRequest(consumer_id=self._consumer_id, version=self._version)
         self._fill_in(request)
         with suppress(ForebayError):
             self._dispatcher.call(
@@ -103,7 +104,7 @@ class Heartbeats:
         request = pb.ConsumerHeartbeatRequest(
             consumer_id=self._consumer_id,
             wait_ms=int(1000 * HEARTBEAT_S),
-            version=self._joined.version,
+            version=self._version,
         )
         self._warn(self._joined)
         while not self._closed.is_set():
@@ -120,7 +121,7 @@ class Heartbeats:
             self.credential = news.data_credential, self.credential[1] + 1
             self._warn(news)
             if news.version != request.version:
-                request.version = news.version
+                self._version = request.version = news.version
                 self._hear(news)
 
     def _warn(self, news: News) -> None:

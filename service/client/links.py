@@ -189,6 +189,7 @@ class Links:
                 reconnected=self._reconnected,
                 credential=self._credential,
                 fail=self._fail,
+                map_memory=self._reading.map_memory,
             )
         return client
 

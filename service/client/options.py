@@ -15,6 +15,7 @@ from ..connections.protocols import LOCAL, transfer_protocol
 from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
+from ..shared import MapMemory
 from .positions import ClaimedRead, OrderedRead, check_index, claimed_options, ordered_options
 
 log = logging.getLogger(__name__)
@@ -167,6 +168,7 @@ class ReadOptions:
     dynamic: bool = False  # tasks share splits, so another task produces what one loses
     ordered: OrderedRead | None = None  # an ordered read; None: another one
     claimed: ClaimedRead | None = None  # a read at least once; None: another one
+    map_memory: MapMemory | None = None  # maps what workers share, as for Borrower
     hands_back: bool = False  # whether other consumers get the elements this one does not take
 
     @property

@@ -351,7 +351,7 @@ class ForebayFace:
                 wait_ms,
             )
             self._iteration_of(consumer_id)
-            response = self._news(iteration, consumer_id)
+            response = self._news(iteration, consumer_id, told=request.version)
             # Without a block_round the consumer continues, with the tasks of the same answer.
             if iteration.barrier is not None and iteration.barrier.target_round:
                 response.block_round = iteration.barrier.target_round
@@ -404,8 +404,13 @@ class ForebayFace:
             version=version,
         )
 
-    def _news(self, iteration: Iteration, consumer_id: int) -> pb.ConsumerHeartbeatResponse:
-        tasks = self._dispatcher.state.tasks
+    def _news(
+        self, iteration: Iteration, consumer_id: int, told: int = 0
+    ) -> pb.ConsumerHeartbeatResponse:
+        """The consumer was told of version `told`. It needs no tasks if that is the present one:
+        with many workers they would be most of the dispatcher's work."""
+        tasks, is_new = self._dispatcher.state.tasks, iteration.version != told
+        listed = iteration.tasks if is_new else ()
         credential = b""
         if self._admission is not None and self._data_keys is not None:
             caller = current_caller(self._admission)
@@ -413,8 +418,8 @@ class ForebayFace:
         return pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
-            tasks=[self._task_info(tasks[task_id]) for task_id in iteration.tasks],
-            removed=iteration.removed,
+            tasks=[self._task_info(tasks[task_id]) for task_id in listed],
+            removed=iteration.removed if is_new else {},
             no_task=why_no_task(self._dispatcher.state, iteration),
             warning=describe_mismatches(self._dispatcher.state.jobs[iteration.job_id]),
             data_credential=credential,

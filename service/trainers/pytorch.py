@@ -11,7 +11,8 @@ import itertools
 import logging
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -28,11 +29,16 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..task_context import TaskContext
 from .jobs import ReadsInOrder, Service, bound_of, evaluates, open_job
 from .loaders import SharedLoaderState
+from .pytorch_device import DeviceCopies, MapRegistered, device_of
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 1024
 """How many elements become tensors at a time: a block may have a million."""
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
@@ -58,6 +64,9 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         or buffered in it. "AUTO" is unbounded for one rank or an infinite dataset. Otherwise it is
         two batches, or 16 elements if that is more, so that no rank takes what others wait for.
       data_transfer_protocol, target_workers: as in `read`.
+      device: where the tensors shall be, such as "cuda"; by default in ordinary memory. Copies to a
+        GPU run while it computes, from pinned memory if the worker is on this host; the current
+        stream waits for them. Strings stay where they are. A DataLoader needs `num_workers=0`.
       ordered: read in one global order, as `read` does, which describes the keyword arguments that
         come with it: seed, shuffle, cycle_length, block_length, bundle_splits, start_position and
         start_step. The ranks are its consumers. With it, drop_remainder leaves out the last,
@@ -106,10 +115,12 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         max_outstanding_requests: int | str | None = "AUTO",
         data_transfer_protocol: str | None = None,
         target_workers: str = "AUTO",
+        device: torch.device | str | int | None = None,
         ordered: bool = False,
         **order: Any,
     ) -> None:
         super().__init__()
+        self.device = device_of(device)
         check_batch_size(batch_size)
         if ordered:
             size = None if batch_size is None else int(batch_size)
@@ -132,7 +143,10 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             ordered=ordered,
             order=order,
         )
-        self._job = job.in_step(batch_size or 1) if automatic else job
+        job = job.in_step(batch_size or 1) if automatic else job
+        if self.device is not None and self.device.type == "cuda":
+            job = replace(job, how=replace(job.how, map_memory=MapRegistered(self.device)))
+        self._job = job
         self.batch_size, self.drop_remainder = batch_size, drop_remainder
         self._pad_value = pad_value
         self._layout()  # raises for a pad_value that does not fit
@@ -230,7 +244,21 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         return iteration
 
     def _layout(self) -> Layout:
-        return Layout(self._job.structure, tensor_of, self._pad_value, _tensors_of)
+        if self.device is None:
+            return Layout(self._job.structure, tensor_of, self._pad_value, _tensors_of)
+        if get_worker_info() is not None:
+            raise InvalidArgument(
+                f"device={str(self.device)!r} in a DataLoader's worker, which is another process: "
+                "use num_workers=0, as the pipeline runs on the service's workers; or leave device "
+                "out"
+            )
+        place = DeviceCopies(self.device)
+        return Layout(
+            self._job.structure,
+            lambda value: place(tensor_of(value)),
+            self._pad_value,
+            partial(_tensors_of, place=place),
+        )
 
 
 class _InOrder:
@@ -315,13 +343,13 @@ def tensor_of(value: Any) -> Any:
     return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
 
 
-def _tensors_of(component: Component) -> Iterator[Any]:
-    """The tensors of each element."""
+def _tensors_of(component: Component, place: Callable[[Any], Any] = _itself) -> Iterator[Any]:
+    """The tensors of each element, where `place` puts them."""
     if (
         isinstance(component, Rows)
         or component.shapes is not None
         or isinstance(component.values, Strings)
     ):
-        return map(tensor_of, component.elements())
+        return map(place, map(tensor_of, component.elements()))
     parts = tensor_of(component.values).split(AT_ONCE)
-    return itertools.chain.from_iterable(part.unbind() for part in parts)
+    return itertools.chain.from_iterable(place(part).unbind() for part in parts)

@@ -26,6 +26,7 @@ from ..connections.tls_socket import TlsError
 from ..delivery import ANY, End, EndPending, Order
 from ..errors import ForebayError, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
+from ..shared import MapMemory
 from . import frames
 from .addresses import ConnectionRefused, WorkerAddresses
 from .budget import Share
@@ -80,6 +81,7 @@ class BlockClient(WorkerClient):
         reconnected: Callable[[], None] = lambda: None,
         credential: Callable[[], tuple[bytes, int]] = lambda: (b"", 0),
         fail: Callable[[ForebayError], None] = lambda _: None,
+        map_memory: MapMemory | None = None,
     ) -> None:
         """Read from the worker `worker_uid`, at the first of its `addresses` that answers.
 
@@ -87,6 +89,7 @@ class BlockClient(WorkerClient):
         `open_tunnel`. `elements` also bounds the elements. `reconnected` is called for each
         connection but the first. `credential` is what the dispatcher signed for this consumer, and
         how often it has done that. `fail` is called with Unauthenticated if none will ever do.
+        `map_memory` is as for Borrower.
         """
         super().__init__(str(worker_uid), deliver, lost)
         if credit_bytes <= 0:
@@ -109,7 +112,7 @@ class BlockClient(WorkerClient):
         self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
         self._socket: socket.socket | None = None
-        self._payloads = Payloads(max_payload_bytes)
+        self._payloads = Payloads(max_payload_bytes, map_memory)
         self._connected = False
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out

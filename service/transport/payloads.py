@@ -12,7 +12,7 @@ from functools import partial
 
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
-from ..shared import Borrower
+from ..shared import Borrower, MapMemory
 from . import frames
 from .cut_blocks import CutBlock, cut_block
 from .messages import parse, payload_bytes, unpack_payload
@@ -21,9 +21,11 @@ from .messages import parse, payload_bytes, unpack_payload
 class Payloads:
     """The payloads from one worker, over one connection after another. Not thread-safe."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, map_memory: MapMemory | None = None) -> None:
+        """`map_memory` is as for Borrower."""
         self.may_share = True  # whether to share memory on the next connection
         self._max_bytes = max_bytes
+        self._map_memory = map_memory
         self._borrower: Borrower | None = None  # of the memory that the worker shares
         self._cut: CutBlock | None = None  # in which the last connection ended
 
@@ -32,7 +34,7 @@ class Payloads:
     ) -> Iterator[pb.ToWorker]:
         """Begin a connection; yields its first messages, `reads`. The one that reads on in the cut
         block reports how much of that has come. The block is dropped if none does."""
-        self._borrower = Borrower(reader.peer) if shares else None
+        self._borrower = Borrower(reader.peer, map_memory=self._map_memory) if shares else None
         cut, self._cut = self._cut, None
         for message in reads:
             if cut is not None and cut.is_next(message.read):

@@ -226,6 +226,23 @@ def test_the_answer_to_a_join_has_the_position_of_the_journal(client: Dispatcher
     assert 0 < joined.journal.sequence <= told.sequence
 
 
+def test_who_knows_the_version_is_not_told_its_tasks_again(client: DispatcherClient) -> None:
+    job_id = job(client, register(client, sources=[ev.SplitSource(count=1)]))
+    joined = client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
+    beat = pb.ConsumerHeartbeatRequest(
+        consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=60_000
+    )
+    for number in range(1, 4):
+        worker = pb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=number)
+        client.call(worker, pb.WorkerHeartbeatResponse)
+        news = client.call(beat, pb.ConsumerHeartbeatResponse)
+        assert [task.worker_uid for task in news.tasks] == [*range(1, number + 1)]
+        beat.version = news.version
+    beat.wait_ms = 1
+    again = client.call(beat, pb.ConsumerHeartbeatResponse)
+    assert again.version == beat.version and not again.tasks
+
+
 def test_a_consumer_that_was_removed_before_its_answer_hears_why(
     client: DispatcherClient, dispatcher: DispatcherProcess
 ) -> None:

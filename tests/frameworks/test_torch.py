@@ -95,6 +95,14 @@ for workers in (0, 1):
         batched = ours(batch_size=size, drop_remainder=drop)
         same([*DataLoader(batched, batch_size=None, num_workers=workers)], plain)
         same([*batched], plain)
+meta = torch.device("meta")  # the one beside the CPU that is everywhere
+for size in (None, 7):
+    for placed, here in zip(ours(batch_size=size, device=meta), ours(batch_size=size)):
+        assert placed.pop("text") == here.pop("text")
+        for one, other in zip(
+            [*placed.pop("pair"), *placed.values()], [*here.pop("pair"), *here.values()]
+        ):
+            assert (one.device, one.shape, one.dtype) == (meta, other.shape, other.dtype)
 """
 
 
@@ -364,6 +372,12 @@ say(error(ids[0], rank=1, world_size=2))
 say(error(ids[0], job_name=""))
 say(error(ids[0], initial_epoch=1))
 say(error(ids[0], batch_size=2, pad_value="x"))
+say(error(ids[0], device="cuda"))
+say(error(ids[0], device="gpu"))
+try:
+    [*DataLoader(ServiceDataset(target, ids[0], device="cpu"), batch_size=None, num_workers=1)]
+except Exception as elsewhere:
+    say(str(elsewhere))
 os.environ.update(RANK="1", WORLD_SIZE="3")
 say(error(ids[0]))
 dataset = ServiceDataset(target, ids[0], job_name="ranks")
@@ -403,7 +417,8 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
         ),
     ]
     *sizes, unknown, above, half, nameless, empty, nothing_over, pad, of_three = [
-        *(said := said_by(frameworks, BEGINS + ERRORS, target, *ids))[:13]
+        *(said := said_by(frameworks, BEGINS + ERRORS, target, *ids))[:12],
+        said.pop(15),
     ]
     assert len(sizes) == 5
     for size, text in zip(("0", "-1", "2.0", "True", "'2'"), sizes, strict=True):
@@ -416,7 +431,11 @@ def test_errors_say_what_to_do(frameworks: pathlib.Path, target: str) -> None:
     assert "`job_name` must not be empty" in empty
     assert "initial_epoch=1 needs a job_name" in nothing_over
     assert "pad_value='x' is no value of element, which is of int64" in pad
-    place, length, counts, over, evaluator, left_to_train, lacking = said[13:]
+    no_cuda, no_device, elsewhere = said[12:15]
+    assert "device='cuda': this process cannot use it (Torch not compiled with CUDA" in no_cuda
+    assert "device='gpu': this process cannot use it" in no_device and '"cuda:1"' in no_device
+    assert "device='cpu' in a DataLoader's worker, which is another process: use" in elsewhere
+    place, length, counts, over, evaluator, left_to_train, lacking = said[15:]
     assert place == [1, 3]
     assert "has no len() here" in length and "DYNAMIC, 3 processes, cardinality 8" in length
     assert sorted(counts) == [0, 8], "a copy that was pickled reads the same job"

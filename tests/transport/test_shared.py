@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import pathlib
 import random
@@ -21,6 +22,7 @@ from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.shared import (
     LEAST_SLABS,
+    MAPPED_BYTES,
     MAX_PASSED,
     MAX_SLABS,
     POOL_BYTES,
@@ -343,6 +345,32 @@ def test_what_a_process_lends_is_passed_on_as_it_is() -> None:
     assert chain.give_back() == ([0], [])
     with pytest.raises(ProtocolError, match="had not been lent"):
         lender.take_back([0])
+
+
+def test_what_is_passed_on_again_is_mapped_once_and_not_kept_for_ever() -> None:
+    mapped: list[int] = []
+
+    def map_memory(descriptor: int, size: int) -> mmap.mmap:
+        mapped.append(size)
+        return mmap.mmap(descriptor, size)
+
+    chain, lender = Chain(), Lender()
+    consumer = Borrower("a worker", map_memory=map_memory)
+    for number in range(5):
+        block, sent = chain.send(large(number), lender)
+        values = received(consumer, *sent)
+        assert (values == number).all()
+        del block, values
+        lender.take_back(*consumer.released())
+        chain.give_back()
+    assert mapped == [MIB]
+    size = MAPPED_BYTES // 3
+    for number in range(8):
+        fresh, other = Chain(), Lender()
+        block, sent = fresh.send(large(number, size), other)
+        assert (received(consumer, *sent) == number).all()
+        del block
+    assert mapped_slabs() <= 2 * 8 + 2 * 3 + 1  # three here, the others at those who lend
 
 
 @pytest.mark.parametrize("how", ["its connection ends", "it has forked"])
