@@ -87,8 +87,7 @@ class Readers:
 
     def _join(self, reader: int) -> None:
         recorder = Recorder(records_of(self._directory, self._mode, reader))
-        dispatcher = DispatcherClient(self._service)
-        try:
+        with DispatcherClient(self._service) as dispatcher:
             request = pb.GetOrCreateJobRequest()  # of its own, as it is numbered
             request.CopyFrom(self._request)
             job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)
@@ -103,8 +102,6 @@ class Readers:
                 self._take(consumer, reader, recorder)
             finally:
                 consumer.close()
-        finally:
-            dispatcher.close()
             recorder.close()
 
     def _take(self, consumer: Consumer, reader: int, recorder: Recorder) -> None:

@@ -36,11 +36,8 @@ def save(service: str, records: pathlib.Path) -> None:
     path = path_in(records).absolute()
     request = pb.StartSaveRequest.FromString(request_in(records.parent).read_bytes())
     request.path = str(path)
-    dispatcher = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as dispatcher:
         dispatcher.call_numbered(request, pb.StartSaveResponse)
-    finally:
-        dispatcher.close()
     while not (path / DONE).exists():
         if (path / ERROR).exists():
             raise ValueError(f"{path} was not saved: {(path / ERROR).read_text()}")

@@ -62,8 +62,7 @@ def main(task: TrainerTask) -> None:
     epoch = next_epoch(list(read_records(path)))
     recorder = Recorder(path)
     recorder.add(Started(task.name, time.monotonic()))
-    dispatcher = DispatcherClient(task.service)
-    try:
+    with DispatcherClient(task.service) as dispatcher:
         request = pb.GetOrCreateJobRequest(
             dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"
         )
@@ -79,8 +78,6 @@ def main(task: TrainerTask) -> None:
             pace_s = task.pace_s if epoch.number % 2 == 0 else 0.0
             read_epoch(dispatcher, job.job_id, epoch.number, recorder, pace_s, reading)
             epoch = NextEpoch(epoch.number + 1)
-    finally:
-        dispatcher.close()
         recorder.close()
 
 

@@ -22,6 +22,13 @@ DTYPES: dict[str, np.dtype[Any]] = {np.dtype(c).name: np.dtype(c) for c in "?bhi
     if isinstance(kind, type) and issubclass(kind, np.generic)
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_IN_ORDER = """
+float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16
+qint16 quint16 uint16 complex128 float16 resource variant uint32 uint64 float8_e5m2 float8_e4m3fn
+float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
+"""
+TYPES = {name: number for number, name in enumerate(_IN_ORDER.split(), 1)}
+"""TensorFlow's DataType numbers, by the dtype's name."""
 
 
 def padding(size: int) -> int:

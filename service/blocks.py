@@ -93,6 +93,24 @@ class Component:
             return map(values.__getitem__, slices)
         return map(np.reshape, map(values.__getitem__, slices), self.shapes.tolist())
 
+    @property
+    def rank(self) -> int:
+        """Of one element."""
+        if self.shapes is not None:
+            return int(self.shapes.shape[1])
+        values = self.values
+        return (values.lengths if isinstance(values, Strings) else values).ndim - 1
+
+    def part(self, first: int, count: int) -> Component:
+        """`count` elements from `first` on, as views."""
+        values, shapes = self.values, self.shapes
+        if shapes is None:
+            return Component(_cut(values, first, first + count))
+        shapes = shapes[: first + count]
+        stops = np.prod(shapes, axis=1, dtype=np.int64).cumsum()
+        start = int(stops[first - 1]) if first else 0
+        return _varying(_cut(values, start, int(stops[-1])), shapes[first:])
+
 
 class Rows(Component):
     """A component of large elements that were not put together: `values` and `shapes` are made
@@ -119,15 +137,15 @@ class Rows(Component):
     def elements(self) -> Iterator[Any]:
         return iter(self.rows)
 
+    @property
+    def rank(self) -> int:
+        return self.rows[0].ndim
 
-def rank(component: Component) -> int:
-    """The rank of one element."""
-    if isinstance(component, Rows):
-        return component.rows[0].ndim
-    if component.shapes is not None:
-        return int(component.shapes.shape[1])
-    values = component.values
-    return (values.lengths if isinstance(values, Strings) else values).ndim - 1
+    def part(self, first: int, count: int) -> Component:
+        return Rows(self.rows[first : first + count])
+
+    def __reduce__(self) -> tuple[type[Rows], tuple[list[Array]]]:
+        return Rows, (self.rows,)
 
 
 class Encodings:
@@ -194,20 +212,8 @@ def part(block: Block, first: int, count: int) -> Block:
     """`count` elements from `first` on, as views."""
     if count == block.count:
         return block
-    components = tuple(_part(component, first, count) for component in block.components)
+    components = tuple(component.part(first, count) for component in block.components)
     return Block(count, components, block.bundle, block.index + first)
-
-
-def _part(component: Component, first: int, count: int) -> Component:
-    if isinstance(component, Rows):
-        return Rows(component.rows[first : first + count])
-    values, shapes = component.values, component.shapes
-    if shapes is None:
-        return Component(_cut(values, first, first + count))
-    shapes = shapes[: first + count]
-    stops = np.prod(shapes, axis=1, dtype=np.int64).cumsum()
-    start = int(stops[first - 1]) if first else 0
-    return _varying(_cut(values, start, int(stops[-1])), shapes[first:])
 
 
 def _cut(values: Array | Strings, start: int, stop: int) -> Array | Strings:

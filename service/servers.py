@@ -237,11 +237,8 @@ class DispatchServer(_Server):
 
     def _ask(self, request: Message, response: type[Answer], service: str = SERVICE) -> Answer:
         own = credentials_of_server(self._options)
-        dispatcher = DispatcherClient(self.address, credentials=own)
-        try:
+        with DispatcherClient(self.address, credentials=own) as dispatcher:
             return dispatcher.call(request, response, patience_s=10, service=service)
-        finally:
-            dispatcher.close()
 
     def join(self) -> None:
         """Wait until the dispatcher has ended."""

@@ -10,6 +10,7 @@ import typer
 
 from ..errors import ForebayError
 from . import audit, bench, chaos, dataset, doctor, journal, materialize, servers, status
+from .options import Command
 
 app = typer.Typer(
     name="forebay",
@@ -36,26 +37,24 @@ def options(
 ) -> None: ...
 
 
-app.command("dispatcher")(servers.dispatcher)
-app.command("worker")(servers.worker)
-app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
+app.command(cls=Command)(servers.dispatcher)
+app.command(cls=Command)(servers.worker)
+app.command(cls=Command)(status.status)
+app.command(cls=Command)(doctor.doctor)
 app.command(
-    "materialize", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=Command, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )(materialize.materialize)
-app.command("audit")(audit.audit)
-app.command("chaos")(chaos.chaos)
-app.command("bench")(bench.bench)
+app.command(cls=Command)(audit.audit)
+app.command(cls=Command)(chaos.chaos)
+app.command(cls=Command)(bench.bench)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(journal.app, name="journal")
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
-    epochs: int = typer.Option(6, min=1, help="Epochs over the digits.", envvar="FOREBAY_EPOCHS"),
-    keep: bool = typer.Option(
-        False, help="Keep the demo's files and say where they are.", envvar="FOREBAY_KEEP"
-    ),
+    epochs: int = typer.Option(6, min=1, help="Epochs over the digits."),
+    keep: bool = typer.Option(False, help="Keep the demo's files and say where they are."),
 ) -> None:
     """Train on real data on this machine, and kill the dispatcher in the middle."""
     from ..connections.credentials import use_credentials

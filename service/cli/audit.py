@@ -11,32 +11,25 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument, NotFound
-from .journal import JSON, STORAGE, opened, time_text
+from .journal import STORAGE, opened, time_text
+from .options import JSON
 
 JOB = typer.Argument(
     ..., help="The job's name, or its id.", envvar="FOREBAY_JOB", show_default=False
 )
 STEP = typer.Option(
     None, min=0, help="What each consumer gets in this step, counted over all epochs.",
-    envvar="FOREBAY_STEP",
 )  # fmt: skip
 ELEMENT = typer.Option(
     None, help="BUNDLE:INDEX: the step and the consumer that get this element.",
-    envvar="FOREBAY_ELEMENT",
 )  # fmt: skip
-EPOCH = typer.Option(
-    None, min=0, help="With --element: in this epoch; the first is 0.", envvar="FOREBAY_EPOCH"
-)
+EPOCH = typer.Option(None, min=0, help="With --element: in this epoch; the first is 0.")
 BATCH_SIZE = typer.Option(
     None, min=1, help="The batch size of another group than the one that read; needs --consumers.",
-    envvar="FOREBAY_BATCH_SIZE",
 )  # fmt: skip
-CONSUMERS = typer.Option(
-    None, min=1, help="The number of that other group's consumers.", envvar="FOREBAY_CONSUMERS"
-)
+CONSUMERS = typer.Option(None, min=1, help="The number of that other group's consumers.")
 DROP_REMAINDER = typer.Option(
     False, help="Whether that other group drops each epoch's last, incomplete step.",
-    envvar="FOREBAY_DROP_REMAINDER",
 )  # fmt: skip
 
 PARTS = {"readers", "bundles"}

@@ -21,24 +21,22 @@ ROWS = typer.Argument(
 def bench(
     rows: list[str] = ROWS,
     rounds: int | None = typer.Option(
-        None, min=1, help="How often to measure each side; 5 by default.", envvar="FOREBAY_ROUNDS"
+        None, min=1, help="How often to measure each side; 5 by default."
     ),
     quick: bool = typer.Option(
-        False, "--quick", help="Only try out whether it runs: the figures mean nothing.",
-        envvar="FOREBAY_QUICK",
+        False, "--quick", help="Only try out whether it runs: the figures mean nothing."
     ),
     json_file: str = typer.Option(
-        "", "--json", help="Where the figures go, with plots (PNG) beside them; by default "
-        "forebay-bench-<date>.json here, and nowhere if --quick.", envvar="FOREBAY_JSON",
+        "",
+        "--json",
+        help="Where the figures go, with plots (PNG) beside them; by default "
+        "forebay-bench-<date>.json here, and nowhere if --quick.",
     ),
-    directory: str = typer.Option(
-        tempfile.gettempdir(), help="A folder for journals, on a disk.", envvar="FOREBAY_DIRECTORY"
-    ),
+    directory: str = typer.Option(tempfile.gettempdir(), help="A folder for journals, on a disk."),
     plot: str = typer.Option(
-        "", help="Measure nothing: plot the figures in this file of an earlier run again.",
-        envvar="FOREBAY_PLOT",
+        "", help="Measure nothing: plot the figures in this file of an earlier run again."
     ),
-) -> None:  # fmt: skip
+) -> None:
     """Measure Forebay beside TensorFlow's tf.data service, each in processes of its own."""
     require_tools("bench", "benchmarks")
     use_credentials(None)  # servers of both sides are plain

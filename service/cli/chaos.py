@@ -19,56 +19,49 @@ if TYPE_CHECKING:
     from ...chaos.report import ChaosReport
 
 ONLY = typer.Option(
-    [], help='A kind of fault, such as "kill worker"; repeatable. By default, all.',
-    envvar="FOREBAY_ONLY",
-)  # fmt: skip
+    [],
+    help='A kind of fault, such as "kill worker"; repeatable. By default, all.',
+)
 
 
 def chaos(
     seed: int | None = typer.Option(
-        None, min=0, help="Seed of the plan of faults; random by default.", envvar="FOREBAY_SEED"
+        None, min=0, help="Seed of the plan of faults; random by default."
     ),
-    minutes: float = typer.Option(
-        1.0, min=0.05, max=100_000, help="How long there are faults.", envvar="FOREBAY_MINUTES"
-    ),
+    minutes: float = typer.Option(1.0, min=0.05, max=100_000, help="How long there are faults."),
     storage: str = typer.Option(
-        "files", help='"files", "redis" or "postgres" (a server of its own), or the URL of an '
+        "files",
+        help='"files", "redis" or "postgres" (a server of its own), or the URL of an '
         "empty storage.",
         envvar="FOREBAY_CHAOS_STORAGE",  # FOREBAY_STORAGE is a dispatcher's
     ),
-    dispatchers: int = typer.Option(
-        2, min=1, help="One leads, the others stand by.", envvar="FOREBAY_DISPATCHERS"
-    ),
-    workers: int = typer.Option(2, min=1, envvar="FOREBAY_WORKERS"),
-    trainers: int = typer.Option(2, min=1, envvar="FOREBAY_TRAINERS"),
-    kill_every: float = typer.Option(
-        2.0, min=0.1, help="Seconds between faults, on average.", envvar="FOREBAY_KILL_EVERY"
-    ),
+    dispatchers: int = typer.Option(2, min=1, help="One leads, the others stand by."),
+    workers: int = typer.Option(2, min=1),
+    trainers: int = typer.Option(2, min=1),
+    kill_every: float = typer.Option(2.0, min=0.1, help="Seconds between faults, on average."),
     elements: int = typer.Option(
-        1000, min=1, help="Elements in each of an epoch's 4 passes; two workers make 500 a second.",
-        envvar="FOREBAY_ELEMENTS",
+        1000, min=1, help="Elements in each of an epoch's 4 passes; two workers make 500 a second."
     ),
     hosts: bool = typer.Option(
-        False, help="Give each process a host of its own (a network namespace of Linux), and cut "
-        "hosts off from each other, too.", envvar="FOREBAY_HOSTS",
+        False,
+        help="Give each process a host of its own (a network namespace of Linux), and cut "
+        "hosts off from each other, too.",
     ),
     tls: bool = typer.Option(
-        False, help="Mutual TLS between all processes, with certificates that are replaced every "
-        "few seconds.", envvar="FOREBAY_CHAOS_TLS",
+        False,
+        help="Mutual TLS between all processes, with certificates that are replaced every "
+        "few seconds.",
+        envvar="FOREBAY_CHAOS_TLS",
     ),
     only: list[str] = ONLY,
     out: str = typer.Option(
-        "", help="Keep logs, records and journal in this directory, which must not exist.",
-        envvar="FOREBAY_OUT",
+        "", help="Keep logs, records and journal in this directory, which must not exist."
     ),
-    json_file: str = typer.Option(
-        "", "--json", help="Write the report to this file.", envvar="FOREBAY_JSON"
-    ),
+    json_file: str = typer.Option("", "--json", help="Write the report to this file."),
     plot: str = typer.Option(
-        "", help="Write throughput over time, with the faults marked, to this PNG.",
-        envvar="FOREBAY_PLOT",
+        "", help="Write throughput over time, with the faults marked, to this PNG."
     ),
-) -> None:  # fmt: skip
+) -> None:
     """Run a cluster on this machine under random faults, and check what it promises.
 
     Exits 1 if a promise was broken. The seed fixes the plan of faults, not how real processes

@@ -10,25 +10,20 @@ from typing import Any
 import typer
 
 from .console import plain_console
-from .options import connects
+from .options import JSON, SERVICE, Command, connects
 from .status import PATIENCE_S
 
 app = typer.Typer(help="List and remove registered datasets.", no_args_is_help=True)
 
-SERVICE = typer.Argument(
-    ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
-)
 DATASET_ID = typer.Argument("", help="As `forebay dataset list` shows it.", show_default=False)
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 @connects
 def list_(
     service: str = SERVICE,
-    as_json: bool = typer.Option(
-        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
-    ),
+    as_json: bool = JSON,
 ) -> None:
     """List each dataset's id, elements, graph size, age, jobs, and when it was used last."""
     from ..client.datasets import list_datasets
@@ -40,7 +35,7 @@ def list_(
         plain_console().print(render(found, time.time()))
 
 
-@app.command()
+@app.command(cls=Command)
 @connects
 def remove(
     service: str = SERVICE,
@@ -48,7 +43,6 @@ def remove(
     force: bool = typer.Option(
         False,
         help="Remove it even if it is read; its readers get an error.",
-        envvar="FOREBAY_FORCE",
     ),
 ) -> None:
     """Remove a dataset, its jobs, and its graph from the storage.

@@ -11,7 +11,7 @@ import typer
 from ..diagnosis import WAITS_FOR, WORKERS_DO, Finding, duration, findings, job_name
 from ..http.families import printable
 from .console import plain_console
-from .options import connects
+from .options import JSON, SERVICE, connects
 from .status import PATIENCE_S, only
 
 FOUND = 3
@@ -20,17 +20,12 @@ FOUND = 3
 
 @connects
 def doctor(
-    service: str = typer.Argument(
-        ..., help="HOST:PORT of the dispatcher; several, comma-separated.",
-        envvar="FOREBAY_SERVICE",
-    ),
+    service: str = SERVICE,
     job: str = typer.Argument(
         "", help="Only this job: its name, or its id.", envvar="FOREBAY_JOB", show_default=False
     ),
-    as_json: bool = typer.Option(
-        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
-    ),
-) -> None:  # fmt: skip
+    as_json: bool = JSON,
+) -> None:
     """Where the time goes, what holds trainers up, and what to do about it.
 
     The exit code is 0 if there is nothing to do, and 3 with a problem or something slow. It is 1
@@ -39,11 +34,8 @@ def doctor(
     from ..client.waiting import fetch_status
     from ..connections.dispatcher_client import DispatcherClient
 
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         status = only(fetch_status(client, PATIENCE_S), job)
-    finally:
-        client.close()
     found = findings(status)
     if as_json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))

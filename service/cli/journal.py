@@ -14,6 +14,7 @@ import typer
 
 from ..errors import InvalidArgument
 from .console import plain_console
+from .options import JSON, Command
 from .progress_bar import progress
 
 app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
@@ -22,8 +23,7 @@ STORAGE = typer.Argument(
     ..., help="URL or path of the storage, such as file:///var/lib/forebay.",
     envvar="FOREBAY_STORAGE",
 )  # fmt: skip
-AT = typer.Option(None, min=1, help="The sequence of an event.", envvar="FOREBAY_AT")
-JSON = typer.Option(False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON")
+AT = typer.Option(None, min=1, help="The sequence of an event.")
 
 
 @contextmanager
@@ -42,13 +42,11 @@ def opened(url: str) -> Iterator[Any]:
         storage.close()
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     storage: str = STORAGE,
     at: int | None = AT,
-    limit: int = typer.Option(
-        50, min=0, help="How many of the last events to show; 0: all.", envvar="FOREBAY_LIMIT"
-    ),
+    limit: int = typer.Option(50, min=0, help="How many of the last events to show; 0: all."),
     as_json: bool = JSON,
 ) -> None:
     """The last events in words; with --at, the dispatcher's state as of that event."""
@@ -73,12 +71,10 @@ def show(
         plain_console().print(render(summary))
 
 
-@app.command()
+@app.command(cls=Command)
 def tail(
     storage: str = STORAGE,
-    limit: int = typer.Option(
-        10, min=0, help="How many of the last events to begin with.", envvar="FOREBAY_LIMIT"
-    ),
+    limit: int = typer.Option(10, min=0, help="How many of the last events to begin with."),
     as_json: bool = JSON,
 ) -> None:
     """Follow the journal: events in words as they are written, until interrupted."""
@@ -92,7 +88,7 @@ def tail(
             time.sleep(0.2)
 
 
-@app.command()
+@app.command(cls=Command)
 def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal.verification import verify as verify_storage
@@ -113,14 +109,13 @@ def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     raise typer.Exit(0 if report.ok else 1)
 
 
-@app.command()
+@app.command(cls=Command)
 def repair(
     storage: str = STORAGE,
     truncate_corrupt: bool = typer.Option(
         False,
         help="Cut a corrupt log behind its last whole batch. Later acknowledged events are lost; "
         "their files are moved aside, not deleted.",
-        envvar="FOREBAY_TRUNCATE_CORRUPT",
     ),
 ) -> None:
     """Make a damaged journal usable again, as far as nothing is lost by it.
@@ -149,7 +144,7 @@ def repair(
     raise typer.Exit(1 if left.lost_datasets or not left.can_begin else 0)
 
 
-@app.command()
+@app.command(cls=Command)
 def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """What the journal holds: events by kind, bytes, times."""
     from ...journal.verification import stats as count

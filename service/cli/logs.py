@@ -15,9 +15,7 @@ from ..errors import InvalidArgument
 from ..processes import LOG_LEVEL
 
 LogFormat = Literal["text", "json"]
-FORMAT: LogFormat = typer.Option(
-    "text", "--log-format", help="text, or json: an object a line.", envvar="FOREBAY_LOG_FORMAT"
-)
+FORMAT: LogFormat = typer.Option("text", "--log-format", help="text, or json: an object a line.")
 EXTRA = ("command", "sequence", "events")
 """What a record may have besides its message: of a decision."""
 

@@ -6,8 +6,8 @@ import difflib
 
 import typer
 
-from .dataset import DATASET_ID, SERVICE, service_and_dataset
-from .options import connects
+from .dataset import DATASET_ID, service_and_dataset
+from .options import SERVICE, connects
 
 LOOK_S = 5.0
 """How often to list the output's files, to show the progress."""
@@ -18,31 +18,21 @@ def materialize(
     context: typer.Context,
     service: str = SERVICE,
     dataset_id: str = DATASET_ID,
-    output: str = typer.Option(
-        ..., help="A directory that the runner's workers see by this name.", envvar="FOREBAY_OUTPUT"
-    ),
+    output: str = typer.Option(..., help="A directory that the runner's workers see by this name."),
     file_format: str = typer.Option(
-        "tfrecord", "--format", help="tfrecord, arrayrecord or parquet.", envvar="FOREBAY_FORMAT"
+        "tfrecord", "--format", help="tfrecord, arrayrecord or parquet."
     ),
-    shards: int = typer.Option(
-        0, min=0, help="How many files; 0: one a split, up to 128.", envvar="FOREBAY_SHARDS"
-    ),
-    seed: int = typer.Option(
-        0, min=0, help="Seed of the dataset's random numbers.", envvar="FOREBAY_SEED"
-    ),
-    runner: str = typer.Option(
-        "FnApiRunner", help="One of Beam's, by its name.", envvar="FOREBAY_RUNNER"
-    ),
+    shards: int = typer.Option(0, min=0, help="How many files; 0: one a split, up to 128."),
+    seed: int = typer.Option(0, min=0, help="Seed of the dataset's random numbers."),
+    runner: str = typer.Option("FnApiRunner", help="One of Beam's, by its name."),
     load_op_library: str = typer.Option(
         "",
         help="Libraries of custom ops that the dataset uses, comma-separated: paths where the "
         "runner's workers are.",
-        envvar="FOREBAY_LOAD_OP_LIBRARY",
     ),
     verify: bool = typer.Option(
         False,
         help="Read what is there first, and write again what is damaged.",
-        envvar="FOREBAY_VERIFY",
     ),
 ) -> None:
     """Write the elements of a dataset to files, to be registered in its place.

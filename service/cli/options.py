@@ -1,4 +1,4 @@
-"""Derives a command's parameters from its options class."""
+"""The parameters of commands: those that several have, and those of an options class."""
 
 from __future__ import annotations
 
@@ -8,12 +8,29 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
-from ..connections.credentials import VARIABLES, Credentials, use_credentials
+from ..connections.credentials import Credentials, use_credentials
 from ..errors import InvalidArgument
 from ..options import Declared, ServerOptions, options_of
 
 T = TypeVar("T", bound=ServerOptions)
+
+SERVICE = typer.Argument(
+    ..., help="HOST:PORT of the dispatcher; several, comma-separated.", envvar="FOREBAY_SERVICE"
+)
+JSON = typer.Option(False, "--json", help="As JSON, for programs.")
+
+
+class Command(TyperCommand):
+    """What --log-format is not given, FOREBAY_LOG_FORMAT gives: so for each option."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for option in self.params:
+            if isinstance(option, TyperOption) and not (option.hidden or option.envvar):
+                flag = option.opts[0].removeprefix("--")
+                option.envvar = f"FOREBAY_{flag.replace('-', '_').upper()}"
 
 
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -52,8 +69,7 @@ def connects(run: Callable[..., None]) -> Callable[..., None]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=typer.Option(
-                "", f"--{name.replace('_', '-')}", help=text, envvar=VARIABLES[name],
-                show_default=False,
+                "", f"--{name.replace('_', '-')}", help=text, show_default=False,
             ),
             annotation=str,
         )
@@ -84,7 +100,7 @@ def _parameter(declared: Declared) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         default=typer.Option(
             default, flag, help=f"{option.help} ({declared.range})" if in_range else option.help,
-            envvar=f"FOREBAY_{name.upper()}", callback=_in_range(declared) if in_range else None,
+            callback=_in_range(declared) if in_range else None,
         ),
         annotation=declared.type if is_plain else str | None,
     )  # fmt: skip

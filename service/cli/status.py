@@ -7,53 +7,54 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import typer
 
-from ..diagnosis import job_name
+from ..diagnosis import duration, job_name
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..http.families import label_value
 from .console import plain_console
-from .load_tables import SORTS, progress_of, tables
-from .options import connects
+from .options import JSON, SERVICE, connects
 
 PATIENCE_S = 5.0
 WATCH_S = 1.0
 MOST_NAMED = 20
 NAME_WIDTH = 24  # a job's longer name takes a second line
 
+SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "job": lambda job: job["job_id"],
+    "waits": lambda job: -job.get("waits", 0.0),
+    "rate": lambda job: -job.get("elements_per_s", 0.0),
+    "busy": lambda job: -job.get("busy", 0.0),
+    "memory": lambda job: -job["held_bytes"],
+}
+"""By what jobs can be sorted; the first ones are those that need a look."""
+
 WAIT_WORKERS = typer.Option(
     0, min=0, help="First wait until so many workers are registered.",
-    envvar="FOREBAY_WAIT_WORKERS",
 )  # fmt: skip
 WAIT_TIMEOUT = typer.Option(
     60.0, min=0.0, help="Seconds to wait for them, and for the dispatcher, before giving up.",
-    envvar="FOREBAY_WAIT_TIMEOUT_S",
 )  # fmt: skip
 
 
 @connects
 def status(
-    service: str = typer.Argument(
-        ..., help="HOST:PORT of the dispatcher; several, comma-separated.",
-        envvar="FOREBAY_SERVICE",
-    ),
+    service: str = SERVICE,
     watch: bool = typer.Option(
-        False, help="Keep showing it, until interrupted.", envvar="FOREBAY_WATCH"
+        False, help="Keep showing it, until interrupted."
     ),
-    as_json: bool = typer.Option(
-        False, "--json", help="As JSON, for programs.", envvar="FOREBAY_JSON"
-    ),
+    as_json: bool = JSON,
     wait_workers: int = WAIT_WORKERS,
     wait_timeout_s: float = WAIT_TIMEOUT,
     job: str = typer.Option(
-        "", help="Only this job: its name, or its id.", envvar="FOREBAY_JOB", show_default=False
+        "", help="Only this job: its name, or its id.", show_default=False
     ),
     sort: str = typer.Option(
-        "job", help=f"Loads by: {', '.join(SORTS)}.", envvar="FOREBAY_SORT"
+        "job", help=f"Loads by: {', '.join(SORTS)}."
     ),
 ) -> None:  # fmt: skip
     """Workers, jobs with their progress and loads, the leader, the journal's position.
@@ -69,8 +70,7 @@ def status(
         raise InvalidArgument("--watch shows tables: call again for the next --json")
     if wait_workers:
         wait_for_workers(service, wait_workers, timeout_s=wait_timeout_s)
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         summary = only(fetch_status(client, PATIENCE_S), job)
         if as_json:
             print(json.dumps(summary, indent=2))
@@ -78,8 +78,6 @@ def status(
             plain_console().print(render(summary, sort))
         else:
             _watch(lambda: only(fetch_status(client, PATIENCE_S), job), summary, sort)
-    finally:
-        client.close()
 
 
 def _watch(fetch: Callable[[], dict[str, Any]], summary: dict[str, Any], sort: str) -> None:
@@ -186,7 +184,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
                     ),
                 )
     names = {job["job_id"]: _name(job) for job in summary["jobs"]}
-    parts: list[Any] = [head, *tables(summary, names, sort), workers, jobs]
+    parts: list[Any] = [head, *_loads(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
     skips = Table(
         "job", "epoch", "split", "worker", "why", title="skipped splits", title_justify="left"
@@ -220,7 +218,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
         rates = {rate["path"]: rate for rate in summary.get("save_rates", [])}
         for save in written:
             streams = f"{save['completed_streams']} of {save['streams']}"
-            told = progress_of(save, rates.get(save["path"], {}))
+            told = _save_progress(save, rates.get(save["path"], {}))
             saves.add_row(save["path"], streams, *told, save.get("waits_for") or "")
         parts.append(saves)
     if not summary.get("strangers"):
@@ -286,3 +284,74 @@ def _progress(source: dict[str, Any]) -> str:
     # Earlier versions do not report it.
     waits = ", waits for its save" if source.get("waits_for") else ""
     return f"{source['begun']} of {size}, {source['leased']} out{lost}{waits}"
+
+
+def _loads(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterator[Any]:
+    """Wanted workers, waits of trainers, memory of workers: of the jobs in `names`. Dispatchers of
+    earlier versions say nothing of it."""
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    if wanted := summary.get("wanted_workers"):
+        ready = wanted["ready"]
+        yield f"workers wanted: {wanted['workers']}, ready: {ready}; {wanted['reason']}"
+    memory = [*_held(summary, names)]
+    held = {job_id: sum(job["held_bytes"] for _, job in memory if job["job_id"] == job_id)
+            for job_id in names}  # fmt: skip
+    listed = [
+        {**job, "held_bytes": held[job["job_id"]]}
+        for job in summary.get("loads", [])
+        if job["job_id"] in names
+    ]
+    columns = ("job", "elements/s", "trainers wait", "busy workers", "memory", "wanted")
+    loads = Table(*columns, title="loads", title_justify="left")
+    listed.sort(key=SORTS[sort])
+    for job in listed:
+        measured = ("–", "–", "–")
+        if "waits" in job:
+            busy = f"{job['busy']:.1f} of {job['workers']}"
+            measured = (f"{job['elements_per_s']:.1f}", f"{job['waits']:.0%}", busy)
+        wanted, size = job["wanted"]["workers"], decimal(job["held_bytes"])
+        loads.add_row(names[job["job_id"]], *measured, size, str(wanted))
+    if loads.row_count:
+        yield loads
+    if loads.row_count > 1 or not summary.get("wanted_workers"):
+        yield from (f"{names[job['job_id']]}: {job['wanted']['reason']}" for job in listed)
+    budgets = Table(title="memory of workers", title_justify="left")
+    budgets.add_column("worker", overflow="fold", min_width=15)
+    for name in ("job", "holds", "of", "tasks parked", "elements dropped"):
+        budgets.add_column(name)
+    for worker, job in memory:
+        if job["held_bytes"] or job["parked_tasks"] or job["shed_elements"]:
+            budgets.add_row(
+                label_value(worker["address"]), names[job["job_id"]],
+                decimal(job["held_bytes"]), decimal(worker["budget_bytes"]),
+                str(job["parked_tasks"]), str(job["shed_elements"]),
+            )  # fmt: skip
+    if budgets.row_count:
+        yield budgets
+
+
+def _save_progress(save: dict[str, Any], rate: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Splits, elements, rate and time to go, as far as they are known."""
+    from rich.filesize import decimal
+
+    # TensorFlow's workers tell which splits they begin, and earlier versions do not report more.
+    done, sizes = save.get("written"), [size for size in save.get("splits", []) if size is not None]
+    done = save.get("assigned") if done is None else done
+    splits = "" if done is None else f"{done} of {min(sizes)}" if sizes else str(done)
+    per_s = f"{rate['elements_per_s']:,.1f}/s" if rate else ""
+    if rate.get("bytes_per_s"):
+        per_s += f", {decimal(int(rate['bytes_per_s']))}/s"
+    left_s = rate.get("left_s")
+    left = "" if left_s is None else duration(left_s)
+    return splits, f"{save.get('elements', 0):,}", per_s, left
+
+
+def _held(
+    summary: dict[str, Any], names: dict[int, str]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for worker in summary.get("memory", []):
+        for job in worker["jobs"]:
+            if job["job_id"] in names:
+                yield worker, job

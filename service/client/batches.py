@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..blocks import Block, Component, Strings, joined, numpy_dtype, rank, split
+from ..blocks import Block, Component, Strings, joined, numpy_dtype, split
 from ..errors import InvalidArgument
 from ..structure import assemble
 from .progress import Progress
@@ -116,7 +116,7 @@ def in_whole_batches(
 
 def _whole(parts: list[Block]) -> Block:
     for column in zip(*(part.components for part in parts), strict=True):
-        if len(ranks := {rank(component) for component in column}) > 1:
+        if len(ranks := {component.rank for component in column}) > 1:
             raise InvalidArgument(
                 f"a batch has elements of ranks {sorted(ranks)}: read them one by one, without "
                 "batch_size, or give them one rank before they are registered"

@@ -42,13 +42,10 @@ def list_datasets(
 
     Raises Unavailable.
     """
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         answer = client.call(
             pb.ListDatasetsRequest(), pb.ListDatasetsResponse, patience_s=timeout_s
         )
-    finally:
-        client.close()
     return [_info(**fields) for fields in json.loads(answer.datasets)]
 
 
@@ -78,10 +75,7 @@ def remove_dataset(
     """
     if not isinstance(dataset_id, str) or not dataset_id:
         raise InvalidArgument(f"dataset_id={dataset_id!r} must be a string, and not empty")
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         request = pb.RemoveDatasetRequest(dataset_id=dataset_id, force=force)
         answer = client.call_numbered(request, pb.RemoveDatasetResponse, patience_s=timeout_s)
         return list(answer.jobs)
-    finally:
-        client.close()

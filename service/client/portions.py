@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..blocks import Block, merged, part, rank, split
+from ..blocks import Block, merged, part, split
 from ..delivery.orders import MAX_INDEX
 from ..order import Ints
 from .slices import Request
@@ -221,7 +221,7 @@ class Portions:
         """The portion as blocks with the elements' positions: one block, unless ranks differ."""
         positions, portion.positions = portion.positions, _NONE
         parts = [each for place, at in portion.needs for each in self._pop(place, at)]
-        ranks = {tuple(map(rank, block.components)) for block, _, _ in parts}
+        ranks = {tuple(component.rank for component in block.components) for block, _, _ in parts}
         if len(ranks) == 1:
             pieces = [(part(block, first, len(at)), at) for block, first, at in parts]
             yield merged(pieces, LARGE_BYTES), positions

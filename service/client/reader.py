@@ -65,13 +65,10 @@ def fetch_dataset(
 
     Raises NotFound, Unavailable.
     """
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         return client.get_dataset(
             dataset_id, with_graph=False, job_name=job_name, patience_s=PATIENCE_S
         )
-    finally:
-        client.close()
 
 
 class Reader:

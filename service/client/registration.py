@@ -135,8 +135,7 @@ def described(request: pb.RegisterDatasetRequest) -> tuple[str, bytes]:
 def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
     """Sends the request and returns the dataset's id. Logs a warning if another dataset has it."""
     require_bytes(request.graph or request.python)
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         answer = client.call(
             request, pb.RegisterDatasetResponse, timeout_s=60, patience_s=PATIENCE_S
         )
@@ -147,8 +146,6 @@ def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
                 "first, with its jobs", answer.dataset_id, answer.differs,
             )  # fmt: skip
         return answer.dataset_id
-    finally:
-        client.close()
 
 
 def register_dataset(

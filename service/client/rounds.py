@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..block_limits import cost
-from ..blocks import Block, joined, rank, split
+from ..blocks import Block, joined, split
 from ..delivery import End, EndOfTask, Rounds, Superseded, TaskFailed, TaskUnknown
 from ..errors import FailedPrecondition, PipelineError
 from ..proto import forebay_pb2 as pb
@@ -292,5 +292,5 @@ class RoundsMode(Mode):
 
 def _alike(one: Block, other: Block) -> bool:
     """Whether one block may hold elements of both."""
-    ranks = [[rank(component) for component in block.components] for block in (one, other)]
+    ranks = [[component.rank for component in block.components] for block in (one, other)]
     return ranks[0] == ranks[1]

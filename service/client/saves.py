@@ -59,11 +59,8 @@ def distributed_save(
     parse_service(service)
     request = save_request(dataset, path, compression)
     request.request.CopyFrom(ev.Request(caller=uuid.uuid4().hex, number=1))  # for a retry
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         client.call(request, pb.StartSaveResponse, timeout_s=60, patience_s=PATIENCE_S)
-    finally:
-        client.close()
 
 
 def save_request(dataset: Dataset, path: str, compression: str | None) -> pb.StartSaveRequest:

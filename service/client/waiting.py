@@ -40,8 +40,7 @@ def wait_for_workers(
     if timeout_s is not None and not timeout_s >= 0:
         raise InvalidArgument(f"timeout_s={timeout_s!r} must be 0 seconds or more, or None")
     give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         while True:
             left_s = None if give_up_s is None else max(0.0, give_up_s - time.monotonic())
             found = len(fetch_status(client, left_s, workers_only=True)["workers"])
@@ -53,5 +52,3 @@ def wait_for_workers(
                     "more, or look into the logs of those that should be there"
                 )
             time.sleep(LOOK_AGAIN_S if left_s is None else min(LOOK_AGAIN_S, left_s))
-    finally:
-        client.close()

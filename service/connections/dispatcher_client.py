@@ -14,7 +14,7 @@ import re
 import threading
 import time
 import uuid
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import tenacity
@@ -316,6 +316,12 @@ class DispatcherClient:
             have += len(piece.graph)
         dataset.graph = b"".join(pieces)
         return dataset
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End all calls. Idempotent."""

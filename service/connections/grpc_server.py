@@ -25,7 +25,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
-from .admission import Admission
+from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
 
 log = logging.getLogger(__name__)
@@ -271,9 +271,16 @@ def _refusal(admission: Admission, details: Any) -> str:
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
 
 
-def current_call() -> grpc.aio.ServicerContext[bytes, bytes] | None:
-    """The RPC that this coroutine serves; None outside of one."""
-    return _call.get(None)
+_caller: ContextVar[Identity | None] = ContextVar("forebay-caller", default=None)
+
+
+def current_caller(admission: Admission) -> Identity:
+    """Who has sent the RPC that this coroutine serves; looked up once."""
+    caller = _caller.get()
+    if caller is None:
+        caller = admission.of_call(_call.get())
+        _caller.set(caller)
+    return caller
 
 
 def when_answered(callback: Callable[[], object]) -> None:
@@ -340,6 +347,7 @@ def _behaviour(
 
     async def answer_async(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         _call.set(context)
+        _caller.set(None)
         try:
             answer: Awaitable[Any] = function(_parsed(data))
             return serialize(await answer)

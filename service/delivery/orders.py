@@ -160,54 +160,40 @@ class Cached(Order):
 
 
 ANY = AnyBlock()
-_SLICE_NUMBERS = (
-    "bundle", "place", "until", "known", "keep", "floor", "reader", "readers", "enough",
-    "position",
-)  # fmt: skip
+
+_KINDS: dict[str, type[Order]] = {
+    "any": AnyBlock,
+    "slice": Slice,
+    "rounds": Rounds,
+    "cached": Cached,
+}
+"""By field of `Read`, whose message has the fields of the class."""
 
 
 def encode(order: Order, read: pb.Read) -> pb.Read:
     """Write the order into `read`, and return `read`."""
-    match order:
-        case AnyBlock(hands_back):
-            read.any.hands_back = hands_back
-            read.any.SetInParent()
-        case Slice():
-            for field in _SLICE_NUMBERS:
-                setattr(read.slice, field, getattr(order, field))
-            read.slice.alone = order.alone
-            read.slice.runs.extend(order.runs)
-        case Rounds(consumer, of, number):
-            rounds = read.rounds
-            rounds.consumer, rounds.of, rounds.round = consumer, of, number
-        case Cached(trainer_id):
-            read.cached.trainer_id = trainer_id
-        case _:
-            raise TypeError(f"{order!r} has no encoding")
+    field = next((name for name, kind in _KINDS.items() if type(order) is kind), None)
+    if field is None:
+        raise TypeError(f"{order!r} has no encoding")
+    asked = getattr(read, field)
+    asked.SetInParent()
+    for name in order.__dataclass_fields__:
+        if name == "runs":
+            asked.runs.extend(getattr(order, name))
+        else:
+            setattr(asked, name, getattr(order, name))
     return read
 
 
 def decode(read: pb.Read) -> Order:
     """The order of a `read`. Raises ProtocolError."""
-    match read.WhichOneof("order"):
-        case "any":
-            return AnyBlock(read.any.hands_back)
-        case "slice":
-            return _of(read, Slice, (*_SLICE_NUMBERS, "alone", "runs"))
-        case "rounds":
-            return _of(read, Rounds, ("consumer", "of", "round"))
-        case "cached":
-            return _of(read, Cached, ("trainer_id",))
-        case _:
-            raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")
-
-
-def _of(read: pb.Read, kind: type[Order], fields: tuple[str, ...]) -> Order:
-    asked = getattr(read, read.WhichOneof("order") or "")
+    if (field := read.WhichOneof("order") or "") not in _KINDS:
+        raise ProtocolError(f"task {read.task_id} was asked for in an order not known here")
+    asked, kind = getattr(read, field), _KINDS[field]
+    values = {name: getattr(asked, name) for name in kind.__dataclass_fields__}
+    if "runs" in values:
+        values["runs"] = tuple(values["runs"])
     try:
-        values = {field: getattr(asked, field) for field in fields}
-        if "runs" in values:
-            values["runs"] = tuple(values["runs"])
         return kind(**values)
     except ValueError as error:
         raise ProtocolError(f"task {read.task_id} was asked for: {error}") from None

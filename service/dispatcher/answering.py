@@ -56,7 +56,7 @@ def answering(
             try:
                 bounds.check(request)
                 if permissions is not None:
-                    permissions.check(current_call(), name, request, dispatcher.state)
+                    permissions.check(name, request, dispatcher.state)
                 if asker is not None:
                     await dispatcher.history.check(asker(request), request.known)
                 response = await function(request)

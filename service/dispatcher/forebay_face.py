@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
@@ -17,7 +20,7 @@ from ...journal.reasons import GOODBYE
 from ...storage.errors import Missing
 from ..connections.admission import Admission
 from ..connections.data_keys import SigningKeys
-from ..connections.grpc_server import Method, current_call, generic_handler
+from ..connections.grpc_server import Method, current_caller, generic_handler
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.bundles import order_message
@@ -46,6 +49,8 @@ from .permissions import Permissions
 from .worker_polls import worker_poll
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=c.Command)
 
 SERVICE = "forebay.v1.Dispatcher"
 MAX_WAIT_MS = 30_000
@@ -168,7 +173,7 @@ class ForebayFace:
             nonlocal is_believed
             if self._permissions is not None:
                 state = self._dispatcher.state
-                self._permissions.check_datasets(current_call(), request.dataset_id, state)
+                self._permissions.check_datasets(request.dataset_id, state)
             is_believed = True
 
         dataset_id = await self._dispatcher.graphs.register(
@@ -197,14 +202,14 @@ class ForebayFace:
             )
         if self._admission is None:
             return caller, request.number
-        peer = self._admission.of_call(current_call())
+        peer = current_caller(self._admission)
         return f"{peer.fingerprint.hex()}/{caller}", request.number
 
     def _admit_job(self, request: pb.GetOrCreateJobRequest | pb.JoinIterationRequest) -> None:
         """Call it in one turn of the event loop with the decision. Raises ResourceExhausted."""
         if self._permissions is not None:
             caller = self._numbered(request.request)
-            self._permissions.check_jobs(current_call(), caller, request, self._dispatcher.state)
+            self._permissions.check_jobs(caller, request, self._dispatcher.state)
 
     async def get_dataset(self, request: pb.GetDatasetRequest) -> pb.GetDatasetResponse:
         dataset = find_dataset(self._dispatcher.state, request.dataset_id)
@@ -238,11 +243,7 @@ class ForebayFace:
 
     async def remove_dataset(self, request: pb.RemoveDatasetRequest) -> pb.RemoveDatasetResponse:
         removed: ev.DatasetRemoved = await self._dispatcher.execute(
-            c.RemoveDataset(
-                request=self._numbered(request.request),
-                dataset_id=request.dataset_id,
-                force=request.force,
-            )
+            _command(c.RemoveDataset, request, self._numbered(request.request))
         )
         await self._dispatcher.graphs.delete_unused()
         return pb.RemoveDatasetResponse(jobs=removed.jobs)
@@ -340,12 +341,7 @@ class ForebayFace:
             await self._report_round(consumer_id, request.rounds)
             self._iteration_of(consumer_id)
         if (request.bundles or request.lengths) and self._permissions is None:
-            command = c.LearnLengths(
-                consumer_id=consumer_id,
-                bundles=tuple(request.bundles),
-                lengths=tuple(request.lengths),
-            )
-            await self._learn_lengths(iteration.job_id, command)
+            await self._learn_lengths(iteration.job_id, _command(c.LearnLengths, request))
             self._iteration_of(consumer_id)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
         # A heartbeat that does not wait may run beside a poll, so it does not count as one.
@@ -399,15 +395,8 @@ class ForebayFace:
     async def claim_bundles(self, request: pb.ClaimBundlesRequest) -> pb.ClaimBundlesResponse:
         iteration = self._iteration_of(request.consumer_id)
         self._dispatcher.failure_detector.saw(request.consumer_id)
-        command = c.ClaimBundles(
-            consumer_id=request.consumer_id,
-            most=request.most,
-            places=tuple(request.places),
-            cursors=tuple(request.cursors),
-            done=tuple(request.done),
-        )
         version = iteration.version
-        claimed: Claimed = await self._dispatcher.execute(command)
+        claimed: Claimed = await self._dispatcher.execute(_command(c.ClaimBundles, request))
         return pb.ClaimBundlesResponse(
             places=claimed.claims.keys(),
             cursors=claimed.claims.values(),
@@ -424,7 +413,7 @@ class ForebayFace:
         listed = iteration.tasks if is_new else ()
         credential = b""
         if self._admission is not None and self._data_keys is not None:
-            caller = self._admission.of_call(current_call())
+            caller = current_caller(self._admission)
             credential = self._data_keys.sign(consumer_id, iteration.iteration_id, caller)
         return pb.ConsumerHeartbeatResponse(
             version=iteration.version,
@@ -467,14 +456,7 @@ class ForebayFace:
         dispatcher = self._dispatcher
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
-        registration = c.RegisterWorker(
-            address=request.address,
-            uid=request.uid,
-            tags=tuple(request.tags),
-            transfer_servers=tuple(request.transfer_servers),
-            draining=request.draining,
-            no_python=request.no_python,
-        )
+        registration = _command(c.RegisterWorker, request)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:
             response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
@@ -488,23 +470,12 @@ class ForebayFace:
         return response
 
     async def _check_bundles(self, checked: pb.BundleChecksums) -> None:
-        mismatches = await self._dispatcher.execute(
-            c.CheckBundles(
-                job_id=checked.job_id,
-                bundles=tuple(checked.bundles),
-                checksums=tuple(checked.checksums),
-            )
-        )
+        mismatches = await self._dispatcher.execute(_command(c.CheckBundles, checked))
         if mismatches:
             job = self._dispatcher.state.jobs[checked.job_id]
             log.warning("%s", describe_mismatches(job, mismatches))
         if checked.lengths:
-            count = c.CountBundles(
-                job_id=checked.job_id,
-                bundles=tuple(checked.bundles),
-                lengths=tuple(checked.lengths),
-            )
-            await self._learn_lengths(checked.job_id, count)
+            await self._learn_lengths(checked.job_id, _command(c.CountBundles, checked))
 
     def _tasks(self, worker: Worker) -> Iterator[pb.Task]:
         state = self._dispatcher.state
@@ -558,14 +529,8 @@ class ForebayFace:
 
     async def skip_split(self, request: pb.SkipSplitRequest) -> pb.SkipSplitResponse:
         self._dispatcher.failure_detector.saw_worker_of(request.task_id)
-        skip = c.SkipSplit(
-            request=(skip_caller(request.task_id), request.request.number),
-            task_id=request.task_id,
-            split=request.split,
-            element=request.element,
-            reason=request.reason,
-            limit=request.limit,
-        )
+        numbered = skip_caller(request.task_id), request.request.number
+        skip = _command(c.SkipSplit, request, numbered)
         return pb.SkipSplitResponse(skipped=await self._dispatcher.execute(skip))
 
     async def complete_task(self, request: pb.CompleteTaskRequest) -> pb.CompleteTaskResponse:
@@ -611,39 +576,13 @@ class ForebayFace:
         return pb.StartSaveResponse()
 
     async def commit_chunk(self, request: pb.CommitChunkRequest) -> pb.CommitChunkResponse:
-        await self._dispatcher.execute(
-            c.CommitChunk(
-                save_id=request.save_id,
-                stream=request.stream,
-                worker_uid=request.worker_uid,
-                assignment=request.assignment,
-                chunk=request.chunk,
-                elements=request.elements,
-                file=request.file,
-            )
-        )
+        await self._dispatcher.execute(_command(c.CommitChunk, request))
         self._dispatcher.save_rates.committed(request.save_id, request.bytes)
         return pb.CommitChunkResponse()
 
     async def end_stream(self, request: pb.EndStreamRequest) -> pb.EndStreamResponse:
-        save_id, stream, uid = request.save_id, request.stream, request.worker_uid
-        if request.code:
-            await self._dispatcher.execute(
-                c.FailSave(
-                    save_id=save_id,
-                    code=request.code,
-                    message=request.message,
-                    stream=stream,
-                    worker_uid=uid,
-                    assignment=request.assignment,
-                )
-            )
-        else:
-            await self._dispatcher.execute(
-                c.CompleteStream(
-                    save_id=save_id, stream=stream, worker_uid=uid, assignment=request.assignment
-                )
-            )
+        kind = c.FailSave if request.code else c.CompleteStream
+        await self._dispatcher.execute(_command(kind, request))
         return pb.EndStreamResponse()
 
     async def get_status(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
@@ -661,31 +600,32 @@ def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
     """One message carries three commands."""
     numbered = (lease_caller(request.task_id, request.source), request.request.number)
     number = numbered if request.request.number else None
-    begun = tuple(request.begun)
     if request.want > 0:
         if request.returned:
             raise InvalidArgument("a request that returns splits cannot want others; want 0")
-        return c.LeaseSplits(
-            request=number,
-            task_id=request.task_id,
-            source=request.source,
-            pass_number=request.pass_number,
-            want=request.want,
-            or_later=request.or_later,
-            begun=begun,
-        )
-    if begun or request.returned:
+        return _command(c.LeaseSplits, request, number)
+    if request.begun or request.returned:
         returned = tuple((r.lease_id, r.count) for r in request.returned)
         return c.ReturnSplits(
-            request=number, task_id=request.task_id, begun=begun, returned=returned
+            request=number, task_id=request.task_id, begun=tuple(request.begun), returned=returned
         )
-    return c.ProbeSplits(
-        request=number,
-        task_id=request.task_id,
-        source=request.source,
-        pass_number=request.pass_number,
-        or_later=request.or_later,
-    )
+    return _command(c.ProbeSplits, request, number)
+
+
+def _command(kind: type[C], message: Message, numbered: tuple[str, int] | None = None) -> C:
+    """The command whose fields are those of the message with the same names."""
+    values = {
+        name: tuple(getattr(message, name)) if is_repeated else getattr(message, name)
+        for name, is_repeated in _same_names(kind, message.DESCRIPTOR)
+    }
+    return kind(request=numbered, **values)
+
+
+@functools.cache
+def _same_names(kind: type[c.Command], message: Descriptor) -> list[tuple[str, bool]]:
+    fields = message.fields_by_name
+    names = [name for name in kind.__struct_fields__ if name in fields and name != "request"]
+    return [(name, fields[name].is_repeated) for name in names]
 
 
 def _stream(save: Save, number: int) -> pb.Stream:

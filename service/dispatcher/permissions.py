@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..connections.access import OPERATOR, PYTHON, TRAINER, VIEWER, WORKER, AccessRules, Grant
 from ..connections.admission import Admission, Identity
+from ..connections.grpc_server import current_caller
 from ..core.state import State
 from ..errors import PermissionDenied, ResourceExhausted
 from ..pipelines.definitions import has_no_code
@@ -107,9 +108,9 @@ class Permissions:
         self._rules = rules
         self._admission = admission
 
-    def check(self, call: Any, method: str, request: Any, state: State) -> None:
-        """Check a call, given its gRPC context. Raises PermissionDenied."""
-        caller = self._admission.of_call(call)
+    def check(self, method: str, request: Any, state: State) -> None:
+        """Check the current call. Raises PermissionDenied."""
+        caller = current_caller(self._admission)
         (roles, describe), together = METHODS[method], False
         subject = describe(request, state)
         if method == "GetStatus" and request.workers_only:
@@ -118,12 +119,10 @@ class Permissions:
             roles, together = (TRAINER, PYTHON), True
         self._require(caller, f"call {method}", roles, subject, together=together)
 
-    def check_jobs(
-        self, call: Any, numbered: tuple[str, int] | None, request: Any, state: State
-    ) -> None:
+    def check_jobs(self, numbered: tuple[str, int] | None, request: Any, state: State) -> None:
         """Check whether the caller may have what GetOrCreateJob or JoinIteration adds. Raises
         ResourceExhausted."""
-        caller = self._admission.of_call(call)
+        caller = current_caller(self._admission)
         joins = isinstance(request, pb.JoinIterationRequest)
         subject = _joined(request, state) if joins else _job(request)
         grants = self._require(caller, "join it", (TRAINER,), subject)
@@ -131,9 +130,9 @@ class Permissions:
         if all(excesses):
             raise ResourceExhausted(f"{caller} may not join it: {excesses[0]}")
 
-    def check_datasets(self, call: Any, dataset_id: str, state: State) -> None:
+    def check_datasets(self, dataset_id: str, state: State) -> None:
         """Check whether the caller may have one dataset more. Raises ResourceExhausted."""
-        caller = self._admission.of_call(call)
+        caller = current_caller(self._admission)
         grants = self._require(caller, "register it", (TRAINER,), Subject(dataset_id))
         excesses = [excess_of_datasets(grant, state) for grant in grants]
         if all(excesses):

@@ -34,15 +34,12 @@ class ShardWriter(Protocol):
 
     def write(self, block: Block) -> None:
         """Append a block's elements."""
-        ...
 
     def write_records(self, records: Iterable[bytes]) -> None:
         """Append elements, each as `Records` encodes it."""
-        ...
 
     def close(self) -> None:
         """Write the remaining elements."""
-        ...
 
 
 class TFRecordWriter:

@@ -13,18 +13,11 @@ from typing import Any
 import numpy as np
 
 from ...storage.errors import Corrupt
+from ..block_limits import TYPES
 from ..blocks import Array, Block, numpy_dtype
 from ..proto.example_pb2 import Example
 from ..proto.graph_pb2 import TensorProto
 from .layout import ComponentSpec
-
-_IN_ORDER = """
-float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16
-qint16 quint16 uint16 complex128 float16 resource variant uint32 uint64 float8_e5m2 float8_e4m3fn
-float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
-"""
-TYPES = {name: number for number, name in enumerate(_IN_ORDER.split(), 1)}
-"""TensorFlow's DataType numbers."""
 
 
 def names_of(structure: str) -> list[str]:

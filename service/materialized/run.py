@@ -15,6 +15,7 @@ from apache_beam.runners.portability.portable_runner import JobServiceHandle, Po
 from ...journal.splits import ENDLESS, source_size
 from ...storage.errors import Corrupt
 from .. import structure
+from ..block_limits import TYPES
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import (
     FailedPrecondition,
@@ -61,7 +62,7 @@ from .materializing import (
 )
 from .new_shard import NewShard
 from .open_pipelines import close_idle, enter
-from .records import TYPES, names_of
+from .records import names_of
 
 log = logging.getLogger(__name__)
 
@@ -118,11 +119,8 @@ def materialize(
     flags = _flags(runner, options)
     _check(format, shards, seed)
     pipeline = _pipeline(flags)
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         dataset = client.get_dataset(dataset_id, with_graph=True, patience_s=PATIENCE_S)
-    finally:
-        client.close()
     wanted = _plan_of(dataset_id, dataset, format, shards, seed)
     plan = _begun(directory, wanted, shards)
     _keep(f"{directory}/{plan.dataset_name}", dataset.SerializeToString(deterministic=True))

@@ -73,11 +73,9 @@ class Run(Protocol):
         After its end or `close` no thread asks the feed, and resources are free or soon will be. A
         cancelled pipeline may be slow to notice. Read a cancelled run, too, to free its resources.
         """
-        ...
 
     def cancel(self) -> None:
         """End `blocks` soon, from any thread. Idempotent."""
-        ...
 
 
 class Pipeline(Protocol):
@@ -93,7 +91,6 @@ class Pipeline(Protocol):
         Raises InvalidArgument or a subclass, Unimplemented if its splits cannot be divided, and
         PipelineError.
         """
-        ...
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> Run:
         """Bundle `number`: these splits on an iterator of their own, from element `start` on.
@@ -107,11 +104,9 @@ class Pipeline(Protocol):
 
         Raises like `run`. Unimplemented names a node that has no meaning in a bundle.
         """
-        ...
 
     def close(self) -> None:
         """Free the runs' shared resources once the last run is over. Idempotent."""
-        ...
 
 
 class Chunk(Protocol):
@@ -122,11 +117,9 @@ class Chunk(Protocol):
 
     def write(self, block: Block) -> None:
         """Append a block's elements."""
-        ...
 
     def close(self) -> None:
         """Write all of it to the operating system, without fsync."""
-        ...
 
 
 def hide_gpus() -> None:

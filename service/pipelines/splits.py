@@ -53,7 +53,6 @@ class SplitFeed(Protocol):
     @property
     def sources(self) -> Sequence[ev.SplitSource]:
         """The registered sources."""
-        ...
 
     def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
         """The next splits of a source; None at the end of this opening of it.
@@ -64,8 +63,6 @@ class SplitFeed(Protocol):
         by one thread at a time. Its exceptions end the source, and the pipeline unless that ignores
         errors. Cancelling the run makes this call raise, too.
         """
-        ...
 
     def is_over(self, sources: Iterable[int]) -> bool:
         """Whether present and future openings of these sources have no splits."""
-        ...

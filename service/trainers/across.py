@@ -138,8 +138,7 @@ def distribute_across(
     trial = context.trial or "1"
     name = job_name if cross_trainer_cache or not context.trial else f"{job_name}/trial={trial}"
     shared = job_name if context.trains else None  # an evaluator shares no iterations
-    client = DispatcherClient(service)
-    try:
+    with DispatcherClient(service) as client:
         own = dataset_id and (dataset_id if name == job_name else f"{dataset_id}/trial={trial}")
         remade = ordered and order.get("batch_size") is not None  # for any number of replicas
         training = _Training(client, name, own, shared, replicas, timeout_s, remade)
@@ -158,8 +157,6 @@ def distribute_across(
             found = training.begin(dataset_fn, service, compression)
         else:
             found = training.wait()
-    finally:
-        client.close()
     metadata = decode_metadata(found.definition)
     bound, automatic = bound_of(max_outstanding_requests)
     several = context.num_consumers > 1 and not ordered

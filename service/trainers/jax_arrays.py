@@ -28,12 +28,11 @@ import numpy.typing as npt
 from ..client.batches import Layout, batched, check_batch_size, laid_out
 from ..client.open_iterations import stopping
 from ..client.options import ShardingPolicy
-from ..client.positions import OrderedRead
 from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
-from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from ..errors import InvalidArgument, Unavailable
 from ..task_context import TaskContext
 from .jax_lockstep import Exchange
-from .jobs import Service, bound_of, evaluates, open_job
+from .jobs import ReadsInOrder, Service, bound_of, evaluates, open_job
 from .preemption import preempt
 from .shapes import require_shapes, rows_of, zeros_of
 
@@ -44,7 +43,7 @@ Tree = Any
 REMAINDERS = ("keep", "drop", "pad")
 
 
-class ServiceDataset:
+class ServiceDataset(ReadsInOrder):
     """Reads a registered dataset as pytrees of `jax.Array`s. Each `iter` is the next epoch.
 
     Args:
@@ -166,7 +165,6 @@ class ServiceDataset:
                 self._exchange = Exchange(job.name or "", self._places.processes, timeout_s)
         self.ordered = ordered
         self._ordered = job.how.ordered
-        self._last: weakref.ref[StaysFailed] | None = None  # iteration of an ordered read
         if self._ordered is not None:
             self._ordered.drop_remainder = self._remainder == "drop"
             if self._places is not None:
@@ -198,29 +196,6 @@ class ServiceDataset:
         """The position of an ordered read behind the batches that it has given: JSON of under 300
         bytes, the same in all processes after the same number of steps."""
         return self.ordered_read().state()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration begins at the state's position; one that is open is left.
-
-        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
-        dataset, order or global batch.
-        """
-        ordered = self.ordered_read()
-        self._leave()
-        ordered.load(state)
-
-    def ordered_read(self) -> OrderedRead:
-        """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
-        if self._ordered is None:
-            raise FailedPrecondition(
-                "only an ordered read has a position: give ordered=True, or save the number of "
-                "epochs for initial_epoch"
-            )
-        return self._ordered
-
-    def _leave(self) -> None:
-        if self._last is not None and (last := self._last()) is not None:
-            last.close()
 
     def _iterate(self) -> Generator[Tree, None, None]:
         batches = self._read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from ..client.options import (
     refuse_at_least_once,
     sharding_policy,
 )
+from ..client.positions import OrderedRead
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
@@ -76,6 +78,36 @@ class TrainingJob:
             )
         size = batch_size or 1
         return self.cardinality // size if drop_remainder else -(-self.cardinality // size)
+
+
+class ReadsInOrder:
+    """The part of a framework's dataset that an ordered read has."""
+
+    _job: TrainingJob
+    _last: weakref.ref[Any] | None = None  # the iteration that may be open
+    _unless_ordered = "or save the number of epochs for initial_epoch"
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration begins at the state's position; one that is open is left.
+
+        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
+        dataset, order or global batch.
+        """
+        ordered = self.ordered_read()
+        self._leave()
+        ordered.load(state)
+
+    def ordered_read(self) -> OrderedRead:
+        """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
+        if (ordered := self._job.how.ordered) is None:
+            raise FailedPrecondition(
+                f"only an ordered read has a position: give ordered=True, {self._unless_ordered}"
+            )
+        return ordered
+
+    def _leave(self) -> None:
+        if self._last is not None and (last := self._last()) is not None:
+            last.close()
 
 
 def open_job(

@@ -27,7 +27,7 @@ from ..client.positions import OrderedRead
 from ..client.progress import EpochIterator
 from ..errors import FailedPrecondition, InvalidArgument
 from ..task_context import TaskContext
-from .jobs import Service, bound_of, evaluates, open_job
+from .jobs import ReadsInOrder, Service, bound_of, evaluates, open_job
 from .loaders import SharedLoaderState
 from .pytorch_device import DeviceCopies, MapRegistered, device_of
 
@@ -41,7 +41,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-class ServiceDataset(IterableDataset):  # type: ignore[misc]
+class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
     """Reads a registered dataset as tensors: an `IterableDataset`, for a DataLoader or alone.
 
     Args:
@@ -97,6 +97,8 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
     of the job are over than `initial_epoch`, or on a parameter server.
     """
 
+    _unless_ordered = "or save initial_epoch, and use PyTorch's own DataLoader"
+
     def __init__(
         self,
         service: Service,
@@ -151,7 +153,6 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         self._common = SharedLoaderState(job.epochs_over)
         self._copied = False
         self.ordered = ordered
-        self._last: weakref.ref[_InOrder] | None = None  # the iteration of an ordered read
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
@@ -219,28 +220,8 @@ class ServiceDataset(IterableDataset):  # type: ignore[misc]
         return ordered.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration begins at the state's position; one that is open is left.
-
-        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
-        dataset, order or global batch.
-        """
-        ordered = self.ordered_read()
-        self._leave()
-        ordered.load(state)
+        super().load_state_dict(state)
         self._common.next_start = None
-
-    def ordered_read(self) -> OrderedRead:
-        """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
-        if (ordered := self._job.how.ordered) is None:
-            raise FailedPrecondition(
-                "only an ordered read has a position: give ordered=True; or save the number of "
-                "epochs for initial_epoch, and use PyTorch's own DataLoader"
-            )
-        return ordered
-
-    def _leave(self) -> None:
-        if self._last is not None and (last := self._last()) is not None:
-            last.close()
 
     def _read_in_order(self) -> _InOrder:
         ordered, loader = self.ordered_read(), get_worker_info()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -55,55 +55,39 @@ def parse(frame: frames.Frame, peer: str) -> pb.ToConsumer:
         raise ProtocolError(f"{peer} sent a header that cannot be parsed: {error}") from None
 
 
+_ENDS: dict[str, type[End | EndPending]] = {
+    "end_of_task": EndOfTask,
+    "end_pending": EndPending,
+    "task_failed": TaskFailed,
+    "task_unknown": TaskUnknown,
+    "end_of_slice": EndOfSlice,
+    "superseded": Superseded,
+}
+"""By field of `ToConsumer`, whose message has the fields of the class, too."""
+_FIELDS = {kind: field for field, kind in _ENDS.items()}
+
+
 def encode_end(task_id: int, end: End | EndPending, subscription: int = 0) -> bytes:
     """The header of a subscription's end, or of EndPending."""
+    if isinstance(end, TaskFailed):
+        end = TaskFailed(end.code, end.message[:MAX_TEXT])
     message = pb.ToConsumer()
-    match end:
-        case EndOfTask():
-            message.end_of_task.SetInParent()
-        case EndPending(elements):
-            message.end_pending.elements = elements
-        case TaskFailed(code, text):
-            message.task_failed.code, message.task_failed.message = code, text[:MAX_TEXT]
-        case TaskUnknown():
-            message.task_unknown.SetInParent()
-        case EndOfSlice(bundle, length, complete):
-            message.end_of_slice.bundle, message.end_of_slice.length = bundle, length
-            message.end_of_slice.complete = complete
-        case Superseded():
-            message.superseded.SetInParent()
-    header = getattr(message, message.WhichOneof("message") or "")
+    header = getattr(message, _FIELDS[type(end)])
+    header.SetInParent()
     header.task_id, header.subscription = task_id, subscription
+    for name in end.__dataclass_fields__:
+        setattr(header, name, getattr(end, name))
     return message.SerializeToString()
 
 
 def decode_end(message: pb.ToConsumer) -> tuple[Key, End | EndPending] | None:
     """The subscription and its end, or EndPending; None for other messages."""
-    match message.WhichOneof("message"):
-        case "end_of_task":
-            return _key(message.end_of_task), EndOfTask()
-        case "end_pending":
-            return _key(message.end_pending), EndPending(message.end_pending.elements)
-        case "task_failed":
-            failed = message.task_failed
-            return _key(failed), TaskFailed(failed.code, failed.message)
-        case "task_unknown":
-            return _key(message.task_unknown), TaskUnknown()
-        case "end_of_slice":
-            ended = message.end_of_slice
-            return _key(ended), EndOfSlice(ended.bundle, ended.length, ended.complete)
-        case "superseded":
-            return _key(message.superseded), Superseded()
-    return None
-
-
-class _Named(Protocol):
-    task_id: int
-    subscription: int
-
-
-def _key(header: _Named) -> Key:
-    return header.task_id, header.subscription
+    field = message.WhichOneof("message") or ""
+    if (kind := _ENDS.get(field)) is None:
+        return None
+    header = getattr(message, field)
+    end = kind(*(getattr(header, name) for name in kind.__dataclass_fields__))
+    return (header.task_id, header.subscription), end
 
 
 def encode_refusal(reason: str, broken: bool = False, unfit: bool = False) -> bytes:
@@ -111,14 +95,11 @@ def encode_refusal(reason: str, broken: bool = False, unfit: bool = False) -> by
     return pb.ToConsumer(refused=refused).SerializeToString()
 
 
-def encode_farewell() -> bytes:
-    """The header of the answer to a goodbye."""
-    return pb.ToConsumer(farewell=pb.Farewell()).SerializeToString()
+FAREWELL = pb.ToConsumer(farewell=pb.Farewell()).SerializeToString()
+"""The header of the answer to a goodbye."""
 
-
-def encode_pong() -> bytes:
-    """The header of the answer to a ping."""
-    return pb.ToConsumer(pong=pb.Pong()).SerializeToString()
+PONG = pb.ToConsumer(pong=pb.Pong()).SerializeToString()
+"""The header of the answer to a ping."""
 
 
 def encode_block(

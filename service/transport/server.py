@@ -15,7 +15,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from google.protobuf.message import DecodeError
@@ -24,7 +24,7 @@ from ..connections.admission import Admission, Identity
 from ..connections.credentials import Credentials
 from ..connections.data_keys import KnownKeys, UnfitCredential
 from ..connections.tls_socket import ClosedEarly, PlainPeer, TlsError, TlsSocket
-from ..delivery import TaskOutput, orders
+from ..delivery import orders
 from ..errors import AddressInUse, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
 from ..shared import Lender
@@ -32,14 +32,7 @@ from . import frames, local
 from .compression import Packer
 from .cut_blocks import pack_as_before, rest_of
 from .dial import UCRED, user_of
-from .messages import (
-    VERSION,
-    encode_block,
-    encode_end,
-    encode_farewell,
-    encode_pong,
-    encode_refusal,
-)
+from .messages import FAREWELL, PONG, VERSION, encode_block, encode_end, encode_refusal
 from .sending import Connection, Ended, Farewell, Outgoing, Refusal, Sent
 from .sessions import MAX_AWAY_BYTES, Sessions
 
@@ -133,49 +126,10 @@ class BlockServer:
         host = f"[{host}]" if ":" in host else host
         return [("unix", f"@{name}"), ("tcp", f"{host}:{self.port}")]
 
-    def add_task(self, task_id: int, output: TaskOutput, iteration_id: int = 0) -> None:
-        """Let consumers of the iteration read the task. Raises ValueError if it is being served
-        already."""
-        self.sessions.add_task(task_id, output, iteration_id)
-
-    def remove_task(self, task_id: int) -> None:
-        """Further consumers of the task get TaskUnknown; an unknown task is no error.
-
-        If the task's output has ended, its current readers still get their blocks; otherwise the
-        output is cancelled.
-        """
-        self.sessions.remove_task(task_id)
-
-    def is_read(self, task_id: int) -> bool:
-        """Whether a consumer reads the task."""
-        return self.sessions.is_read(task_id)
-
-    def read_tasks(self) -> set[int]:
-        """The tasks that a consumer reads."""
-        return self.sessions.read_tasks()
-
-    def forget_all(self) -> None:
-        """Cancel all tasks and cut off all consumers, before their ids are assigned anew."""
-        self.sessions.forget_all()
-
     def start(self) -> None:
         """Serve consumers from a new thread, and those in this process."""
         self._thread.start()
         local.offer(self._worker_uid, self.sessions)
-
-    def wait_until_received(self, timeout_s: float) -> Mapping[int, int]:
-        """Wait until consumers have acknowledged all blocks that they were given, or `timeout_s`
-        is over. Returns how many elements they still lack, by task.
-        """
-        return self.sessions.wait_until_received(timeout_s)
-
-    def away(self) -> list[int]:
-        """The consumers whose connection has broken, and that may reconnect."""
-        return self.sessions.away()
-
-    def forget_gone(self, consumer_ids: Iterable[int]) -> int:
-        """Forget these consumers, if they are away; return how many elements they lack."""
-        return self.sessions.forget_gone(consumer_ids)
 
     def stop(self) -> None:
         """Tell the consumers, close all connections, and join all threads. Idempotent."""
@@ -236,7 +190,6 @@ class BlockServer:
         admission: Admission | None,
         identity: Identity | None = None,
     ) -> None:
-        far = address is not None and not self._is_this_host(address[0])
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
             if address is not None and self._strangers(address[0]) >= MAX_STRANGERS:
@@ -253,20 +206,7 @@ class BlockServer:
                 )  # fmt: skip
                 sock.close()
                 return
-            handler = _Handler(
-                sock,
-                peer,
-                self._worker_uid,
-                self.sessions,
-                self._remove,
-                host=None if address is None else address[0],
-                far=far,
-                is_direct=address is None,
-                admission=admission,
-                identity=identity,
-                keys=self._keys,
-                checksums=self._checksums,
-            )
+            handler = _Handler(self, sock, peer, address, admission, identity)
             try:
                 handler.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
@@ -288,39 +228,31 @@ class _Handler:
 
     def __init__(
         self,
+        server: BlockServer,
         sock: socket.socket,
         peer: str,
-        worker_uid: int,
-        sessions: Sessions,
-        on_end: Callable[[_Handler], None],
-        *,
-        host: str | None,
-        far: bool,
-        is_direct: bool,
+        address: tuple[str, int] | None,
         admission: Admission | None,
         identity: Identity | None,
-        keys: KnownKeys | None,
-        checksums: bool,
     ) -> None:
-        """`far`: the consumer is on another host. `is_direct`: a Unix socket leads straight to it,
-        so the kernel reports its end; a tunnel's socket leads through gRPC. Without `admission` it
-        was admitted, as `identity`.
-        """
-        self.host = host  # its IP address; None over a Unix socket
+        """`address` is None over a Unix socket. Without `admission`, the consumer was admitted as
+        `identity`."""
+        self.host = None if address is None else address[0]  # its IP address
         self.is_known = False  # it has said who it is
+        self._server = server
+        # A Unix socket leads straight to the consumer, so the kernel reports its end; a tunnel's
+        # socket leads through gRPC.
+        self._is_direct = address is None
+        self._far = self.host is not None and not server._is_this_host(self.host)
         self._admission = admission
         self._identity = identity
-        self._keys = keys
-        self._checksums = checksums
         self._iteration_id: int | None = None  # whose tasks it may read; None: all
         self._tls: TlsSocket | None = None
-        if admission is not None and not is_direct:
+        if admission is not None and not self._is_direct:
             sock = self._tls = TlsSocket(sock, admission.credentials, server_name=None, peer=peer)
         self._socket = sock
         self._peer = peer
-        self._worker_uid = worker_uid
-        self.sessions = sessions
-        self._on_end = on_end
+        self._sessions = server.sessions
         self._reader = frames.FrameReader(
             sock, peer, max_header_bytes=_MAX_HEADER_BYTES, max_payload_bytes=0
         )
@@ -330,8 +262,6 @@ class _Handler:
         # Set once greeted: the session's connection, and its sender.
         self._greeted: tuple[Connection, threading.Thread] | None = None
         self._lender: Lender | None = None  # if the consumer shares memory with us
-        self._far = far
-        self._is_direct = is_direct
         self._writing = threading.Lock()  # on the socket
         self._process: int | None = None  # a pidfd of the consumer's process, if available
         self._packer: Packer | None = None  # if the consumer can decompress
@@ -375,15 +305,15 @@ class _Handler:
                 if self._listen(connection):
                     sender.join(_FAREWELL_S)
             except ProtocolError as error:
-                self.sessions.refuse(connection, str(error))
+                self._sessions.refuse(connection, str(error))
                 sender.join(_FAREWELL_S)
                 raise
             finally:
                 # A process that has ended cannot reconnect for its blocks.
                 if self._process is not None and has_ended(self._process):
-                    self.sessions.forget(connection)
+                    self._sessions.forget(connection)
                 else:
-                    self.sessions.detach(connection, time.monotonic())
+                    self._sessions.detach(connection, time.monotonic())
                 self._cut()
                 if self._greeted is not None:
                     sender.join()
@@ -407,7 +337,7 @@ class _Handler:
             if self._process is not None:
                 os.close(self._process)
             self._socket.close()
-            self._on_end(self)
+            self._server._remove(self)
 
     def _admitted(self) -> Connection:
         """The connection of a consumer that says who it is in time."""
@@ -426,8 +356,8 @@ class _Handler:
             reason = "a connection starts with Hello"
         elif hello.version != VERSION:
             reason = f"version {hello.version} of the protocol is not spoken here, only {VERSION}"
-        elif hello.worker_uid != self._worker_uid:
-            reason = f"this is worker {self._worker_uid}, not {hello.worker_uid}"
+        elif hello.worker_uid != (uid := self._server._worker_uid):
+            reason = f"this is worker {uid}, not {hello.worker_uid}"
         elif refusal := self._admit(hello):
             reason = refusal
         elif refused := self._check_credential(hello):
@@ -442,7 +372,7 @@ class _Handler:
             if hello.codecs:
                 self._packer = Packer(hello.codecs, far=self._far)
             self.is_known = True
-            return self.sessions.attach(hello.consumer_id, self._cut, self._iteration_id)
+            return self._sessions.attach(hello.consumer_id, self._cut, self._iteration_id)
         self._write(encode_refusal(reason, broken, unfit))
         raise ProtocolError(f"it was refused: {reason}")
 
@@ -458,12 +388,11 @@ class _Handler:
 
     def _check_credential(self, hello: pb.Hello) -> Unauthenticated | None:
         """Why its credential does not fit; None if it does, or none is needed."""
-        if self._keys is None or self._identity is None:
+        keys = self._server._keys
+        if keys is None or self._identity is None:
             return None
         try:
-            self._iteration_id = self._keys.check(
-                hello.credential, hello.consumer_id, self._identity
-            )
+            self._iteration_id = keys.check(hello.credential, hello.consumer_id, self._identity)
         except Unauthenticated as error:
             return error
         return None
@@ -486,7 +415,7 @@ class _Handler:
                     read = message.read
                     order = orders.decode(read)
                     cut = read.cut if read.HasField("cut") else None
-                    self.sessions.read(
+                    self._sessions.read(
                         connection, read.task_id, read.received, order, read.subscription, cut
                     )
                 case "credit":
@@ -494,14 +423,14 @@ class _Handler:
                     if self._lender is not None:
                         self._lender.take_back(credit.slabs, credit.abandoned_slabs)
                     elements = credit.elements if credit.HasField("elements") else None
-                    self.sessions.give_credit(connection, credit.bytes, credit.positions, elements)
+                    self._sessions.give_credit(connection, credit.bytes, credit.positions, elements)
                 case "stop":
                     stop = message.stop
-                    self.sessions.stop_reading(connection, stop.task_id, stop.subscription)
+                    self._sessions.stop_reading(connection, stop.task_id, stop.subscription)
                 case "ping":
                     self._answer_ping()
                 case "goodbye":
-                    self.sessions.goodbye(connection, message.goodbye.positions)
+                    self._sessions.goodbye(connection, message.goodbye.positions)
                     return True
                 case other:
                     raise ProtocolError(f"{self._peer} sent {other or 'an empty message'}")
@@ -514,7 +443,7 @@ class _Handler:
         if not self._writing.acquire(blocking=False):
             return
         try:
-            frames.send_at_once(self._socket, frames.encode(encode_pong()))
+            frames.send_at_once(self._socket, frames.encode(PONG))
         finally:
             self._writing.release()
 
@@ -532,7 +461,7 @@ class _Handler:
 
     def _send(self, connection: Connection) -> None:
         try:
-            while (batch := self.sessions.next_batch(connection)) is not None:
+            while (batch := self._sessions.next_batch(connection)) is not None:
                 self._send_batch(batch)
         except OSError as error:  # the receiver reports the connection's end
             _log.debug("sending to %s failed: %s", self._peer, error)
@@ -556,7 +485,7 @@ class _Handler:
                             )
                         frame, descriptor = encode_block(
                             task_id, number, block, self._lender, pack, subscription, rest,
-                            self._checksums,
+                            self._server._checksums,
                         )  # fmt: skip
                         buffers += frame
                         if descriptor is not None:
@@ -566,7 +495,7 @@ class _Handler:
                     case Refusal(reason, broken):
                         buffers += frames.encode(encode_refusal(reason, broken))
                     case Farewell():
-                        buffers += frames.encode(encode_farewell())
+                        buffers += frames.encode(FAREWELL)
             begun = time.perf_counter()
             with self._writing:
                 frames.send(self._socket, buffers, descriptors)

@@ -44,6 +44,8 @@ class Sessions:
         self.connections = self.reconnects = 0  # so far; of known consumers
 
     def add_task(self, task_id: int, output: TaskOutput, iteration_id: int = 0) -> None:
+        """Let consumers of the iteration read the task. Raises ValueError if it is being served
+        already."""
         with self._lock:
             if task_id in self._outputs:
                 raise ValueError(f"task {task_id} is being served already")
@@ -52,6 +54,11 @@ class Sessions:
         output.on_change(self._output_changed)
 
     def remove_task(self, task_id: int) -> None:
+        """Further consumers of the task get TaskUnknown; an unknown task is no error.
+
+        If the task's output has ended, its current readers still get their blocks; otherwise the
+        output is cancelled.
+        """
         with self._lock:
             output = self._outputs.pop(task_id, None)
             self._iterations.pop(task_id, None)

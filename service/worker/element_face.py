@@ -32,7 +32,7 @@ from ..delivery import (
 from ..errors import PermissionDenied, PipelineError, Unavailable
 from ..pipelines import response_maker
 from ..proto import tf_service_pb2 as pb
-from .running_tasks import AnyTask
+from .tasks import WorkerTask
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ LOOK_AGAIN_S = 1.0
 class ElementFace:
     """The methods of tensorflow.data.WorkerService that clients call on a Forebay worker."""
 
-    def __init__(self, runner_of: Callable[[int], AnyTask | None]) -> None:
+    def __init__(self, runner_of: Callable[[int], WorkerTask | None]) -> None:
         self._runner_of = runner_of
         self._elements: dict[int, _Elements] = {}
         self._lock = threading.Lock()
@@ -120,7 +120,7 @@ class ElementFace:
 class _Elements(ABC):
     """Serves a task's elements to stock clients."""
 
-    def __init__(self, runner: AnyTask) -> None:
+    def __init__(self, runner: WorkerTask) -> None:
         self.runner = runner
         self._respond: Callable[[Block], pb.GetElementResponse] | None = None
 
@@ -145,7 +145,7 @@ class _Elements(ABC):
 class _TaskElements(_Elements):
     """Gives each element to one client, or with a cross-trainer cache to every trainer."""
 
-    def __init__(self, runner: AnyTask) -> None:
+    def __init__(self, runner: WorkerTask) -> None:
         super().__init__(runner)
         output = runner.output
         self._opened = lru_cache(MAX_TRAINERS)(lambda order: (output.open(order), Skips()))
@@ -179,7 +179,7 @@ class _RoundElements(_Elements):
     go on without the task.
     """
 
-    def __init__(self, runner: AnyTask) -> None:
+    def __init__(self, runner: WorkerTask) -> None:
         super().__init__(runner)
         assert isinstance(runner.output, RoundsOutput)
         self._consumers = runner.output.num_consumers

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..delivery import MemoryBudget
 from .observer import Observer
-from .running_tasks import AnyTask
+from .tasks import WorkerTask
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class IdleTasks:
 
     def __init__(
         self,
-        runners: Callable[[], Iterable[AnyTask]],
+        runners: Callable[[], Iterable[WorkerTask]],
         read_tasks: Callable[[], Set[int]],
         forget_gone: Callable[[], None],
         observer: Observer,
@@ -103,7 +103,7 @@ class IdleTasks:
         self._most_bytes = min(MAX_IDLE_BYTES, budget_bytes // IDLE_SHARE)
         self._expected_s = expected_s
         self._kept = kept_pipelines
-        self._idle: dict[int, tuple[AnyTask, float]] = {}  # since when; longest idle first
+        self._idle: dict[int, tuple[WorkerTask, float]] = {}  # since when; longest idle first
         self._parking: dict[int, float] = {}  # since when
         self._polled: dict[int, float] = {}  # when
         self._not_before: dict[int, float] = {}  # tasks that resumed to complete: park not before

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..http.families import Made, Measured, Tallies
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockServer
-from .bundle_tasks import BundleTask
+from ..transport.sessions import Sessions
 from .observer import Observer
 from .task_states import (
     Cancel,
@@ -27,11 +26,9 @@ from .task_states import (
     Start,
     TaskStates,
 )
-from .tasks import TaskRunner
+from .tasks import WorkerTask
 
 log = logging.getLogger(__name__)
-
-AnyTask = TaskRunner | BundleTask
 
 WAITS = ("working", "backpressured", "no_split")
 COUNTED = ("elements", "shed_elements", "parked_tasks")
@@ -41,30 +38,30 @@ class RunningTasks:
     """The runners of a worker's tasks. Thread-safe."""
 
     def __init__(
-        self, make: Callable[[pb.Task], AnyTask], blocks: BlockServer, observer: Observer
+        self, make: Callable[[pb.Task], WorkerTask], sessions: Sessions, observer: Observer
     ) -> None:
-        """`make` makes a task's runner, whose output `blocks` then serves."""
+        """`make` makes a task's runner, whose output `sessions` then serve."""
         self.states = TaskStates()  # to read; `handle` and `report` change it
         self._make = make
-        self._blocks = blocks
+        self._sessions = sessions
         self._observer = observer
-        self._runners: dict[int, AnyTask] = {}  # of each task that is not ABSENT in `states`
-        self._ending: list[AnyTask] = []  # cancelled, threads still running
+        self._runners: dict[int, WorkerTask] = {}  # of each task that is not ABSENT in `states`
+        self._ending: list[WorkerTask] = []  # cancelled, threads still running
         self._tallies = Tallies()  # by job
-        self._counted: dict[AnyTask, dict[str, float]] = {}  # what is in the tallies
+        self._counted: dict[WorkerTask, dict[str, float]] = {}  # what is in the tallies
         self._lock = threading.Lock()  # guards the fields above, and `states`
 
-    def runner_of(self, task_id: int) -> AnyTask | None:
+    def runner_of(self, task_id: int) -> WorkerTask | None:
         """The runner of a current or recently completed task; None if unknown."""
         with self._lock:
             return self._runners.get(task_id)
 
-    def runners(self) -> list[AnyTask]:
+    def runners(self) -> list[WorkerTask]:
         """Those of all tasks, KEPT ones included."""
         with self._lock:
             return [*self._runners.values()]
 
-    def unfinished(self) -> list[AnyTask]:
+    def unfinished(self) -> list[WorkerTask]:
         with self._lock:
             return [self._runners[i] for i in self.states.unfinished() if i in self._runners]
 
@@ -83,12 +80,12 @@ class RunningTasks:
         for instruction in instructions:
             if isinstance(instruction, ForgetAll):
                 self._observer.journal_changed(*instruction)
-                self._blocks.forget_all()
+                self._sessions.forget_all()
         for runner, given_up in cancelled:
             if given_up and (what := runner.undelivered()) is not None:
                 self._observer.given_up(runner.task, what)
             runner.cancel()
-            self._blocks.remove_task(runner.task.task_id)
+            self._sessions.remove_task(runner.task.task_id)
         return instructions
 
     def _start(self, task: pb.Task) -> None:
@@ -97,7 +94,7 @@ class RunningTasks:
             # A copy: a protobuf message keeps alive the whole response that it is part of, which
             # lists all of the worker's tasks.
             runner = self._make(copy.copy(task))
-            self._blocks.add_task(task.task_id, runner.output, task.iteration_id)
+            self._sessions.add_task(task.task_id, runner.output, task.iteration_id)
         except Exception:
             log.exception("task %d cannot be made, and is tried again", task.task_id)
             self.states.handle(NotMade(task.task_id))
@@ -110,7 +107,7 @@ class RunningTasks:
             runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
             self.states.handle(Ended(task.task_id))
 
-    def report(self, runner: AnyTask, event: HandedOut | Ended) -> list[Instruction]:
+    def report(self, runner: WorkerTask, event: HandedOut | Ended) -> list[Instruction]:
         """Handle a runner's event. Events of cancelled runners are ignored: after a journal
         change the same task id may belong to another runner."""
         with self._lock:
@@ -141,7 +138,7 @@ class RunningTasks:
         """Of each job of the unfinished tasks: what its tasks have done here so far."""
         with self._lock:
             unfinished = [self._runners[i] for i in self.states.unfinished() if i in self._runners]
-            by_job: dict[int, list[AnyTask]] = {}
+            by_job: dict[int, list[WorkerTask]] = {}
             for runner in unfinished:
                 by_job.setdefault(runner.task.job_id, []).append(runner)
                 self._count(runner)
@@ -157,7 +154,7 @@ class RunningTasks:
                 self._count(runner)
             return [*self._tallies.measured(families)]
 
-    def _count(self, runner: AnyTask) -> None:
+    def _count(self, runner: WorkerTask) -> None:
         before, now = self._counted.get(runner, {}), runner.counts()
         # What another thread measures while it is read may be a moment behind.
         now = {kind: max(value, before.get(kind, 0)) for kind, value in now.items()}
@@ -173,7 +170,7 @@ class RunningTasks:
                 log.warning("task %d is still in an element, and is left", runner.task.task_id)
 
 
-def _load(job_id: int, counts: Mapping[str, float], runners: list[AnyTask]) -> pb.JobLoad:
+def _load(job_id: int, counts: Mapping[str, float], runners: list[WorkerTask]) -> pb.JobLoad:
     ms = {f"{kind}_ms": int(1000 * counts.get(kind, 0)) for kind in WAITS}
     held = sum(runner.output.held_bytes for runner in runners)
     counted = {kind: int(counts.get(kind, 0)) for kind in COUNTED}

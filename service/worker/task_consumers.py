@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError
 from ..proto import forebay_pb2 as pb
-from ..transport import BlockServer
+from ..transport.sessions import Sessions
 from .element_face import ElementFace
 from .observer import Observer
 
@@ -24,22 +24,22 @@ class TaskConsumers:
 
     def __init__(
         self,
-        blocks: BlockServer,
+        sessions: Sessions,
         face: ElementFace,
         dispatcher: DispatcherClient,
         observer: Observer,
     ) -> None:
-        self._blocks = blocks
+        self._sessions = sessions
         self._face = face
         self._dispatcher = dispatcher
         self._observer = observer
 
     def is_read(self, task_id: int) -> bool:
-        return self._blocks.is_read(task_id) or self._face.is_read(task_id)
+        return self._sessions.is_read(task_id) or self._face.is_read(task_id)
 
     def read_tasks(self) -> set[int]:
         """The tasks for which `is_read` is true."""
-        return self._blocks.read_tasks() | self._face.read_tasks()
+        return self._sessions.read_tasks() | self._face.read_tasks()
 
     def wait(self, done: Callable[[float], bool], give_up_s: float) -> None:
         """Call `done(within_s)` until it is true, and meanwhile forget consumers that are gone."""
@@ -57,7 +57,7 @@ class TaskConsumers:
         """Over TCP a killed process looks like a network cut. A consumer counts as gone if it has
         not reconnected to the dispatcher either."""
         request = pb.FindGoneConsumersRequest(
-            consumer_ids=self._blocks.away(), left=left, task_ids=task_ids
+            consumer_ids=self._sessions.away(), left=left, task_ids=task_ids
         )
         if not (request.consumer_ids or request.task_ids):
             return
@@ -69,5 +69,5 @@ class TaskConsumers:
             log.info("could not ask the dispatcher which consumers are gone: %s", error)
             return
         self._face.forget(found.unread_task_ids)
-        if lacking := self._blocks.forget_gone(found.gone):
+        if lacking := self._sessions.forget_gone(found.gone):
             self._observer.consumers_forgotten(list(found.gone), lacking)

@@ -1,11 +1,13 @@
-"""TaskRunner: runs a task's pipeline into its output, parks the task, and completes it."""
+"""The tasks of a worker. A TaskRunner runs a pipeline into its output, parks, and completes."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import OutputCancelled, OutputReset, Part, TaskFailed, TaskOutput, TaskUnknown
@@ -43,10 +45,138 @@ class DeliveryCounter:
             return self._changed.wait_for(lambda: self._settled >= elements, timeout_s)
 
 
-class TaskRunner:
-    """Runs one task in its own thread from start to completion.
+class TaskParts(NamedTuple):
+    """What a worker's tasks share."""
 
-    task_states.py decides the task's state. The runner reports events and obeys instructions.
+    dispatcher: DispatcherClient
+    starting: threading.Semaphore  # bounds how many tasks load their graphs at a time
+    pipelines: Pipelines
+    observer: Observer
+    report: Callable[[WorkerTask, HandedOut | Ended], list[Instruction]]
+    """The task's thread reports events with it; returns instructions."""
+    datasets: Datasets | None = None
+
+
+class WorkerTask(ABC):
+    """One task of a worker, which makes its output's elements in a thread of its own.
+
+    task_states.py decides the task's state. The thread reports events and obeys instructions. By
+    default a task has nothing to lose or to return, and is never parked (idle.py).
+    """
+
+    is_parked = False
+
+    def __init__(self, task: pb.Task, output: TaskOutput, parts: TaskParts) -> None:
+        self.task = task
+        self.output = output
+        self.pipeline = TaskPipeline(
+            task, parts.dispatcher, parts.pipelines, parts.observer, parts.datasets
+        )
+        self._parts = parts
+        self._ended = False  # for good
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(
+            target=self._run, name=f"forebay-task-{self.task.task_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Stop running, also within an element, and drop unsent elements. Never waits.
+        Idempotent."""
+        self.pipeline.cancelled.set()
+        self.output.cancel()
+        self.pipeline.cancel()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread; whether it has ended. A thread that never started has."""
+        thread = self._thread
+        if thread.ident is not None:
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
+    @abstractmethod
+    def counts(self) -> dict[str, float]:
+        """What it has done so far: elements, bytes, the seconds that its pipeline was open, by what
+        that waited for, and how it gave memory to others."""
+
+    def drain(self, give_up_s: float) -> None:  # noqa: B027
+        """Begin no further split, and return unstarted ones until `give_up_s` (monotonic clock)."""
+
+    def undelivered(self, lacking: int = 0) -> Undelivered | None:
+        """What would be lost if it were cancelled now, or None.
+
+        `lacking` is the number of elements sent but not acknowledged.
+        """
+        return None
+
+    # -- parking -------------------------------------------------------------------------------
+
+    @property
+    def may_be_parked(self) -> bool:
+        return False
+
+    def is_being_parked(self) -> bool:
+        return False
+
+    def park(self, opens: int, most_bytes: int) -> None:  # noqa: B027
+        """Park soon, unless the output then counts more subscriptions than `opens`.
+
+        The pipeline is cut once the unread output exceeds `most_bytes`. Never waits."""
+
+    def cut(self) -> None:  # noqa: B027
+        """Cancel a pipeline that is slow to park; elements of its begun splits are lost."""
+
+    def resume(self) -> None:  # noqa: B027
+        """Restart the thread if the task is parked. Never waits."""
+
+    def shed(self) -> int:
+        """Drop the output of a parked task; return how many elements are lost. A task without
+        leases makes its elements again, so it loses none."""
+        return 0
+
+    def is_pass_over(self) -> bool | None:
+        """Whether no splits remain in a parked task's pass, so that it should resume and complete.
+        None if no dispatcher answers."""
+        return False
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except ForebayError as error:
+            self._end(error)
+        except BaseException as bug:  # consumers must not wait for ever
+            self.output.fail("INTERNAL", f"the worker failed: {bug!r}")
+            self._ended = True
+            self._parts.report(self, Ended(self.task.task_id))
+            raise
+
+    @abstractmethod
+    def _work(self) -> None: ...
+
+    def _end(self, error: ForebayError) -> None:
+        self._ended = True
+        feed_failed = self.pipeline.feed_failed
+        end = end_after(error, feed_failed)
+        if isinstance(end, TaskFailed):
+            self.output.fail(end.code, end.message)
+        else:
+            self.output.cancel()
+        if not self.pipeline.cancelled.is_set():
+            if isinstance(end, TaskFailed):
+                self._parts.observer.failed(self.task, error)
+            else:
+                self._parts.observer.ended_early(self.task, feed_failed or error)
+        self._parts.report(self, Ended(self.task.task_id))
+
+
+class TaskRunner(WorkerTask):
+    """Runs one task from start to completion.
 
     A task without consumers can be *parked* (idle.py chooses which): its pipeline and threads end.
     If the task leases splits, the pipeline first finishes the begun splits and returns the others,
@@ -57,28 +187,14 @@ class TaskRunner:
     def __init__(
         self,
         task: pb.Task,
-        dispatcher: DispatcherClient,
         output: TaskOutput,
-        starting: threading.Semaphore,
-        pipelines: Pipelines,
-        observer: Observer,
-        report: Callable[[TaskRunner, HandedOut | Ended], list[Instruction]],
+        parts: TaskParts,
         counter: DeliveryCounter | None = None,
-        datasets: Datasets | None = None,
     ) -> None:
-        """`starting` bounds how many tasks load their graphs at a time. The task's thread reports
-        events with `report`, which returns instructions. With `counter`, which the output reports
-        to, the task completes only once its elements are acknowledged or dropped.
-        """
-        self.task = task
-        self.output = output
-        self.pipeline = TaskPipeline(task, dispatcher, pipelines, observer, datasets)
-        self.is_parked = False
+        """With `counter`, which the output reports to, the task completes only once its elements
+        are acknowledged or dropped."""
+        super().__init__(task, output, parts)
         output.on_trace = self._trace
-        self._dispatcher = dispatcher
-        self._starting = starting
-        self._observer = observer
-        self._report = report
         self._counter = counter
         self._put = self._put_bytes = 0  # elements; their bytes
         self._shed_elements = self._parks = 0  # by which it gave memory to others
@@ -86,22 +202,12 @@ class TaskRunner:
         self._cancelled = self.pipeline.cancelled
         self._drain_by_s: float | None = None  # set once draining, monotonic clock
         self._produced = False  # the output has all of the pipeline's elements
-        self._ended = False  # for good
         self._parking = threading.Lock()  # guards the next three fields, `is_parked`, `_thread`
         self._park_after: int | None = None  # None, or park unless output.opens exceeds this
         self._most_bytes = 0
         self._parked_after = 0  # output.opens when it was parked last
         # Whether parking drops the output's elements.
         self._discards = not task.num_sources or task.cross_trainer_cache
-        self._thread = self._new_thread()
-
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(
-            target=self._run, name=f"forebay-task-{self.task.task_id}", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
 
     def _trace(self, traceparent: str) -> None:
         if not self.output.waiting_elements:  # else nobody waits for the pipeline
@@ -116,9 +222,6 @@ class TaskRunner:
         return self._thread.is_alive() and not self.task.num_consumers
 
     def park(self, opens: int, most_bytes: int) -> None:
-        """Park soon, unless the output then counts more subscriptions than `opens`.
-
-        The pipeline is cut once the unread output exceeds `most_bytes`. Never waits."""
         with self._parking:
             if self.is_parked or self._park_after == opens:
                 return
@@ -131,12 +234,10 @@ class TaskRunner:
             self.pipeline.pause()
 
     def cut(self) -> None:
-        """Cancel a pipeline that is slow to park; elements of its begun splits are lost."""
         if self.is_being_parked():
             self.pipeline.cut()
 
     def resume(self) -> None:
-        """Restart the thread if the task is parked. Never waits."""
         with self._parking:
             if not self.is_parked or self._cancelled.is_set():
                 return
@@ -150,8 +251,6 @@ class TaskRunner:
             self.is_parked = True  # IdleTasks resumes it
 
     def shed(self) -> int:
-        """Drop the output of a parked task; return how many elements are lost. A task without
-        leases makes its elements again, so it loses none."""
         leases = self.task.num_sources > 0
         with self._parking:
             if not self.is_parked:
@@ -172,17 +271,9 @@ class TaskRunner:
         self.output.when_opened(self.resume, after=self._parked_after)
 
     def is_pass_over(self) -> bool | None:
-        """Whether no splits remain in a parked task's pass, so that it should resume and complete.
-        None if no dispatcher answers."""
         if not self.task.num_sources or not self.is_parked or self._produced:
             return False
         return self.pipeline.is_pass_over() and not self.output.waiting_elements
-
-    def cancel(self) -> None:
-        """Stop running and drop unsent elements. Idempotent."""
-        self._cancelled.set()
-        self.output.cancel()
-        self.pipeline.cancel()
 
     def drain(self, give_up_s: float) -> None:
         """Begin no further split, return unstarted ones, and deliver begun ones.
@@ -195,16 +286,10 @@ class TaskRunner:
         self.pipeline.drain(give_up_s)
 
     def undelivered(self, lacking: int = 0) -> Undelivered | None:
-        """What would be lost if it were cancelled now, or None.
-
-        `lacking` is the number of elements sent but not acknowledged.
-        """
         elements = lacking + self.output.waiting_elements
         return self.pipeline.undelivered(elements, self.output.ended)
 
     def counts(self) -> dict[str, float]:
-        """What it has done so far: elements, bytes, the seconds that its pipeline was open, by what
-        that waited for, and how it gave memory to others."""
         no_split_s, unread_s = self.pipeline.waited_s
         blocked_s = self.output.blocked.seconds
         waited_s = no_split_s + unread_s + blocked_s
@@ -219,17 +304,9 @@ class TaskRunner:
             "parked_tasks": self._parks,
         }
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the thread; whether it has ended. A thread that never started has."""
-        with self._parking:
-            thread = self._thread
-        if thread.ident is not None:
-            thread.join(timeout_s)
-        return not thread.is_alive()
-
     def _run(self) -> None:
         try:
-            self._work()
+            super()._run()
         finally:
             self.pipeline.spans.end()
             self.pipeline.close()
@@ -245,56 +322,33 @@ class TaskRunner:
 
     def _work(self) -> None:
         task_id = self.task.task_id
-        try:
-            if not self._produced:
-                with self._producing:
-                    produced = self._produce()
-                if not produced:
-                    return
-            data_over = self._is_data_over()
-            if not self.output.wait_drained(UNWOUND_S):
-                self.pipeline.free()
-            while not self.output.wait_drained(timeout_s=60):  # for consumers, or for cancel()
-                if self.is_being_parked():
-                    return
-            self._ended = True
-            if self._counter is not None:
-                while not (self._counter.wait(self._put, 1) or self._cancelled.is_set()):
-                    pass  # elements in flight, or held by consumers that never return
-            # If the dispatcher gave the task up, the pipeline's end doesn't mean that data ended.
-            event = Ended(task_id) if self.pipeline.given_up else HandedOut(task_id, data_over)
-            if Complete(task_id) in self._report(self, event):
-                self._dispatcher.call(
-                    pb.CompleteTaskRequest(task_id=task_id, metrics=self.pipeline.metrics()),
-                    pb.CompleteTaskResponse,
-                    closed=self._cancelled,
-                )
-        except ForebayError as error:
-            self._end(error)
-        except BaseException as bug:  # consumers must not wait for ever
-            self.output.fail("INTERNAL", f"the worker failed: {bug!r}")
-            self._ended = True
-            self._report(self, Ended(task_id))
-            raise
-
-    def _end(self, error: ForebayError) -> None:
+        if not self._produced:
+            with self._producing:
+                produced = self._produce()
+            if not produced:
+                return
+        data_over = self._is_data_over()
+        if not self.output.wait_drained(UNWOUND_S):
+            self.pipeline.free()
+        while not self.output.wait_drained(timeout_s=60):  # for consumers, or for cancel()
+            if self.is_being_parked():
+                return
         self._ended = True
-        feed_failed = self.pipeline.feed_failed
-        end = end_after(error, feed_failed)
-        if isinstance(end, TaskFailed):
-            self.output.fail(end.code, end.message)
-        else:
-            self.output.cancel()
-        if not self._cancelled.is_set():
-            if isinstance(end, TaskFailed):
-                self._observer.failed(self.task, error)
-            else:
-                self._observer.ended_early(self.task, feed_failed or error)
-        self._report(self, Ended(self.task.task_id))
+        if self._counter is not None:
+            while not (self._counter.wait(self._put, 1) or self._cancelled.is_set()):
+                pass  # elements in flight, or held by consumers that never return
+        # If the dispatcher gave the task up, the pipeline's end doesn't mean that data ended.
+        event = Ended(task_id) if self.pipeline.given_up else HandedOut(task_id, data_over)
+        if Complete(task_id) in self._parts.report(self, event):
+            self._parts.dispatcher.call(
+                pb.CompleteTaskRequest(task_id=task_id, metrics=self.pipeline.metrics()),
+                pb.CompleteTaskResponse,
+                closed=self._cancelled,
+            )
 
     def _produce(self) -> bool:
         """Run the pipeline. False if the task must park before the output is complete."""
-        with self._starting:
+        with self._parts.starting:
             if self._cancelled.is_set():
                 return True
             with self._parking:

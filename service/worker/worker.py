@@ -57,12 +57,12 @@ from .memory import default_budget
 from .metrics import Condition, WorkerMetrics
 from .observer import Observer
 from .options import WorkerOptions
-from .running_tasks import AnyTask, RunningTasks
+from .running_tasks import RunningTasks
 from .saves import StreamWriters
 from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
 from .task_states import JournalSeen, Listed, StopAsked
-from .tasks import DeliveryCounter, TaskRunner
+from .tasks import DeliveryCounter, TaskParts, TaskRunner, WorkerTask
 
 if TYPE_CHECKING:
     from ..http.server import HttpThread
@@ -103,7 +103,6 @@ class Worker:
         self._credentials = credentials_of_server(options)
         own = self._credentials
         self._dispatcher = DispatcherClient(options.dispatcher, credentials=own)
-        self._datasets = Datasets(self._dispatcher)
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
         budget_bytes = options.memory_budget or default_budget()
@@ -114,15 +113,20 @@ class Worker:
             credentials=own, keys=None if own is None else self._data_keys,
             checksums=options.payload_checksums,
         )  # fmt: skip
-        self.tasks = RunningTasks(self._make, self._blocks, self._observer)
+        self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
+        self._parts = TaskParts(
+            self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
+            self.tasks.report, Datasets(self._dispatcher),
+        )  # fmt: skip
         self._face = ElementFace(self.tasks.runner_of)
-        self.consumers = TaskConsumers(self._blocks, self._face, self._dispatcher, self._observer)
+        self.consumers = TaskConsumers(
+            self._blocks.sessions, self._face, self._dispatcher, self._observer
+        )
         self.idle = IdleTasks(
             self.tasks.unfinished, self.consumers.read_tasks, self.consumers.forget_left,
             self._observer, budget_bytes, options.expected_s, options.kept_pipelines,
         )  # fmt: skip
         self._bundle_reports = BundleReports()
-        self._starting = threading.Semaphore(STARTING)
         self._streams = StreamWriters(self.uid, self._dispatcher, options)
         self._stopping = threading.Event()
         self._heartbeats = threading.Thread(
@@ -259,20 +263,14 @@ class Worker:
         """The save streams written here: number, the save's path, and whether it is complete."""
         return self._streams.progress()
 
-    def _make(self, task: pb.Task) -> AnyTask:
+    def _make(self, task: pb.Task) -> WorkerTask:
         if task.HasField("order"):
             bundles = BundlesOutput(budget=self.idle.budget)
-            return BundleTask(
-                task, self._dispatcher, bundles, self._starting, self._pipelines, self._observer,
-                self.tasks.report, self._datasets, reports=self._bundle_reports,
-            )  # fmt: skip
+            return BundleTask(task, bundles, self._parts, self._bundle_reports)
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
         output = _output(task, self._options, counter, self.idle.budget)
-        return TaskRunner(
-            task, self._dispatcher, output, self._starting, self._pipelines, self._observer,
-            self.tasks.report, counter, self._datasets,
-        )  # fmt: skip
+        return TaskRunner(task, output, self._parts, counter)
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000
@@ -283,7 +281,7 @@ class Worker:
         for runner in runners:
             self.consumers.wait(partial(self._has_ended_or_is_unread, runner), give_up_s)
         # Completed tasks, too, may have blocks in flight.
-        received = self._blocks.wait_until_received
+        received = self._blocks.sessions.wait_until_received
         self.consumers.wait(lambda within_s: not received(within_s), give_up_s)
         self._streams.join(give_up_s)
         lacking = received(0)
@@ -312,7 +310,7 @@ class Worker:
         except ForebayError as error:
             log.info("could not tell the dispatcher yet that this worker drains: %s", error)
 
-    def _has_ended_or_is_unread(self, runner: AnyTask, within_s: float) -> bool:
+    def _has_ended_or_is_unread(self, runner: WorkerTask, within_s: float) -> bool:
         return not self.consumers.is_read(runner.task.task_id) or runner.join(within_s)
 
     def _condition(self) -> Condition:
@@ -376,7 +374,7 @@ class Worker:
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
         unfinished = {runner.task.task_id for runner in self.tasks.unfinished()}
-        read = {i for i in unfinished - listed.keys() if self._blocks.is_read(i)}
+        read = {i for i in unfinished - listed.keys() if self._blocks.sessions.is_read(i)}
         self.tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
         self._streams.reconcile(response.streams)
         self.tasks.forget_ended()

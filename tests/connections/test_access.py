@@ -344,7 +344,7 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
     blocks = BlockServer(1, credentials=server, keys=known)
     for task, iteration in ((TASK, ITERATION), (TASK + 1, ITERATION + 1)):
         output = AnyOutput()
-        blocks.add_task(task, output, iteration)
+        blocks.sessions.add_task(task, output, iteration)
         output.finish()
     blocks.start()
     try:

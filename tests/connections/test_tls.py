@@ -120,7 +120,7 @@ def refused_by_worker(
         reading = consumer(closing, worker, "tcp", reads=1, give_up_s=0.1)
         said = reading.get()
     assert isinstance(said, str), said
-    assert not worker.read_tasks()
+    assert not worker.sessions.read_tasks()
     return said
 
 

@@ -19,7 +19,6 @@ from forebay.service.blocks import (
     joined,
     merged,
     picked,
-    rank,
     split,
     strided,
 )
@@ -103,7 +102,7 @@ def test_whatever_is_picked(data: st.DataObject, count: int) -> None:
     assert (part.count, part.bundle, part.index) == (len(indexes), 4, 100 + indexes[0])
     assert elements(part) == [elements(block)[i] for i in indexes]
     assert part.count > 1 or all(c.shapes is None for c in part.components)
-    assert [rank(c) for c in part.components] == [rank(c) for c in block.components]
+    assert [c.rank for c in part.components] == [c.rank for c in block.components]
 
 
 def test_what_is_picked_keeps_nothing_else_in_memory() -> None:
@@ -130,7 +129,7 @@ def test_what_was_picked_is_merged(data: st.DataObject, count: int, parts: int) 
     cut = data.draw(st.integers(1, count))
     for each in (again, joined([*split(again, cut)] if cut < count else [again])):
         assert elements(each) == elements(block)  # before anything is put together
-        assert [rank(c) for c in each.components] == [rank(c) for c in block.components]
+        assert [c.rank for c in each.components] == [c.rank for c in block.components]
         whole = Block(count, tuple(Component(c.values, c.shapes) for c in each.components))
         check_block(whole)
         assert elements(whole) == elements(block)

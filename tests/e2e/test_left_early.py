@@ -18,7 +18,7 @@ from forebay import service
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.observer import Observer, Undelivered
-from forebay.service.worker.running_tasks import AnyTask
+from forebay.service.worker.tasks import WorkerTask
 from forebay.service.worker.worker import Worker
 
 from ..forks import Fork
@@ -67,7 +67,7 @@ class Workers:
         self.all.append(running)
         return running
 
-    def runners(self) -> list[AnyTask]:
+    def runners(self) -> list[WorkerTask]:
         return [runner for worker in self.all for runner in worker.tasks.unfinished()]
 
     def wait_until_parked(self) -> None:

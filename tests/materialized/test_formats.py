@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 
 from forebay.service import structure
+from forebay.service.block_limits import TYPES
 from forebay.service.blocks import Block, Component, Strings, joined
 from forebay.service.materialized import formats
 from forebay.service.materialized.formats import WRITERS, ShardReader
 from forebay.service.materialized.layout import ComponentSpec
-from forebay.service.materialized.records import TYPES, Records, names_of
+from forebay.service.materialized.records import Records, names_of
 from forebay.service.pipelines.tf_data.element_specs import component_specs
 from forebay.storage.errors import Corrupt
 

@@ -19,8 +19,8 @@ import pytest
 
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines.python import children
-from forebay.service.pipelines.python.child_connections import Died, readable
-from forebay.service.pipelines.python.fork_server import HERE, ForkServer, ended
+from forebay.service.pipelines.python.child_connections import Died
+from forebay.service.pipelines.python.fork_server import HERE, ForkServer, ended, readable
 from forebay.service.shared import new_slab
 
 from .functions import INT, numbers, pipeline_of, read

@@ -13,8 +13,9 @@ from tensorflow.core.protobuf import struct_pb2
 from tensorflow.python.data.util import nest
 from tensorflow.python.saved_model import nested_structure_coder
 
+from forebay.service.block_limits import TYPES
 from forebay.service.errors import InvalidArgument
-from forebay.service.pipelines.python.inferred import TENSORFLOWS, element_spec_of, inferred
+from forebay.service.pipelines.python.inferred import element_spec_of, inferred
 from forebay.service.pipelines.tf_data.element_specs import (
     decode_element_spec,
     encode_element_spec,
@@ -59,7 +60,7 @@ def test_tensorflow_says_the_same(elements: list[Any]) -> None:
 
 
 def test_numbers_of_dtypes() -> None:
-    assert {name: tf.as_dtype(name).as_datatype_enum for name in TENSORFLOWS} == TENSORFLOWS
+    assert {name: tf.as_dtype(name).as_datatype_enum for name in TYPES} == TYPES
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_who_reads_keeps_writes_and_is_cut_off_has_its_own_elements_once() -> No
     """Two consumers at once, of two processes."""
     pipeline = pipeline_of(images, range(SPLITS), BYTES, processes=2)
     server, output = BlockServer(UID), AnyOutput(4 * SIZE)
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     server.start()
     dice = random.Random(7)
     found: list[int] = []

@@ -88,7 +88,7 @@ def task(
 ) -> AnyOutput:
     """A task with all of its blocks ready."""
     output = AnyOutput(1 << 40)
-    server.add_task(task_id, output)
+    server.sessions.add_task(task_id, output)
     for number in range(1, blocks + 1):
         output.put(numbered(number, sizes()))
     output.finish()

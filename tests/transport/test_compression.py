@@ -389,7 +389,7 @@ def read_through(
     for number in range(blocks):
         output.put(Block(1, (Component(values),), index=number))
     output.finish()
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     consumer = Consumer(slow.addresses, reads=TASK)
     closing.callback(consumer.client.close)
     for number in range(blocks):
@@ -440,7 +440,7 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
     for block in expected:
         output.put(block)
     output.finish()
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     consumer = Consumer(only(server, "tcp"), reads=TASK)
     closing.callback(consumer.client.close)
     for block in expected:
@@ -464,7 +464,7 @@ def test_a_block_for_several_consumers_is_compressed_once(
     server.start()
     output = CachedOutput()
     output.compression = ev.ZSTD
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     consumers = []
     for number in range(3):
         consumers.append(Consumer(only(server, "tcp"), number + 1))

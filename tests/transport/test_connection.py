@@ -61,7 +61,7 @@ def test_blocks_arrive_whole_and_in_order(
     consumer.client.read(5)
     assert consumer.take() == (5, TaskUnknown())
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     consumer.client.read(5)
     for block in SAMPLES.values():
         output.put(block)
@@ -126,7 +126,7 @@ def test_the_worker_hears_that_an_end_was_heard_though_nothing_else_is_said(
     server: BlockServer, closing: ExitStack
 ) -> None:
     output = BundlesOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     consumer = Consumer(only(server, "tcp"), consumer_id=1)
     closing.callback(consumer.client.close)
     consumer.client.read(5, Slice(bundle=7, place=7, until=1), subscription=3)
@@ -143,7 +143,7 @@ def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
 ) -> None:
     outputs = [AnyOutput(10_000) for _ in range(3)]
     for task_id, output in enumerate(outputs):
-        server.add_task(task_id, output)
+        server.sessions.add_task(task_id, output)
     consumers = [Consumer(server.addresses, consumer_id) for consumer_id in range(3)]
     for consumer in consumers:
         closing.callback(consumer.client.close)
@@ -177,7 +177,7 @@ def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
         )
     for producer in producers:
         producer.join()
-    assert not server.wait_until_received(TIMEOUT_S)
+    assert not server.sessions.wait_until_received(TIMEOUT_S)
     server.stop()
 
 
@@ -348,7 +348,7 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(
         assert consumer.numbers() == [*range(1, blocks + 1)], f"cut after {cut_after} bytes"
         assert output.wait_drained(TIMEOUT_S), f"cut after {cut_after} bytes"
         consumer.client.close()
-        server.remove_task(cut_after)
+        server.sessions.remove_task(cut_after)
         if proxy.cuts < cut_after:
             assert cut_after > 200
             break
@@ -361,11 +361,11 @@ def test_consumers_are_told_that_the_server_stops(server: BlockServer, closing: 
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     consumer.client.read(5)
     output.put(numbered(1))
     assert consumer.take()[0] == 5
-    assert not server.wait_until_received(TIMEOUT_S)
+    assert not server.sessions.wait_until_received(TIMEOUT_S)
     server.stop()
     server.stop()
     assert "the worker stops" in str(consumer.get())
@@ -384,7 +384,7 @@ def test_a_server_stops_though_a_consumer_does_not_read(
 
 def test_a_client_closes_in_any_state(server: BlockServer) -> None:
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     idle = Consumer(server.addresses)
     idle.client.close()
     idle.client.close()
@@ -420,10 +420,10 @@ def test_the_server_forgets_a_consumer_whose_process_has_ended(server: BlockServ
     command = [sys.executable, "-c", CONSUMER, json.dumps(only(server, "unix")), str(UID)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer:
         assert consumer.stdout is not None and consumer.stdout.readline() == "got\n"
-        assert server.is_read(5)
+        assert server.sessions.is_read(5)
         consumer.kill()
     give_up_s = time.monotonic() + TIMEOUT_S
-    while server.is_read(5):
+    while server.sessions.is_read(5):
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
 
@@ -477,7 +477,7 @@ def test_a_server_that_never_started_and_a_port_in_use() -> None:
 
 def test_large_blocks_are_received_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)
     consumer.client.read(5)

@@ -210,7 +210,7 @@ class Workers:
         self.servers = [BlockServer(uid) for uid in range(1, count + 1)]
         self.outputs = [AnyOutput(1 << 20) for _ in self.servers]
         for server, output in zip(self.servers, self.outputs, strict=True):
-            server.add_task(TASK, output)
+            server.sessions.add_task(TASK, output)
             closing.callback(server.stop)
             server.start()
 
@@ -398,7 +398,7 @@ class TestLocal:
         there.produce(1, numbered, 3)
         consumer = self.consumer(closing, there)
         consumer.numbers()
-        assert not there.servers[0].wait_until_received(TIMEOUT_S)
+        assert not there.servers[0].sessions.wait_until_received(TIMEOUT_S)
         there.servers[0].stop()
         assert consumer.get() == "the worker stops"
         assert local_worker(1) is None
@@ -416,14 +416,14 @@ class TestLocal:
     def test_a_worker_that_forgets_everybody(self, closing: ExitStack) -> None:
         there = Workers(closing, 1)
         consumer = self.consumer(closing, there)
-        there.servers[0].forget_all()
+        there.servers[0].sessions.forget_all()
         assert "does not know this consumer" in str(consumer.get())
 
     def test_stopped_tasks_give_their_credit_back(self, closing: ExitStack) -> None:
         there = Workers(closing, 1)
         there.produce(1, lambda n: numbered(n, 1000), 100_000)
         other = AnyOutput(1 << 40)
-        there.servers[0].add_task(TASK + 1, other)
+        there.servers[0].sessions.add_task(TASK + 1, other)
         for number in range(100):
             other.put(numbered(number, 1000))
         other.finish()
@@ -443,5 +443,5 @@ class TestLocal:
         consumer.take()
         consumer.client.close()
         consumer.client.close()
-        assert not there.servers[0].is_read(TASK)
+        assert not there.servers[0].sessions.is_read(TASK)
         assert not [t for t in threading.enumerate() if t.name.startswith("forebay-blocks-of")]

@@ -121,7 +121,7 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
         for number, block in enumerate(samples):
             output.put(Block(block.count, block.components, index=number))
         output.finish()
-        server.add_task(task_id, output)
+        server.sessions.add_task(task_id, output)
         damages.append(Damage(to_worker, at, cut))
         before = proxy.damaged
         consumer = Consumer(proxy.addresses, consumer_id=task_id, reads=task_id)
@@ -129,7 +129,7 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
             assert consumer.numbers() == [0, 1], f"damaged at {at}"
         finally:
             consumer.client.close()
-        server.remove_task(task_id)
+        server.sessions.remove_task(task_id)
         if proxy.damaged > before:
             at += 1
         elif at > 80:  # else the connection ended earlier: on a busy machine its greeting times out
@@ -151,7 +151,7 @@ def test_with_checksums_a_changed_payload_is_named_and_sent_again(
     for block in sent:
         output.put(block)
     output.finish()
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     consumer = Consumer(proxy.addresses, consumer_id=1, reads=TASK)
     try:
         blocks = [item for item in (consumer.take()[1] for _ in "012") if isinstance(item, Block)]
@@ -458,7 +458,7 @@ def test_random_messages_of_a_consumer_harm_no_worker(server: BlockServer, proto
         assert brisk.numbers() == [1, 2, 3]
         brisk.client.close()
         for task_id in range(TASK, TASK + 3):
-            server.remove_task(task_id)
+            server.sessions.remove_task(task_id)
 
     with memory_bounded(64 << 20), logged(logging.WARNING) as records:
         check()

@@ -35,7 +35,7 @@ def output() -> AnyOutput:
 @pytest.fixture(params=["unix", "tcp", "local"])
 def connect(request: pytest.FixtureRequest, output: AnyOutput) -> Iterator[Any]:
     server = BlockServer(UID)
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     server.start()
     ways = [way for way in server.addresses if way[0] == request.param]
     consumers: list[Consumer] = []
@@ -198,7 +198,7 @@ def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> No
 
 def test_a_goodbye_that_was_cut_off_is_repeated(output: AnyOutput) -> None:
     server = BlockServer(UID)
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     server.start()
     consumer = Consumer(server.addresses, start=False)
     consumer.client.read(TASK, HANDS_BACK)
@@ -238,7 +238,7 @@ def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
 ) -> None:
     """The goodbye, which is repeated after the cut, counts only blocks that had arrived."""
     server = BlockServer(UID)
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     server.start()
     consumer = Consumer(server.addresses, start=False)
     client = consumer.client

@@ -47,7 +47,7 @@ def reading(source: Source, protocol: str) -> Iterator[Callable[[], Iterator[Blo
     """How to get the blocks of a task, an element each, over real sockets."""
     server = BlockServer(UID)
     output = AnyOutput(8 << 20)
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     server.start()
 
     def produce() -> None:

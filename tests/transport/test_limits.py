@@ -156,7 +156,7 @@ def test_an_exception_of_the_reading_thread_reaches_the_waiting_caller(
         raise MemoryError("no room")
 
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     output.put(numbered(1))
     local = local_worker(UID) if where.startswith("local") else None
     consumer = Consumer(server.addresses[:1], reads=5, local=local, start=False)

@@ -329,7 +329,7 @@ def test_skipped_elements_are_reported_over_any_connection(
     server: BlockServer, closing: ExitStack, protocol: str
 ) -> None:
     output = CachedOutput(2 * cost(block(0, 5)))
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     slow, fast = (output.open(Cached(name)) for name in ("slow", "fast"))
     assert isinstance(slow, Subscription) and isinstance(fast, Subscription)
     for first in range(0, 25, 5):
@@ -427,7 +427,7 @@ def test_trainers_read_bundles_together(
     server: BlockServer, closing: ExitStack, protocol: str
 ) -> None:
     output = BundlesOutput(1 << 20)
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     consumers = []
     for i in range(3):
         local = local_worker(UID) if protocol == "local" else None
@@ -449,7 +449,7 @@ def test_trainers_read_bundles_together(
         consumer.client.read(TASK, last, 3)
         assert consumer.take_numbered() == (TASK, 3, end(1))
     give_up_s = time.monotonic() + TIMEOUT_S
-    while output._bundles or output._bytes or server.is_read(TASK):
+    while output._bundles or output._bytes or server.sessions.is_read(TASK):
         assert time.monotonic() < give_up_s, "what all have read is not forgotten"
         time.sleep(0.001)
 
@@ -459,7 +459,7 @@ def test_each_of_several_ends_is_told_apart(
     server: BlockServer, closing: ExitStack, protocol: str
 ) -> None:
     output = bundles(1)
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     local = local_worker(UID) if protocol == "local" else None
     consumer = Consumer(only(server, protocol), local=local)
     closing.callback(consumer.client.close)
@@ -513,7 +513,7 @@ def test_connections_that_are_cut(
             output.open(Slice(1, keep=LENGTH, reader=1, readers=2))
             output.open(Slice(2, keep=LENGTH, reader=1, readers=2))
         tasks.append(output)
-        server.add_task(task_id, output)
+        server.sessions.add_task(task_id, output)
         damages[:] = [Damage(to_worker, where, cut=True) for where in (at, at // 2 + 15)]
         consumer = Consumer(proxy.addresses, task_id, start=False)
         for bundle in (1, 2):

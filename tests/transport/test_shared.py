@@ -210,7 +210,7 @@ def read_all(protocol: str, blocks: int, keep: int) -> None:
     """Read large blocks, the last `keep` of which are kept, and look at each when it goes."""
     server = BlockServer(UID)
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     server.start()
     addresses = [address for address in server.addresses if address[0] == protocol]
     kept: list[tuple[int, np.ndarray]] = []
@@ -257,7 +257,7 @@ def say(sock: socket.socket, message: pb.ToWorker) -> None:
 def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
     server = BlockServer(UID)
     output = AnyOutput()
-    server.add_task(5, output)
+    server.sessions.add_task(5, output)
     server.start()
     output.put(large(1))
     sock, reader = connect(server, shares_memory)

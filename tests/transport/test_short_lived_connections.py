@@ -79,7 +79,7 @@ class Worker:
             self._port = int(bind(calls, "127.0.0.1", 0).rpartition(":")[2])
             calls.start()
             closing.callback(lambda: calls.stop(0).wait())
-        self.blocks.add_task(TASK, output)
+        self.blocks.sessions.add_task(TASK, output)
         self.blocks.start()
 
     def behind(self, limit: int, **options: Any) -> ShortLived:
@@ -263,7 +263,7 @@ def test_only_the_rest_of_a_partly_received_block_is_sent(
     components = [Component(np.full((1, n), n, np.uint8)) for n in (70, 10, 1)]
     output.put(Block(1, tuple(components)))
     output.put(Block(1, tuple(reversed(components))))
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     read = partial(pb.Read, task_id=TASK, any=pb.Any())
     first = greeted(server, read()).read()
     assert first is not None and first.payload.size == 256
@@ -395,7 +395,7 @@ def test_a_consumer_that_is_gone_behind_a_silent_proxy_is_noticed(
     monkeypatch.setattr(client, "PING_S", 1e9)
     worker = Worker(closing, protocol, filled(AnyOutput()))
     consumer = worker.consumer(worker.behind(1000, silent=True))
-    wait_until(lambda: worker.blocks.away() == [1])
+    wait_until(lambda: worker.blocks.sessions.away() == [1])
     consumer.client.close()
 
 
@@ -407,14 +407,14 @@ def test_a_consumer_does_not_resume_a_block_of_a_task_that_it_stopped_reading(
     consumer = worker.consumer(proxy)
     consumer.client.stop_task(TASK, 1)
     output = filled(AnyOutput())
-    worker.blocks.add_task(TASK + 1, output)
+    worker.blocks.sessions.add_task(TASK + 1, output)
     consumer.client.read(TASK + 1)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
     assert consumer.client._payloads._cut is None  # type: ignore[union-attr]
 
 
 def test_pings_are_part_of_the_protocol(server: BlockServer) -> None:
-    server.add_task(TASK, AnyOutput())
+    server.sessions.add_task(TASK, AnyOutput())
     reader = greeted(server, pb.Read(task_id=TASK, any=pb.Any()))
     for _ in range(3):
         say(reader_socket[reader], pb.ToWorker(ping=pb.Ping()))
@@ -427,10 +427,10 @@ def test_a_silent_worker_is_waited_for_only_over_a_unix_socket(
 ) -> None:
     """Over a Unix socket the worker can only be paused, and continues where it was."""
     output = AnyOutput()
-    server.add_task(TASK, output)
+    server.sessions.add_task(TASK, output)
     consumer = Consumer(only(server, "unix"), reads=TASK)
     closing.callback(consumer.client.close)
-    wait_until(lambda: server.is_read(TASK))
+    wait_until(lambda: server.sessions.is_read(TASK))
     connection = server.sessions.connection_of(1)
     threading.Event().wait(2 * client.SILENCE_S)
     assert connection is not None and server.sessions.connection_of(1) is connection

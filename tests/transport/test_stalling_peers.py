@@ -141,7 +141,7 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     for _ in range(total):
         output.put(one)
     output.finish()
-    worker.add_task(TASK, output)
+    worker.sessions.add_task(TASK, output)
     hoarder = Peer(worker, 1)
     closing.callback(hoarder.socket.close)
     hoarder.give(1 << 34)
@@ -209,7 +209,7 @@ def test_a_consumer_that_reconnects_a_thousand_times_gets_every_block_in_order(
 def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
     worker = started(closing, linger_s=0)
     output = AnyOutput(4 * MB)
-    worker.add_task(TASK, output)
+    worker.sessions.add_task(TASK, output)
     closing.callback(output.cancel)
     tracemalloc.start()
     closing.callback(tracemalloc.stop)
@@ -274,7 +274,7 @@ def test_connections_that_have_ended_leave_no_shared_memory(closing: ExitStack) 
     """Nor a descriptor; and not only once the garbage collector happens to come."""
     worker = started(closing)
     output = AnyOutput(1 << 40)
-    worker.add_task(TASK, output)
+    worker.sessions.add_task(TASK, output)
     one = numbered(1, MB)
     for _ in range(1000):
         output.put(one)
@@ -320,7 +320,7 @@ def test_every_block_once_through_connections_cut_anywhere(closing: ExitStack, s
     ]
     for proxy, worker, output, producer in zip(proxies, workers, outputs, producers, strict=True):
         closing.callback(proxy.close)
-        worker.add_task(TASK, output)
+        worker.sessions.add_task(TASK, output)
         producer.start()
     consumers = [
         [

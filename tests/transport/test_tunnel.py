@@ -83,7 +83,7 @@ def worker(closing: ExitStack) -> Worker:
 
 def test_every_kind_of_block_arrives(worker: Worker, closing: ExitStack) -> None:
     output = AnyOutput()
-    worker.blocks.add_task(TASK, output)
+    worker.blocks.sessions.add_task(TASK, output)
     for block in SAMPLES.values():
         output.put(block)
     output.finish()
@@ -125,23 +125,23 @@ def test_a_consumer_that_closes_is_forgotten_at_once(worker: Worker, closing: Ex
     consumer = worker.consumer(reads=TASK, credit_bytes=8 << 20)
     consumer.take()
     consumer.client.close()
-    wait_until(lambda: not worker.blocks.is_read(TASK))
+    wait_until(lambda: not worker.blocks.sessions.is_read(TASK))
 
 
 def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.add_task(TASK, AnyOutput())
+    worker.blocks.sessions.add_task(TASK, AnyOutput())
     consumer = worker.consumer(reads=TASK)
     closing.callback(consumer.client.close)
-    wait_until(lambda: worker.blocks.is_read(TASK))
+    wait_until(lambda: worker.blocks.sessions.is_read(TASK))
     worker.blocks.stop()
     assert "the worker stops" in str(consumer.get())
 
 
 def test_a_grpc_server_that_stops_ends_its_tunnels(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.add_task(TASK, AnyOutput())
+    worker.blocks.sessions.add_task(TASK, AnyOutput())
     consumer = worker.consumer(reads=TASK, give_up_s=0.1)
     closing.callback(consumer.client.close)
-    wait_until(lambda: worker.blocks.is_read(TASK))
+    wait_until(lambda: worker.blocks.sessions.is_read(TASK))
     worker.grpc.stop(0).wait()
     assert "out of reach" in str(consumer.get())
 
@@ -152,9 +152,9 @@ def test_closing_does_not_wait_for_a_host_that_is_silent(
     proxies = Proxies()
     closing.callback(proxies.close)
     port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
-    worker.blocks.add_task(TASK, AnyOutput())
+    worker.blocks.sessions.add_task(TASK, AnyOutput())
     consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK)
-    wait_until(lambda: worker.blocks.is_read(TASK))
+    wait_until(lambda: worker.blocks.sessions.is_read(TASK))
     proxies.stall("worker", 600)
     consumer.client.close()
     assert named_threads("forebay-tunnel") != []  # the worker's end does not know yet

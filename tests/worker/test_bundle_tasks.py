@@ -30,6 +30,7 @@ from forebay.service.worker.bundle_tasks import BundleTask
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended
+from forebay.service.worker.tasks import TaskParts
 
 from ..delivery.contract import block, numbers
 
@@ -110,10 +111,12 @@ class Task:
         self.bundle_reports = BundleReports()
         order = ev.OrderSpec(bundles=BUNDLES, bundle_splits=BUNDLE_SPLITS, seed=7)
         self.runner = BundleTask(
-            pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order),
-            dispatcher, self.output, threading.Semaphore(), pipelines, Observer(),
-            lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
-            reports=self.bundle_reports,
+            pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order), self.output,
+            TaskParts(
+                dispatcher, threading.Semaphore(), pipelines, Observer(),
+                lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
+            ),
+            self.bundle_reports,
         )  # fmt: skip
         self.runner._at_once = at_once
         self.runner.start()

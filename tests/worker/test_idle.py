@@ -23,7 +23,7 @@ from forebay.service.worker.memory import memory_limit
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete
-from forebay.service.worker.tasks import TaskRunner
+from forebay.service.worker.tasks import TaskParts, TaskRunner
 
 TIMEOUT_S = 30
 MOST = 100
@@ -115,8 +115,11 @@ def make() -> Iterator[Callable[[Splits], tuple[TaskRunner, IdleTasks, set[int]]
 
     def make(splits: Splits) -> tuple[TaskRunner, IdleTasks, set[int]]:
         runner = TaskRunner(
-            pb.Task(task_id=1, num_sources=1), splits, AnyOutput(1000),  # type: ignore[arg-type]
-            threading.Semaphore(), OneAnElement(), Observer(), lambda *_: [Complete(1)],
+            pb.Task(task_id=1, num_sources=1), AnyOutput(1000),
+            TaskParts(
+                splits,  # type: ignore[arg-type]
+                threading.Semaphore(), OneAnElement(), Observer(), lambda *_: [Complete(1)],
+            ),
         )  # fmt: skip
         read: set[int] = set()
         tasks = IdleTasks(

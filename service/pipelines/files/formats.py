@@ -48,15 +48,12 @@ class RecordFile(Protocol):
 
     def read(self, first: int, stop: int) -> Iterator[Block]:
         """These records, in blocks of LATER_BYTES to LARGE_BYTES."""
-        ...
 
     def take(self, records: Ints) -> Block:
         """Records in this order, which may be any; at least one."""
-        ...
 
     def parts(self, records: Ints) -> Iterable[Ints]:
         """These records, in groups that are read at once."""
-        ...
 
     def close(self) -> None: ...
 

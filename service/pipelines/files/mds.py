@@ -144,20 +144,26 @@ class MdsShard(NumberedFile):
         return begin, size
 
     def take(self, records: Ints) -> Block:
-        values: list[list[bytes]] = [[] for _ in self.columns]
-        for sample in pieces(self._descriptor, self._offsets, records):
-            sizes = iter(self._sizes.unpack_from(sample))
-            at = self._sizes.size
-            for column, found in zip(self.columns, values, strict=True):
-                stop = at + (next(sizes) if column.size is None else column.size)
-                found.append(sample[at:stop])
-                at = stop
-            if at != len(sample):
-                raise Damaged(f"its columns have {at} bytes, and it has {len(sample)}")
+        samples = [*map(self._values, pieces(self._descriptor, self._offsets, records))]
         return Block(
             len(records),
-            tuple(_component(self.columns[number], values[number]) for number in self._wanted),
+            tuple(
+                _component(self.columns[number], [values[number] for values in samples])
+                for number in self._wanted
+            ),
         )
+
+    def _values(self, sample: bytes) -> list[bytes]:
+        """The sample's values, by column."""
+        sizes = iter(self._sizes.unpack_from(sample))
+        at, values = self._sizes.size, []
+        for column in self.columns:
+            stop = at + (next(sizes) if column.size is None else column.size)
+            values.append(sample[at:stop])
+            at = stop
+        if at != len(sample):
+            raise Damaged(f"its columns have {at} bytes, and it has {len(sample)}")
+        return values
 
     def node(self, column: MdsColumn) -> Node:
         """The structure; what an array says itself is taken from the first sample."""
@@ -166,14 +172,7 @@ class MdsShard(NumberedFile):
         dtype, shape = column.dtype, column.shape
         if (dtype is None or shape is None) and self.samples:
             (sample,) = pieces(self._descriptor, self._offsets, np.arange(1))
-            sizes = iter(self._sizes.unpack_from(sample))
-            at = self._sizes.size
-            for other in self.columns:
-                size = next(sizes) if other.size is None else other.size
-                if other is column:
-                    break
-                at += size
-            array = _array(column, sample[at : at + size])
+            array = _array(column, self._values(sample)[self.columns.index(column)])
             dtype = array.dtype.name
             if shape is None:
                 return {"tensor": dtype, "shape": [None] * array.ndim}
@@ -223,11 +222,8 @@ def _array(column: MdsColumn, data: bytes) -> Array:
 
 
 def _inspect(path: str, options: Options) -> Facts:
-    shard = MdsShard(path, options)
-    try:
+    with contextlib.closing(MdsShard(path, options)) as shard:
         return shard.inspected()
-    finally:
-        shard.close()
 
 
 def shards_of(index: str) -> list[str]:

@@ -24,7 +24,7 @@ from numpy import random as numpys_random
 
 from ....storage.errors import Corrupt
 from ... import generators
-from ...blocks import Block, Strings, merged, part, rank
+from ...blocks import Block, Strings, merged, part
 from ...errors import FailedPrecondition, ForebayError, PipelineError
 from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
@@ -292,11 +292,11 @@ class FileRecords:
         ):
             values = component.values
             found = "string" if isinstance(values, Strings) else values.dtype.name
-            if (found, rank(component)) != (dtype, dimensions):
+            if (found, component.rank) != (dtype, dimensions):
                 raise PipelineError(
                     "INVALID_ARGUMENT",
                     f"{self._manifest.files[number].path} has records with "
-                    f"{path or 'elements'} of {found} in {rank(component)} dimensions, and they "
+                    f"{path or 'elements'} of {found} in {component.rank} dimensions, and they "
                     f"were registered with {dtype} in {dimensions}: write files of one schema",
                 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ...shared import Borrower
 from ..splits import SplitRange
 from .child_blocks import MESSAGE_BYTES
 from .columns import read
-from .fork_server import ended
+from .fork_server import ended, readable
 
 ENDING_MS = 5_000
 
@@ -259,10 +258,3 @@ def _copy(descriptor: int, size: int) -> Array:
     while done < size:
         done += os.preadv(descriptor, [memory[done:].data], done)
     return memory
-
-
-def readable(*ends: socket.socket, timeout_ms: int | None = None) -> set[int]:
-    polled = select.poll()  # select supports no descriptor above 1,023
-    for end in ends:
-        polled.register(end, select.POLLIN)
-    return {descriptor for descriptor, _ in polled.poll(timeout_ms)}

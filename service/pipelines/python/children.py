@@ -14,8 +14,8 @@ import numpy as np
 from ...errors import PipelineError
 from ...shared import new_slab
 from .child import PROGRESS_BYTES
-from .child_connections import BundleConnection, ChildConnection, readable
-from .fork_server import ForkServer
+from .child_connections import BundleConnection, ChildConnection
+from .fork_server import ForkServer, readable
 
 TEARDOWN_MS = 5_000
 

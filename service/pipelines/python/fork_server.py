@@ -181,7 +181,7 @@ def _serve(requests: socket.socket) -> socket.socket:
     with contextlib.suppress(AttributeError, OSError):  # another system, or an old kernel
         parent.append(os.pidfd_open(os.getppid()))
     while True:
-        ready = _readable(*parent, requests.fileno(), ended)
+        ready = readable(*parent, requests.fileno(), ended)
         if ended in ready:
             os.read(ended, 4096)
             inits -= {process for process, _ in _reaped()}
@@ -261,7 +261,7 @@ def _fork_child(connection: socket.socket, control: socket.socket, fork_server: 
             control.close()  # the fork server is gone: do not report how the child is killed
         if not told:
             _kill({child})
-        ready = _readable(ended, *told)
+        ready = readable(ended, *told)
         if ended in ready:
             os.read(ended, 4096)
         if not ready.isdisjoint(told):
@@ -299,11 +299,12 @@ def _wakened_by_ends() -> int:
     return ended
 
 
-def _readable(*descriptors: int) -> set[int]:
-    polled = select.poll()
-    for descriptor in descriptors:
-        polled.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in polled.poll()}
+def readable(*ends: int | socket.socket, timeout_ms: int | None = None) -> set[int]:
+    """The descriptors of those from which there is something to read, or whose peer has ended."""
+    polled = select.poll()  # select supports no descriptor above 1,023
+    for end in ends:
+        polled.register(end, select.POLLIN)
+    return {descriptor for descriptor, _ in polled.poll(timeout_ms)}
 
 
 def _reaped() -> Iterator[tuple[int, int]]:

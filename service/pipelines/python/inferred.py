@@ -9,21 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...block_limits import DTYPES
+from ...block_limits import DTYPES, TYPES
 from ...blocks import Array, numpy_dtype
 from ...errors import InvalidArgument
 from ...proto import graph_pb2
 from .columns import LISTS, MASKED, ONE_TENSOR, Field, Misfit, column_of, is_masked, kinds_of, said
 
 Node = dict[str, Any]
-
-TENSORFLOWS = {
-    "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "string": 7,
-    "complex64": 8, "int64": 9, "bool": 10, "bfloat16": 14, "uint16": 17, "complex128": 18,
-    "float16": 19, "uint32": 22, "uint64": 23, "float8_e5m2": 24, "float8_e4m3fn": 25,
-    "float8_e4m3fnuz": 26, "float8_e4m3b11fnuz": 27, "float8_e5m2fnuz": 28, "int4": 29, "uint4": 30,
-}  # fmt: skip
-"""TensorFlow's numbers of the supported dtypes."""
 
 
 def inferred(elements: Sequence[Any]) -> str:
@@ -72,7 +64,7 @@ def _leaf(leaves: Sequence[Any], path: str) -> Node:
             f"{sorted(ranks)} dimensions; yield the same, or give element_spec"
         )
     (dtype,) = dtypes
-    if dtype not in TENSORFLOWS or dtype not in {*DTYPES, "string"}:
+    if dtype not in TYPES or dtype not in {*DTYPES, "string"}:
         raise InvalidArgument(
             f"{path} is {leaves[0]!r:.80} ({type(leaves[0]).__qualname__}), which is no array: "
             "yield arrays, numbers, strings or bytes, in dicts and tuples"
@@ -131,7 +123,7 @@ def _spec(node: Node) -> graph_pb2.StructuredValue:
     made = graph_pb2.StructuredValue()
     match node:
         case {"tensor": dtype, "shape": shape}:
-            made.tensor_spec_value.dtype = TENSORFLOWS[dtype]
+            made.tensor_spec_value.dtype = TYPES[dtype]
             made.tensor_spec_value.shape.SetInParent()
             for size in shape:
                 made.tensor_spec_value.shape.dim.add(size=-1 if size is None else size)

@@ -27,7 +27,6 @@ class ColumnCodec(Protocol):
 
     def encode(self, tensor: Tensor) -> tuple[list[Tensor], Tensor]:
         """The tensors for the queue, and the component's size in bytes, an int64 scalar."""
-        ...
 
     def decode(self, stacked: list[Tensor]) -> Component: ...
 

@@ -148,7 +148,6 @@ class SourceStandIns(Protocol):
 
     def dataset(self, node: pb.NodeDef, operands: list[Tensor], source: Tensor) -> Tensor:
         """The variant of a dataset of the source's splits."""
-        ...
 
 
 def expansion(

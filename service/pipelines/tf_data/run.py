@@ -36,16 +36,13 @@ class DriverSource(Protocol):
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         """Have a driver fill the queues. At the end of the pipeline it closes the first queue and
         uses none any more. Raises PipelineError."""
-        ...
 
     def end(self, driver: Driver, *, complete: bool) -> None:
         """The run is over; `complete` if it was read to its end. If so, nobody uses its queues
         once this returns; otherwise once the driver has ended."""
-        ...
 
     def release(self) -> None:
         """Called once, last, even if the run never began."""
-        ...
 
 
 class TfDataRun:
