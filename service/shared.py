@@ -46,8 +46,9 @@ MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 48 << 20  # of slabs for one consumer; LEAST_SLABS are allowed however large
 LEAST_SLABS = 3
 MAPPED_BYTES = 4 * POOL_BYTES
-"""How much a consumer keeps mapped of what one worker has lent. To map a slab anew takes as long as
-to copy it, as each 4 KB are a page fault."""
+"""How much a consumer keeps mapped of what one worker has lent, in MAX_SLABS mappings at most: each
+holds a descriptor. To map a slab anew takes as long as to copy it, as each 4 KB are a page fault.
+"""
 
 MAX_PASSED = 4
 """How many slabs of one process may be passed on at a time. Further payloads are copied, so that
@@ -217,7 +218,7 @@ class Borrower:
         memory = self._mappings.pop(file, None) or self._map_memory(descriptor, size)
         kept = sum(map(len, self._mappings.values()))
         for oldest in list(self._mappings):
-            if kept + len(memory) <= MAPPED_BYTES:
+            if kept + len(memory) <= MAPPED_BYTES and len(self._mappings) < MAX_SLABS:
                 break
             kept -= len(self._mappings.pop(oldest))
         self._mappings[file] = memory

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ForebayError
 from . import audit, bench, chaos, dataset, doctor, journal, materialize, servers, status
-from .options import Command
+from .options import FlagCommand
 
 app = typer.Typer(
     name="forebay",
@@ -37,21 +37,21 @@ def options(
 ) -> None: ...
 
 
-app.command(cls=Command)(servers.dispatcher)
-app.command(cls=Command)(servers.worker)
-app.command(cls=Command)(status.status)
-app.command(cls=Command)(doctor.doctor)
+app.command(cls=FlagCommand)(servers.dispatcher)
+app.command(cls=FlagCommand)(servers.worker)
+app.command(cls=FlagCommand)(status.status)
+app.command(cls=FlagCommand)(doctor.doctor)
 app.command(
-    cls=Command, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    cls=FlagCommand, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )(materialize.materialize)
-app.command(cls=Command)(audit.audit)
-app.command(cls=Command)(chaos.chaos)
-app.command(cls=Command)(bench.bench)
+app.command(cls=FlagCommand)(audit.audit)
+app.command(cls=FlagCommand)(chaos.chaos)
+app.command(cls=FlagCommand)(bench.bench)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(journal.app, name="journal")
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 def demo(
     epochs: int = typer.Option(6, min=1, help="Epochs over the digits."),
     keep: bool = typer.Option(False, help="Keep the demo's files and say where they are."),

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from .console import plain_console
-from .options import JSON, SERVICE, Command, connects
+from .options import JSON, SERVICE, FlagCommand, connects
 from .status import PATIENCE_S
 
 app = typer.Typer(help="List and remove registered datasets.", no_args_is_help=True)
@@ -19,7 +19,7 @@ DATASET_ID = typer.Argument("", help="As `forebay dataset list` shows it.", show
 UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
-@app.command("list", cls=Command)
+@app.command("list", cls=FlagCommand)
 @connects
 def list_(
     service: str = SERVICE,
@@ -35,7 +35,7 @@ def list_(
         plain_console().print(render(found, time.time()))
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 @connects
 def remove(
     service: str = SERVICE,

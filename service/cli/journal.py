@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InvalidArgument
 from .console import plain_console
-from .options import JSON, Command
+from .options import JSON, FlagCommand
 from .progress_bar import progress
 
 app = typer.Typer(help="Look into a journal, check it, repair it.", no_args_is_help=True)
@@ -42,7 +42,7 @@ def opened(url: str) -> Iterator[Any]:
         storage.close()
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 def show(
     storage: str = STORAGE,
     at: int | None = AT,
@@ -71,7 +71,7 @@ def show(
         plain_console().print(render(summary))
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 def tail(
     storage: str = STORAGE,
     limit: int = typer.Option(10, min=0, help="How many of the last events to begin with."),
@@ -88,7 +88,7 @@ def tail(
             time.sleep(0.2)
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """Check every record, snapshot and blob. Exits 1 and names file and offset at corruption."""
     from ...journal.verification import verify as verify_storage
@@ -109,7 +109,7 @@ def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
     raise typer.Exit(0 if report.ok else 1)
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 def repair(
     storage: str = STORAGE,
     truncate_corrupt: bool = typer.Option(
@@ -144,7 +144,7 @@ def repair(
     raise typer.Exit(1 if left.lost_datasets or not left.can_begin else 0)
 
 
-@app.command(cls=Command)
+@app.command(cls=FlagCommand)
 def stats(storage: str = STORAGE, as_json: bool = JSON) -> None:
     """What the journal holds: events by kind, bytes, times."""
     from ...journal.verification import stats as count

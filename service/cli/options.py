@@ -22,7 +22,7 @@ SERVICE = typer.Argument(
 JSON = typer.Option(False, "--json", help="As JSON, for programs.")
 
 
-class Command(TyperCommand):
+class FlagCommand(TyperCommand):
     """What --log-format is not given, FOREBAY_LOG_FORMAT gives: so for each option."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

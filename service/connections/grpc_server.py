@@ -271,6 +271,12 @@ def _refusal(admission: Admission, details: Any) -> str:
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
 
 
+def current_metadata() -> dict[str, str | bytes]:
+    """Of the RPC that this coroutine serves; none outside of one."""
+    call = _call.get(None)
+    return {} if call is None else dict(call.invocation_metadata() or ())
+
+
 _caller: ContextVar[Identity | None] = ContextVar("forebay-caller", default=None)
 
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import tracing
-from ..connections.grpc_server import Method, current_call
+from ..connections.grpc_server import Method, current_metadata
 from ..errors import ForebayError, Unavailable
 from . import bounds
 from .dispatcher import Dispatcher
@@ -83,9 +83,7 @@ def _traced(dispatcher: Dispatcher, name: str, answer: Function) -> Function:
     assert tracer is not None
 
     async def in_span(request: Any) -> Any:
-        call = current_call()
-        metadata = {} if call is None else dict(call.invocation_metadata() or ())
-        parent = tracing.parent(str(metadata.get(tracing.KEY, "")))
+        parent = tracing.parent(str(current_metadata().get(tracing.KEY, "")))
         if parent is None:
             return await answer(request)
         with tracer.start_as_current_span(f"forebay.{name}", parent) as span:

@@ -409,7 +409,7 @@ class _Handler:
             if not connection.round_trip_s:  # the first message answers the welcome
                 connection.round_trip_s = time.monotonic() - welcomed_s
             if message.traceparent:
-                self.sessions.trace(connection, message.traceparent, message.read.task_id)
+                self._sessions.trace(connection, message.traceparent, message.read.task_id)
             match message.WhichOneof("message"):
                 case "read":
                     read = message.read
