@@ -67,6 +67,12 @@ JOB_WAITS = Family(
     "Share of their time in which the job's consumers waited for elements, over a window.",
     ("job_id",),
 )  # fmt: skip
+JOB_WAITS_FOR = Family(
+    "forebay_job_wait_cause_ratio", "gauge",
+    "The same by what they waited for: workers, network, dispatcher, or no_task (a worker with a "
+    "task).",
+    ("job_id", "cause"),
+)  # fmt: skip
 JOB_BUSY = Family(
     "forebay_job_busy_workers", "gauge",
     "Workers that run the job, each counted by the share of its time in which it worked.",
@@ -246,6 +252,8 @@ def _wanted(loads: Loads) -> Iterator[Measured]:
         yield JOB_WANTED(job.wanted.workers, job_id)
         if job.load is not None:
             yield JOB_WAITS(job.load.waits, job_id)
+            for cause, share in job.waits_for.items():
+                yield JOB_WAITS_FOR(share, job_id, cause)
             yield JOB_BUSY(job.load.busy, job_id)
 
 

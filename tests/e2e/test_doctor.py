@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service.diagnosis import findings, job_name
+from forebay.service.processes import free_port
 
 from .. import forks
 from ..cluster import WorkerProcess
+from ..http.test_cluster import scraped, value
 from ..pipelines.compositions import write_save
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, ServerProcess
@@ -77,11 +79,12 @@ def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
 
 
 def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib.Path) -> None:
+    port = free_port()
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(
             DispatcherProcess(
                 tmp_path / "journal", load_window_ms=2_000, client_timeout_ms=2_000,
-                reconnect_grace_ms=1_000,
+                reconnect_grace_ms=1_000, http_port=port,
             )
         )  # fmt: skip
         target, saved = dispatcher.target, tmp_path / "saved"
@@ -123,6 +126,11 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         told_of: Any = status(dispatcher)
         loads = told_of["loads"]
         assert {len(load["waits_for"]) for load in loads} == {4}
+        scrape = scraped(port)
+        (few,) = (job["job_id"] for job in told_of["jobs"] if job_name(job) == "too few workers")
+        for cause in ("workers", "network", "dispatcher", "no_task"):
+            waits = value(scrape, "forebay_job_wait_cause_ratio", job_id=str(few), cause=cause)
+            assert (waits > 0.05) == (cause == "workers")
         rates = {load["job_id"]: load["elements_per_s"] for load in loads}
         named = {job_name(job): rates[job["job_id"]] for job in told_of["jobs"]}
         assert named["side by side"] > 2 * named["in order"]  # the advice is true
