@@ -10,6 +10,7 @@ The first two read an infinite dataset, whose elements each worker numbers from 
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 import time
@@ -86,8 +87,8 @@ class Readers:
             raise
 
     def _join(self, reader: int) -> None:
-        recorder = Recorder(records_of(self._directory, self._mode, reader))
-        with DispatcherClient(self._service) as dispatcher:
+        records = Recorder(records_of(self._directory, self._mode, reader))
+        with contextlib.closing(records) as recorder, DispatcherClient(self._service) as dispatcher:
             request = pb.GetOrCreateJobRequest()  # of its own, as it is numbered
             request.CopyFrom(self._request)
             job = dispatcher.call_numbered(request, pb.GetOrCreateJobResponse)
@@ -102,7 +103,6 @@ class Readers:
                 self._take(consumer, reader, recorder)
             finally:
                 consumer.close()
-            recorder.close()
 
     def _take(self, consumer: Consumer, reader: int, recorder: Recorder) -> None:
         left = STEPS

@@ -46,9 +46,9 @@ MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 48 << 20  # of slabs for one consumer; LEAST_SLABS are allowed however large
 LEAST_SLABS = 3
 MAPPED_BYTES = 4 * POOL_BYTES
-"""How much a consumer keeps mapped of what one worker has lent, in MAX_SLABS mappings at most: each
-holds a descriptor. To map a slab anew takes as long as to copy it, as each 4 KB are a page fault.
-"""
+"""How much a consumer keeps mapped of what one worker has lent, besides the slabs that are lent
+now; in MAX_SLABS mappings at most, as each holds a descriptor. To map a slab anew takes as long as
+to copy it: each 4 KB are a page fault."""
 
 MAX_PASSED = 4
 """How many slabs of one process may be passed on at a time. Further payloads are copied, so that
@@ -171,7 +171,7 @@ class Borrower:
         self, peer: str, *, passes_on: bool = False, map_memory: MapMemory | None = None
     ) -> None:
         """`passes_on` allows loans of large payloads; their slabs take two descriptors.
-        `map_memory` maps the memory of a descriptor, of so many bytes."""
+        `map_memory(descriptor, size)` maps a memory file."""
         self._peer = peer
         self._map_memory = map_memory or _map
         self._passes_on = passes_on

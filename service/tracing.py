@@ -36,7 +36,9 @@ _ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 _own: list[TracerProvider | None] = []
-"""What the environment asks for, once somebody has looked: this process's, and nobody else's."""
+"""The provider that this process made from its environment; empty: nobody has looked yet."""
+
+_looking = threading.Lock()
 
 
 def tracer(part: str) -> Tracer | None:
@@ -45,8 +47,9 @@ def tracer(part: str) -> Tracer | None:
     The process's tracer provider, if it has installed one; else what the environment's OTEL_
     variables ask for. Cheap: ask for each consumer and task.
     """
-    if not _own:
-        _own.append(_asked_for(part))
+    with _looking:
+        if not _own:
+            _own.append(_asked_for(part))
     provider = _own[0]
     if _API in sys.modules:
         from opentelemetry import trace
@@ -135,12 +138,15 @@ class WaitSpans:
         self._tell = tell
         self._about = {f"forebay.{name}": value for name, value in about.items()}
         self._span: Span | None = None
+        self._told = False
 
     def begin(self) -> None:
-        """It waits, perhaps since earlier."""
+        """Begin a span, unless one is open."""
         if self._tracer is not None and self._span is None:
             self._span = self._tracer.start_span("forebay.next", attributes=self._about)
-            self._tell(traceparent(self._span))
+            if text := traceparent(self._span):
+                self._told = True
+                self._tell(text)
 
     def end(self, elements: int = 0) -> None:
         """It has what it waited for. Idempotent."""
@@ -148,7 +154,9 @@ class WaitSpans:
         if span is not None:
             span.set_attribute("forebay.elements", elements)
             span.end()
-            self._tell("")
+            if self._told:
+                self._told = False
+                self._tell("")
 
 
 class MakeSpans:

@@ -23,7 +23,8 @@ JSON = typer.Option(False, "--json", help="As JSON, for programs.")
 
 
 class FlagCommand(TyperCommand):
-    """What --log-format is not given, FOREBAY_LOG_FORMAT gives: so for each option."""
+    """Each option that is not given takes its value from the environment: --log-format from
+    FOREBAY_LOG_FORMAT."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

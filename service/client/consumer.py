@@ -167,7 +167,8 @@ class Consumer:
                     if self.mode.has_ended():
                         self.is_over = True
                         return
-                    self._spans.begin()
+                    if self._inbox.empty():
+                        self._spans.begin()
                     self._handle_next()
                     continue
             except queue.Empty:

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import tracing
 from ..connections.grpc_server import Method, current_metadata
@@ -20,6 +20,9 @@ from ..errors import ForebayError, Unavailable
 from . import bounds
 from .dispatcher import Dispatcher
 from .permissions import Permissions
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 Function = Callable[[Any], Awaitable[Any]]
 
@@ -39,7 +42,7 @@ def answering(
     methods that answer their own decision: its append proves that this dispatcher leads. Without
     `permissions`, whoever was let in may call all methods.
     """
-    asked, is_traced = askers or {}, tracing.tracer("dispatcher") is not None
+    asked, tracer = askers or {}, tracing.tracer("dispatcher")
     for name in functions:
         says_known = "known" in getattr(messages, f"{name}Request").DESCRIPTOR.fields_by_name
         assert says_known == (name in asked), f"{name}Request.known: who asks?"
@@ -70,17 +73,14 @@ def answering(
                 response.journal.CopyFrom(dispatcher.position())
             return response
 
-        traced = _traced(dispatcher, name, answer) if is_traced else answer
+        traced = answer if tracer is None else _traced(tracer, dispatcher, name, answer)
         return traced, getattr(messages, f"{name}Request"), response_class
 
     return {name: method(name, function) for name, function in functions.items()}
 
 
-def _traced(dispatcher: Dispatcher, name: str, answer: Function) -> Function:
+def _traced(tracer: Tracer, dispatcher: Dispatcher, name: str, answer: Function) -> Function:
     """`answer` within a span, for callers that have one."""
-
-    tracer = tracing.tracer("dispatcher")
-    assert tracer is not None
 
     async def in_span(request: Any) -> Any:
         parent = tracing.parent(str(current_metadata().get(tracing.KEY, "")))

@@ -143,9 +143,12 @@ class Sessions:
                     self._drop(session)
 
     def trace(self, connection: Connection, traceparent: str, task_id: int = 0) -> None:
-        """The consumer waits in a span, for tasks that it reads, and the one that it reads next."""
+        """Tell the outputs of the tasks that it reads, and of `task_id`, which it may be about to
+        read."""
         with self._lock:
-            tasks = {task_id, *(key[0] for key in connection.session.buffers)}
+            tasks = {key[0] for key in connection.session.buffers}
+            if connection.iteration_id in (None, self._iterations.get(task_id)):
+                tasks.add(task_id)
             outputs = [self._outputs[i] for i in tasks if i in self._outputs]
         for output in outputs:
             output.on_trace(traceparent)

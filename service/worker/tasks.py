@@ -202,7 +202,7 @@ class TaskRunner(WorkerTask):
         self._cancelled = self.pipeline.cancelled
         self._drain_by_s: float | None = None  # set once draining, monotonic clock
         self._produced = False  # the output has all of the pipeline's elements
-        self._parking = threading.Lock()  # guards the next three fields, `is_parked`, `_thread`
+        self._parking = threading.Lock()  # guards the next three fields and `is_parked`
         self._park_after: int | None = None  # None, or park unless output.opens exceeds this
         self._most_bytes = 0
         self._parked_after = 0  # output.opens when it was parked last
