@@ -232,11 +232,11 @@ def test_who_knows_the_version_is_not_told_its_tasks_again(client: DispatcherCli
     beat = pb.ConsumerHeartbeatRequest(
         consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=60_000
     )
-    for number in range(1, 4):
+    for number in range(4711, 4714):  # workers of other tests may be there
         worker = pb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=number)
         client.call(worker, pb.WorkerHeartbeatResponse)
         news = client.call(beat, pb.ConsumerHeartbeatResponse)
-        assert [task.worker_uid for task in news.tasks] == [*range(1, number + 1)]
+        assert {*range(4711, number + 1)} <= {task.worker_uid for task in news.tasks}
         beat.version = news.version
     beat.wait_ms = 1
     again = client.call(beat, pb.ConsumerHeartbeatResponse)
