@@ -38,8 +38,6 @@ _PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 _own: list[TracerProvider | None] = []
 """The provider that this process made from its environment; empty: nobody has looked yet."""
 
-_looking = threading.Lock()
-
 
 def tracer(part: str) -> Tracer | None:
     """For the spans of a "trainer", "worker" or "dispatcher"; None if nobody asks for traces.
@@ -47,9 +45,8 @@ def tracer(part: str) -> Tracer | None:
     The process's tracer provider, if it has installed one; else what the environment's OTEL_
     variables ask for. Cheap: ask for each consumer and task.
     """
-    with _looking:
-        if not _own:
-            _own.append(_asked_for(part))
+    if not _own:
+        _own.append(_asked_for(part))  # of two threads at once, the first one's is used
     provider = _own[0]
     if _API in sys.modules:
         from opentelemetry import trace

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import tracing
 from ..connections.grpc_server import Method, current_metadata
@@ -20,9 +20,6 @@ from ..errors import ForebayError, Unavailable
 from . import bounds
 from .dispatcher import Dispatcher
 from .permissions import Permissions
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
 
 Function = Callable[[Any], Awaitable[Any]]
 
@@ -79,7 +76,7 @@ def answering(
     return {name: method(name, function) for name, function in functions.items()}
 
 
-def _traced(tracer: Tracer, dispatcher: Dispatcher, name: str, answer: Function) -> Function:
+def _traced(tracer: Any, dispatcher: Dispatcher, name: str, answer: Function) -> Function:
     """`answer` within a span, for callers that have one."""
 
     async def in_span(request: Any) -> Any:
