@@ -11,6 +11,7 @@ nobody asks, nothing of OpenTelemetry is imported, and nothing is sent.
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import logging
 import os
@@ -19,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 KEY = "traceparent"
 """The key of a call's metadata."""
+
+FLUSH_S = 2.0
 
 _API = "opentelemetry.trace"
 _SAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-01")
@@ -51,7 +54,11 @@ def tracer(part: str) -> Tracer | None:
     if _API in sys.modules:
         from opentelemetry import trace
 
-        installed = trace.get_tracer_provider()
+        try:
+            installed = trace.get_tracer_provider()
+        except Exception as error:  # noqa: BLE001 - of the environment, as is StopIteration
+            log.debug("OpenTelemetry has no tracer provider: %r", error)
+            return None
         if not isinstance(installed, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
             provider = installed
     return None if provider is None else provider.get_tracer("forebay")
@@ -76,16 +83,36 @@ def _asked_for(part: str) -> TracerProvider | None:
         )
         has_name = of("OTEL_SERVICE_NAME") or "service.name=" in of("OTEL_RESOURCE_ATTRIBUTES", "")
         name = {} if has_name else {"service.name": f"forebay-{part}"}
-        provider = TracerProvider(resource=Resource.create(name))
+        provider = TracerProvider(resource=Resource.create(name), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(found.load()()))
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever a variable is wrong about
         log.warning(
             "the environment asks for traces by OTEL_… variables, and there are none: the exporter "
-            "%s cannot be used (%s): pip install 'forebay[otel]', or set OTEL_TRACES_EXPORTER=none",
+            "%s cannot be used (%r): correct the variables, pip install 'forebay[otel]' if it is "
+            "missing, or set OTEL_TRACES_EXPORTER=none",
             exporter, error,
         )  # fmt: skip
         return None
+    _flush_at_exit(provider)
     return provider
+
+
+def _flush_at_exit(provider: Any) -> None:
+    """Send what is left when the process ends, for FLUSH_S at most: the receiver may hang."""
+    ends = threading.Event()
+
+    def flush() -> None:
+        ends.wait()
+        provider.shutdown()
+
+    flusher = threading.Thread(target=flush, name="forebay-traces", daemon=True)
+    flusher.start()  # now: no thread can be started at the exit
+
+    def end() -> None:
+        ends.set()
+        flusher.join(FLUSH_S)
+
+    atexit.register(end)
 
 
 def traceparent(span: Span) -> str:

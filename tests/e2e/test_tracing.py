@@ -87,6 +87,8 @@ def test_a_trace_leads_from_the_trainer_to_the_decision(
 
         assert read({}) == "2000 False"
         assert read(asked) == "2000 True"
+        wrong = {"OTEL_PYTHON_TRACER_PROVIDER": "nope"}
+        assert read({**asked, **wrong}).startswith("2000 ")  # it is not traced, and reads
 
         def chain(span: Span) -> Iterator[tuple[str, str]]:
             own, name = received[span.span_id][0], span.name
