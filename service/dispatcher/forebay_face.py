@@ -621,10 +621,15 @@ def _command(kind: type[C], message: Message, numbered: tuple[str, int] | None =
     return kind(request=numbered, **values)
 
 
+_NOT_IN_MESSAGES = {"request", "stock", "worker_address"}  # of TensorFlow's face, but the first
+
+
 @functools.cache
 def _same_names(kind: type[c.Command], message: Descriptor) -> list[tuple[str, bool]]:
     fields = message.fields_by_name
-    names = [name for name in kind.__struct_fields__ if name in fields and name != "request"]
+    names = [name for name in kind.__struct_fields__ if name not in _NOT_IN_MESSAGES]
+    if renamed := [name for name in names if name not in fields]:
+        raise TypeError(f"{message.name} has no {renamed} for {kind.__name__}: was one renamed?")
     return [(name, fields[name].is_repeated) for name in names]
 
 
