@@ -36,7 +36,7 @@ PACE_S = 0.25
 FIRST_READ, MOST_READ = 2, 64
 """How many claims are read side by side: at the beginning, and at most."""
 
-MAX_SLICES_PER_S = 100
+MAX_SLICES_PER_S = 200
 """How many slices are asked for in a second, about: each costs both sides a fraction of a
 millisecond. Each claim has two, and all claims share a window, so this bounds the claims."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,8 +33,8 @@ their readers, and an order may interleave tens of thousands of bundles (`cycle_
 class BundleTask(WorkerTask):
     """A task of a read in bundles.
 
-    It runs as many bundles at a time as there are processors; more have begun and wait for their
-    readers. It neither completes nor loses anything: any worker makes its elements again. When its
+    It runs as many bundles at a time as there are processors, or as many as a Python dataset may
+    have processes if these are more; further ones have begun and wait for their readers. It neither completes nor loses anything: any worker makes its elements again. When its
     worker drains, consumers go on at other workers, and read here until then. It is never parked,
     as it ends with its consumers.
     """
@@ -53,7 +52,6 @@ class BundleTask(WorkerTask):
         self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
         self._put = [0, 0]  # by runs that have ended
         self._lock = threading.Lock()  # guards these
-        self._at_once = max(2, len(os.sched_getaffinity(0)))
         self._open = Stopwatch()  # while bundles can be run
 
     def cancel(self) -> None:
@@ -88,13 +86,13 @@ class BundleTask(WorkerTask):
 
     def _work(self) -> None:
         with self._parts.starting:
-            pipeline = self.pipeline.open_bundles()
+            pipeline, at_once = self.pipeline.open_bundles()
         definition = self.pipeline.definition
         self._splits = min(map(source_size, definition.sources), default=0)
         self.output.compression = definition.compression
         with self._open:
             while True:
-                if (run := self.output.next_run(self._at_once, LOOK_S)) is not None:
+                if (run := self.output.next_run(at_once, LOOK_S)) is not None:
                     self._runs.submit(self._produce, pipeline, run)
 
     def _produce(self, pipeline: Pipeline, run: BundleRun) -> None:

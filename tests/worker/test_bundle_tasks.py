@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -23,8 +24,9 @@ from forebay.service.delivery import (
     TaskUnknown,
 )
 from forebay.service.errors import InvalidArgument, PipelineError
-from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines import PythonRules, SplitRange
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.worker.bundle_reports import BundleReports
 from forebay.service.worker.bundle_tasks import BundleTask
 from forebay.service.worker.observer import Observer
@@ -102,9 +104,12 @@ class Fake(Pipelines):
 class Task:
     """A BundleTask, and what it reports."""
 
-    def __init__(self, pipelines: Fake, at_once: int = 2) -> None:
-        source = ev.SplitSource(count=SPLITS)
-        dataset = SimpleNamespace(definition=ev.DatasetDefinition(sources=[source]), graph=b"")
+    def __init__(self, pipelines: Fake) -> None:
+        sources = [ev.SplitSource(count=SPLITS)]
+        function = ev.PythonFunction()
+        definition = ev.DatasetDefinition(sources=sources, python_function=function)
+        graph = PythonDataset(splits=b"pickled").SerializeToString()
+        dataset = SimpleNamespace(definition=definition, graph=graph)
         dispatcher: Any = SimpleNamespace(get_dataset=lambda *_, **__: dataset)
         self.reports: list[Any] = []
         self.output = BundlesOutput(1 << 20)
@@ -118,7 +123,6 @@ class Task:
             ),
             self.bundle_reports,
         )  # fmt: skip
-        self.runner._at_once = at_once
         self.runner.start()
 
     def read(self, bundle: int, count: int = BUNDLE_SPLITS, first: int = 0) -> Subscription:
@@ -276,9 +280,14 @@ def test_an_order_that_is_not_the_datasets_is_an_error(pipelines: Fake, task: Ta
     assert isinstance(end, TaskFailed) and "ZeroDivisionError" in end.message
 
 
-def test_cancel_ends_runs_in_the_middle_of_an_element(pipelines: Fake) -> None:
+@pytest.mark.parametrize(("cores", "processes"), [(3, 0), (2, 3), (3, 2)])
+def test_so_many_run_at_once_and_cancel_ends_them_in_the_middle_of_an_element(
+    pipelines: Fake, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    pipelines.python = PythonRules(processes=processes)
     pipelines.slow.update(range(5))
-    task = Task(pipelines, at_once=3)
+    task = Task(pipelines)
     readers = [task.read(number) for number in range(5)]
     wait_until(lambda: sum(made.entered.is_set() for made in pipelines.made) == 3)
     task.runner.cancel()
