@@ -34,9 +34,10 @@ class BundleTask(WorkerTask):
     """A task of a read in bundles.
 
     It runs as many bundles at a time as there are processors, or as many as a Python dataset may
-    have processes if these are more; further ones have begun and wait for their readers. It neither completes nor loses anything: any worker makes its elements again. When its
-    worker drains, consumers go on at other workers, and read here until then. It is never parked,
-    as it ends with its consumers.
+    have processes if these are more; further ones have begun and wait for their readers. It neither
+    completes nor loses anything: any worker makes its elements again. When its worker drains,
+    consumers go on at other workers, and read here until then. It is never parked, as it ends with
+    its consumers.
     """
 
     output: BundlesOutput
