@@ -46,9 +46,9 @@ MAX_SLABS = 32  # each holds a descriptor, on both sides
 POOL_BYTES = 48 << 20  # of slabs for one consumer; LEAST_SLABS are allowed however large
 LEAST_SLABS = 3
 MAPPED_BYTES = 4 * POOL_BYTES
-"""How much a consumer keeps mapped of what one worker has lent, besides the slabs that are lent
-now; in MAX_SLABS mappings at most, as each holds a descriptor. To map a slab anew takes as long as
-to copy it: each 4 KB are a page fault."""
+"""How much a consumer keeps mapped of what one worker has passed on, besides the slabs that are
+lent now; in MAX_SLABS mappings at most, as each holds a descriptor. To map a slab anew takes as
+long as to copy it: each 4 KB are a page fault."""
 
 MAX_PASSED = 4
 """How many slabs of one process may be passed on at a time. Further payloads are copied, so that
@@ -62,6 +62,7 @@ class Lent(NamedTuple):
 
     slab: int
     descriptor: int | None  # if the slab is new to the consumer: the caller sends and closes it
+    comes_again: bool = False  # its memory, later, under another number
 
 
 class Lender:
@@ -111,7 +112,7 @@ class Lender:
                 return None
             loan.pass_on()
             self._passed[number] = loan
-            return Lent(number, descriptor)
+            return Lent(number, descriptor, comes_again=True)
 
     def take_back(self, slabs: Iterable[int], abandoned: Iterable[int] = ()) -> None:
         """The consumer has released these slabs; other processes may still map the abandoned ones.
@@ -178,7 +179,7 @@ class Borrower:
         self._descriptors: dict[int, int] = {}  # of slabs that may be passed on
         self._passed: set[int] = set()  # slabs that are passed on now
         self._slabs: dict[int, mmap.mmap] = {}
-        # By file, the latest last: one that is passed on comes again under another number.
+        # Those that come again, by file, the latest last.
         self._mappings: dict[tuple[int, int], mmap.mmap] = {}
         self._borrowed: dict[int, weakref.ref[Bytes]] = {}
         self._shared_with_children: set[int] = set()
@@ -186,10 +187,11 @@ class Borrower:
         self._released: collections.deque[int] = collections.deque()
         _borrowers.add(self)
 
-    def learn(self, slab: int, descriptor: int) -> None:
+    def learn(self, slab: int, descriptor: int, *, comes_again: bool = False) -> None:
         """Map a new slab; it replaces an earlier one of its number.
 
-        The caller keeps `descriptor`. Raises ProtocolError, OSError.
+        One that `comes_again`, with another number, stays mapped until then. The caller keeps
+        `descriptor`. Raises ProtocolError, OSError.
         """
         if slab >= MAX_SLABS:
             raise ProtocolError(f"{self._peer} lends slab {slab}; there are {MAX_SLABS} at most")
@@ -204,13 +206,13 @@ class Borrower:
         if not size:
             raise ProtocolError(f"{self._peer} lends a slab of no bytes")
         self._descriptors.pop(slab, None)
-        if self._passes_on:  # no process passes on to a worker: each slab comes once
-            memory = self._map_memory(descriptor, size)
-            if size >= SHARED_BYTES:
-                self._descriptors[slab] = kept = os.dup(descriptor)
-                weakref.finalize(memory, os.close, kept).atexit = False
-        else:
+        if comes_again:
             memory = self._mapping((file.st_dev, file.st_ino), descriptor, size)
+        else:
+            memory = self._map_memory(descriptor, size)
+        if self._passes_on and size >= SHARED_BYTES:
+            self._descriptors[slab] = kept = os.dup(descriptor)
+            weakref.finalize(memory, os.close, kept).atexit = False
         self._slabs[slab] = memory
 
     def _mapping(self, file: tuple[int, int], descriptor: int, size: int) -> mmap.mmap:

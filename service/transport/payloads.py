@@ -96,7 +96,8 @@ class Payloads:
             self.may_share = False  # if this fails: we may be out of descriptors
             descriptor = reader.descriptor()
             try:
-                self._borrower.learn(header.slab.number, descriptor)
+                again = header.slab.comes_again
+                self._borrower.learn(header.slab.number, descriptor, comes_again=again)
             finally:
                 os.close(descriptor)
             self.may_share = True

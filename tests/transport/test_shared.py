@@ -321,7 +321,7 @@ def received(consumer: Borrower, frame: list[frames.Buffer], descriptor: int) ->
     prefix = frames._PREFIX_BYTES
     header = pb.ToConsumer.FromString(bytes(frame[0])[prefix:]).block
     assert header.slab.fresh and len(frame) == 1
-    consumer.learn(header.slab.number, descriptor)
+    consumer.learn(header.slab.number, descriptor, comes_again=header.slab.comes_again)
     os.close(descriptor)
     size = messages.payload_bytes(header)
     block = messages.decode_block(header, consumer.borrow(header.slab.number, size), "a worker")
@@ -373,6 +373,17 @@ def test_what_is_passed_on_again_is_mapped_once_and_not_kept_for_ever() -> None:
     mine = mapped_slabs()
     del consumer
     assert mine - mapped_slabs() == 3
+
+
+def test_of_what_a_worker_has_copied_nothing_stays_mapped_that_it_has_replaced() -> None:
+    lender, consumer = Lender(most=1), Borrower("a worker")
+    for number in range(1, 4):
+        frame, descriptor = messages.encode_block(5, 1, large(number, number * 3 * MIB), lender)
+        assert descriptor is not None
+        assert (received(consumer, frame, descriptor) == number).all()
+        lender.take_back(*consumer.released())
+    gc.collect()
+    assert mapped_slabs() == 2  # the lender's, and the consumer's
 
 
 @pytest.mark.parametrize("how", ["its connection ends", "it has forked"])

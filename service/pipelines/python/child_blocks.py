@@ -125,7 +125,7 @@ class Sender:
         slab: int | None = None
         descriptor: int | None
         if (reserved := self._lender.reserve(size)) is not None:
-            (slab, descriptor), payload = reserved
+            (slab, descriptor, _), payload = reserved
         else:
             descriptor, payload = new_slab(size)
         try:
