@@ -31,10 +31,10 @@ from ..cluster import WorkerProcess
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-
 INPUTS = int(os.environ.get("FOREBAY_FUZZ", "150"))
 """For each port, and each way to come."""
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600 + INPUTS)]
 
 MOST_GROWTH_KB = 64 << 10
 """By how much a server's memory may differ between two rounds of the same."""
