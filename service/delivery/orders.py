@@ -1,7 +1,8 @@
 """Orders: what a consumer asks for when it opens a subscription to a task.
 
 Each policy serves one kind of order. A new kind needs a class here, a field of `Read` in
-transfer.proto that has the class's fields, and its line in `_KINDS`. Carriers don't look into orders.
+transfer.proto that has the class's fields, and its line in `_KINDS`. Carriers don't look into
+orders.
 """
 
 from __future__ import annotations
