@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from unittest import mock
 
 import trustme
 
@@ -76,7 +77,7 @@ def _leases(setting: Setting, directory: pathlib.Path, environment: Mapping[str,
         tls = stack.enter_context(our_dispatcher(directory / "calls tls", environment=environment))
 
         def rate(address: str, variables: Mapping[str, str]) -> float:
-            with _environment(variables):
+            with mock.patch.dict(os.environ, variables):
                 with Caller(address) as caller:
                     arguments = [(task_id, 1) for task_id in begin_tasks(caller, CALLERS)]
                 return splits_per_second(address, lease_splits, arguments, setting.seconds)
@@ -112,13 +113,3 @@ def _certificates(directory: pathlib.Path) -> dict[str, str]:
     issued.private_key_pem.write_to_path(str(paths["key"]))
     paths["key"].chmod(0o600)
     return {f"FOREBAY_TLS_{name.upper()}": str(path) for name, path in paths.items()}
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
