@@ -1,7 +1,7 @@
-"""ForebayWorkers: workers of Forebay as actors of Ray.
+"""RayWorkers: workers of Forebay as actors of Ray.
 
     ray.init("auto")
-    with ForebayWorkers(WorkerConfig("10.0.0.5:5050", insecure=True), resources={"CPU": 8}):
+    with RayWorkers(WorkerConfig("10.0.0.5:5050", insecure=True), resources={"CPU": 8}):
         …  # each node has a worker
     # they have drained
 
@@ -31,7 +31,7 @@ from .node_worker import AFTER_DRAIN_S, NodeWorker
 ONE_CPU = MappingProxyType({"CPU": 1.0})
 
 
-class ForebayWorkers:
+class RayWorkers:
     """Workers on the Ray cluster to which this process is connected. A context manager.
 
     If this process ends without `stop`, Ray ends the workers, too, and they do not drain.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from forebay import service
 from forebay.service import DispatchServer, WorkerConfig
-from forebay.service.errors import ForebayError, InvalidArgument
+from forebay.service.errors import ForebayError, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..standbys import wait_until
@@ -32,6 +34,10 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="ray") as directory:  # a short name, for its sockets
         monkeypatch.setenv("RAY_TMPDIR", directory)
+        # These nodes have no TensorFlow, whose import is most of what a worker's start costs.
+        hiding = pathlib.Path(directory, "sitecustomize.py")
+        hiding.write_text("import sys; sys.modules['tensorflow'] = None")
+        monkeypatch.setenv("PYTHONPATH", directory)
         import ray
         from ray.cluster_utils import Cluster
 
@@ -53,48 +59,47 @@ def numbers(split: int) -> Iterator[int]:
 def test_each_node_has_a_worker(ray_cluster: Any) -> None:
     import ray
 
-    from forebay.service.launch.ray_cluster import ForebayWorkers
-
-    def pid(actor: Any, *attributes: str) -> int:
-        """Of the actor's process; with attributes, of its worker's."""
-        call = actor.__ray_call__.remote(
-            lambda self: self._worker._process.pid if attributes else os.getpid()
-        )
-        return int(ray.get(call))
+    from forebay.service.launch.ray_cluster import RayWorkers
 
     with DispatchServer() as dispatcher:
+        config = WorkerConfig(dispatcher.address, drain_timeout_ms=1000)
+        with pytest.raises(InvalidArgument, match=r"no node .* has the `resources` {'CPU': 2}"):
+            RayWorkers(config, resources={"CPU": 2})
+        with pytest.raises(Unavailable, match=r"{'CPU': 1\.0} for each of 3 workers within"):
+            RayWorkers(config, workers=3, timeout_s=0.1)
+        nowhere = WorkerConfig(dispatcher.address, port=1, host="192.0.2.1")
+        with pytest.raises(ForebayError, match=r"^the worker did not start: --host 192\.0\.2\.1"):
+            RayWorkers(nowhere, workers=3, resources={"CPU": 0.5})
+
         dataset_id = service.register_dataset(dispatcher.target, numbers, splits=range(20))
-
-        def addresses() -> set[str]:
-            answer = dispatcher._ask(pb.GetStatusRequest(workers_only=True), pb.GetStatusResponse)
-            return {worker["address"] for worker in json.loads(answer.status)["workers"]}
-
-        def wait_for_new(number: int, but: set[str]) -> None:
-            wait_until(lambda: len(addresses()) == 2 and len(addresses() - but) == number)
 
         def check_read() -> None:
             read = service.read(dispatcher.target, dataset_id, processing_mode="distributed_epoch")
             assert sorted(map(int, read)) == [*range(200)]
 
-        config = WorkerConfig(dispatcher.address, drain_timeout_ms=1000)
-        with pytest.raises(InvalidArgument, match="no node .* has the `resources` {'CPU': 2}"):
-            ForebayWorkers(config, resources={"CPU": 2})
-        nowhere = WorkerConfig(dispatcher.address, port=1, host="192.0.2.1")
-        with pytest.raises(ForebayError, match=r"^the worker did not start: --host 192\.0\.2\.1"):
-            ForebayWorkers(nowhere, workers=3, resources={"CPU": 0.5})
+        def addresses() -> set[str]:
+            answer = dispatcher._ask(pb.GetStatusRequest(workers_only=True), pb.GetStatusResponse)
+            return {worker["address"] for worker in json.loads(answer.status)["workers"]}
 
-        with ForebayWorkers(config) as workers:
-            started = addresses()
-            assert len(started) == 2
+        def replaced(before: set[str], number: int) -> bool:
+            time.sleep(0.3)  # to ask costs more than to wait
+            now = addresses()
+            return len(now) == 2 and len(now - before) == number
+
+        with RayWorkers(config) as workers:
             check_read()
-            os.kill(pid(workers._actors[0]), signal.SIGKILL)
-            os.kill(pid(workers._actors[1], "worker"), signal.SIGKILL)
-            wait_for_new(2, but=started)
+            before = addresses()
+            assert len(before) == 2
+            of_actor, of_worker = (lambda _: os.getpid()), (lambda self: self._worker._process.pid)
+            for actor, pid in zip(workers._actors, (of_actor, of_worker), strict=True):
+                os.kill(ray.get(actor.__ray_call__.remote(pid)), signal.SIGKILL)
+            wait_until(replaced, before, 2)
             check_read()
-            restarted = addresses()
+            before = addresses()
             [node] = ray_cluster.worker_nodes
             ray_cluster.remove_node(node, allow_graceful=False)
             ray_cluster.add_node(**NODE)
-            wait_for_new(1, but=restarted)
+            wait_until(replaced, before, 1)
             check_read()
-        assert not addresses()
+            workers.stop()
+            assert not addresses()
