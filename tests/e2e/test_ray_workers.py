@@ -44,8 +44,8 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         head = {**NODE, "include_dashboard": False, "_system_config": QUICK}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
+            ray.init(cluster.address, log_to_driver=False)  # at the head, which no test removes
             cluster.add_node(**NODE)
-            ray.init(cluster.address, log_to_driver=False)
             yield cluster
         finally:
             ray.shutdown()
