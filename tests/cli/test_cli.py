@@ -102,12 +102,15 @@ class TestErrors:
         nested = [g for g in group.commands.values() if isinstance(g, typer.core.TyperGroup)]
         assert [g.name for g in nested] == ["dataset", "journal"]
         inner = [command for g in nested for command in g.commands.values()]
+        kinds: dict[object, object] = {}
         for command in [*group.commands.values(), *inner]:
             for option in command.params:
                 if isinstance(option, typer.core.TyperOption) and not option.hidden:
                     expected = option.opts[0].strip("-").replace("-", "_").upper()
-                    names = (f"FOREBAY_{expected}", f"FOREBAY_CHAOS_{expected}")
+                    names = (f"FOREBAY_{expected}", f"FOREBAY_{command.name}_{expected}".upper())
                     assert option.envvar in names, f"{command.name} {option.opts}"
+                    kind = option.type_descriptor.annotation
+                    assert kinds.setdefault(option.envvar, kind) == kind, option.envvar
 
     @pytest.mark.parametrize(
         ("command", "missing", "wanted"),
@@ -136,9 +139,9 @@ class TestErrors:
 
     def test_an_address_that_nobody_could_connect_to(self) -> None:
         for told in ("a b c:xx", "host", "host:0", "host:99999", "ho st:%port%"):
-            assert f"{told!r} is not of the form HOST:PORT" in error_of(
-                "dispatcher", f"--address={told}"
-            )
+            with pytest.raises(InvalidArgument, match=f"--address '{told}' is not of the form HOST"):
+                advertised_address(told, "127.0.0.1:1")
+        assert "'ho\\'st:%port%' is not of" in error_of("dispatcher", "--address=ho'st:%port%")
         everywhere = ("--host=0.0.0.0", "--insecure")
         assert "--address HOST:%port%" in error_of("dispatcher", *everywhere)
         for wrong in (("--address=a:b",), everywhere):
