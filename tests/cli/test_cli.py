@@ -27,6 +27,7 @@ from forebay.service.cli.status import render
 from forebay.service.client.datasets import DatasetInfo, list_datasets, remove_dataset
 from forebay.service.client.waiting import wait_for_workers
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.connections.grpc_server import is_address
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import describe
@@ -85,7 +86,7 @@ class TestErrors:
         assert "--dispatcher" in error_of("worker", code=2)
         assert "65535" in error_of("dispatcher", "--port", 99999, code=2)
         assert "FOREBAY_PORT" in error_of("dispatcher", code=2, FOREBAY_PORT="many")
-        assert "is not UTF-8" in error_of("status", "\udcff:1", code=2)
+        assert "is not UTF-8" in error_of("dataset", "remove", "127.0.0.1:1", "\udcff", code=2)
         assert "the id of a dataset is missing" in error_of("dataset", "remove", "h:1", code=2)
         assert "Missing argument 'service'" in error_of("materialize", "--output=/x", code=2)
         materialize = ("materialize", "h:1", "id", "--output=/x")
@@ -138,10 +139,20 @@ class TestErrors:
         )
 
     def test_an_address_that_nobody_could_connect_to(self) -> None:
-        for told in ("a b c:xx", "host", "host:0", "host:99999", "ho st:%port%"):
-            with pytest.raises(InvalidArgument, match=f"--address '{told}' is not of the form HOST"):
-                advertised_address(told, "127.0.0.1:1")
-        assert "'ho\\'st:%port%' is not of" in error_of("dispatcher", "--address=ho'st:%port%")
+        for right in (
+            *("10.0.0.6:1", "[::1]:65535", "[fe80::1%eth0]:1", "localhost:1", "a-b.example.org.:1"),
+            *("project_worker_1:5051", "worker-0.forebay.ns.svc.cluster.local:1", "3f0c:1"),
+        ):
+            assert is_address(right), right
+        for wrong in (
+            *("a b c:xx", "host", "host:0", "host:99999", "ho st:1", "ho'st:1", 'a":1', "<b>:1"),
+            *("a..b:1", ".:1", "-a:1", "a\n:1", "h\u00f6st:1", "::1:1", "[::x]:1", "256.1.1.1:1"),
+            *(f"{64 * 'a'}:1", f"{130 * 'a.'}b:1", "\udcff:1", "a/b:1", "a@b:1"),
+        ):
+            assert not is_address(wrong), wrong
+        assert """"ho'st:%port%" is not of the form HOST:PORT""" in error_of(
+            "dispatcher", "--address=ho'st:%port%"
+        )
         everywhere = ("--host=0.0.0.0", "--insecure")
         assert "--address HOST:%port%" in error_of("dispatcher", *everywhere)
         for wrong in (("--address=a:b",), everywhere):

@@ -21,8 +21,8 @@ from forebay.service import DispatchServer, WorkerConfig, WorkerServer
 from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
-from ..stock import DispatcherProcess
 from ..http.test_cluster import scraped, value
+from ..stock import DispatcherProcess
 from ..transport.peers import Damage, MeddlingProxy
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
