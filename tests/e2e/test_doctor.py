@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.diagnosis import findings, job_name
+from forebay.service.diagnosis import job_name
 from forebay.service.processes import free_port
 
 from .. import forks
 from ..cluster import WorkerProcess
-from ..http.test_cluster import scraped, value
+from ..http.test_cluster import get, scraped, value
 from ..pipelines.compositions import write_save
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, ServerProcess
@@ -78,6 +80,31 @@ def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+class Page(NamedTuple):
+    """What an operator reads who has only the dispatcher's page."""
+
+    findings: list[str]
+    plots: dict[str, str]  # what is said of each, by its title
+    lines: list[str]  # of all plots, as SVG's paths
+    lately: str
+
+
+def page(port: int) -> Page:
+    code, text = get(port, "/")
+    assert code == 200
+    plots = re.findall(r'aria-label="(.+?): (.*?)" preserve', html.unescape(text))
+    return Page(
+        [plain(each) for each in re.findall(r'<li class="f-\w+">(.*?)</li>', text, re.DOTALL)],
+        dict(plots),
+        re.findall(r'class="line l\d" d="(.*?)"', text),
+        plain(text.rpartition("Lately")[2]),
+    )
+
+
+def plain(part: str) -> str:
+    return " ".join(html.unescape(re.sub("<.*?>", "", part)).split())
+
+
 def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib.Path) -> None:
     port = free_port()
     with contextlib.ExitStack() as stack:
@@ -110,19 +137,28 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
 
         def told(severity: str, subject: str, *parts: str) -> bool:
             return any(
-                (one.severity, one.subject) == (severity, subject)
-                and all(part in f"{one.what} {one.advice}" for part in parts)
-                for one in findings(status(dispatcher))
+                one.startswith(f"{severity} {subject}: ")
+                and all(part in one for part in parts)
+                and re.search(r"since \d\d:\d\d:\d\d UTC \(\d", one)
+                for one in page(port).findings
             )
 
+        advice = "What to do: "
         for expected in (
             ("note", "job slow trainer", "they are what is slow"),
-            ("slow", f"worker {bad.address}", "of job slow worker"),
-            ("slow", "job too few workers", "of 2 workers are busy", "start "),
-            ("slow", "job in order", "(cycle_length, now 1)"),
-            ("slow", "job slow source", f"wait for the save {saved}"),
+            ("slow", f"worker {bad.address}", "of job slow worker", f"{advice}see what else its"),
+            ("slow", "job too few workers", "of 2 workers are busy", advice, "start ", "at most "),
+            ("slow", "job in order", advice, "(cycle_length, now 1)"),
+            ("slow", "job slow source", f"wait for the save {saved}", advice),
         ):
             wait_until(told, *expected)
+        wait_until(lambda: all("L" in line for line in page(port).lines))  # over some time
+        plots = page(port).plots
+        assert plots["Workers"].startswith("there 2, wanted ")
+        (wait,) = re.findall(r"elements of workers (\d+)%", plots["Trainers wait for"])
+        assert int(wait) > 50  # those of the source
+        assert re.match(r"made [\d.,]+; the most was ", plots["Rate"])
+        assert {"Buffers", "Consumers", "Journal"} < plots.keys()
         told_of: Any = status(dispatcher)
         loads = told_of["loads"]
         assert {len(load["waits_for"]) for load in loads} == {4}
@@ -145,8 +181,18 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
             stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
         wait_until(told, "note", "job too few workers", "they are what is slow")
         bad.kill()
-        lost = "problem", f"worker {bad.address}", "it was given up"
+        lost = "problem", f"worker {bad.address}", "it was given up", f"{advice}see its log"
         wait_until(told, *lost)
+        splits, told_of = 0, status(dispatcher)
+        scrape = scraped(port)
+        for job in told_of["jobs"]:
+            gone = sum(x["lost"] for it in job["iterations"] for x in it["sources"])
+            of_job = {"job_id": str(job["job_id"])}
+            splits += gone
+            assert gone == 0 or value(scrape, "forebay_job_splits_lost_total", **of_job) == gone
+        assert splits > 0
         dispatcher.kill_and_restart()
-        wait_until(told, "note", "dispatcher", "leads in term 2")
+        wait_until(told, "note", "dispatcher", "leads in term 2", f"{advice}the log of the one")
         assert told(*lost)
+        wait_until(lambda: "s after the event before" in page(port).lately)
+        assert "was given up" in page(port).lately
