@@ -51,6 +51,12 @@ def slow_somewhere(split: int) -> Iterator[int]:
         yield split
 
 
+def third_fails(split: int) -> Iterator[int]:
+    yield split
+    if split == 3:
+        raise ValueError
+
+
 TRAINER = """
 import json, sys, time
 from forebay import service
@@ -106,7 +112,7 @@ def plain(part: str) -> str:
 
 
 def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib.Path) -> None:
-    port = free_port()
+    port, worker_port = free_port(), free_port()
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(
             DispatcherProcess(
@@ -118,7 +124,9 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         assert doctor(dispatcher)[0] == 0
         assert doctor(dispatcher, "no such job")[0] == 1
         bad = stack.enter_context(WorkerProcess(dispatcher.address, SLOW, **OPTIONS))
-        stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
+        stack.enter_context(WorkerProcess(dispatcher.address, http_port=worker_port, **OPTIONS))
+        skips = service.register_dataset(target, third_fails, splits=range(9), on_error="skip")
+        assert len([*service.read(target, skips, job_name="skips", **SHARED)]) == 9
         of_functions: dict[str, tuple[Callable[[int], Iterator[int]], float]] = {
             "slow trainer": (quick, 0.05),
             "slow worker": (slow_somewhere, 0.0),
@@ -161,13 +169,30 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         assert {"Buffers", "Consumers", "Journal"} < plots.keys()
         told_of: Any = status(dispatcher)
         loads = told_of["loads"]
-        assert {len(load["waits_for"]) for load in loads} == {4}
-        scrape = scraped(port)
-        (few,) = (job["job_id"] for job in told_of["jobs"] if job_name(job) == "too few workers")
+        assert {len(load["waits_for"]) for load in loads if "waits" in load} == {4}
+        scrape, of_worker = scraped(port), scraped(worker_port)
+        ids = {job_name(job): str(job["job_id"]) for job in told_of["jobs"]}
+        assert value(scrape, "forebay_job_splits_skipped_total", job_id=ids["skips"]) == 1
+        few = {"job_id": ids["too few workers"]}
         for cause in ("workers", "network", "dispatcher", "no_task"):
-            waits = value(scrape, "forebay_job_wait_cause_ratio", job_id=str(few), cause=cause)
+            waits = value(scrape, "forebay_job_wait_cause_ratio", cause=cause, **few)
             assert (waits > 0.05) == (cause == "workers")
-        rates = {load["job_id"]: load["elements_per_s"] for load in loads}
+        assert value(scrape, "forebay_job_busy_workers", **few) > 1
+        assert value(scrape, "forebay_job_wanted_workers", **few) > 2
+
+        def wanted_is_told() -> bool:
+            wanted: Any = status(dispatcher)["wanted_workers"]
+            now, why = scraped(port), (("cause", wanted["cause"]),)
+            return wanted["workers"] == value(now, "forebay_wanted_workers") and (
+                ("forebay_wanted_workers_info", why) in now
+            )
+
+        wait_until(wanted_is_told)
+        at = {"job_id": ids["slow source"], "state": "no_split"}
+        assert value(of_worker, "forebay_worker_task_seconds_total", **at) > 1
+        held = [v for (name, _), v in of_worker.items() if name.endswith("job_buffer_bytes")]
+        assert sum(held) == value(of_worker, "forebay_worker_buffer_bytes") > 0
+        rates = {load["job_id"]: load.get("elements_per_s") for load in loads}
         named = {job_name(job): rates[job["job_id"]] for job in told_of["jobs"]}
         assert named["side by side"] > 2 * named["in order"]  # the advice is true
         assert any(load["bytes_per_s"] for load in loads)

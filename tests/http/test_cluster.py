@@ -118,6 +118,13 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
         waited = sum(after["wait_seconds"].values()) - sum(before["wait_seconds"].values())
         assert 0 < waited <= after["seconds"] - before["seconds"]
 
+        again = service.read(
+            dispatcher.target, dataset_id, delivery="at_least_once", bundle_splits=ELEMENTS // 10
+        )
+        assert sum(1 for _ in again) == ELEMENTS // 2
+        bundles = [v for (name, _), v in scraped(port).items() if "_bundles_" in name]
+        assert bundles == [10, 10]  # claimed and done
+
         assert get(workers[0].http_address, "/readyz") == (200, "ok\n")
         assert get(workers[0].http_address, "/healthz") == (200, "ok\n")
         address = workers[0].http_address
@@ -197,6 +204,10 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> Non
             # More waits there than goes to the reader, so the worker drains until that leaves.
             held = "forebay_worker_buffer_bytes"
             wait_until(lambda: value(scraped(worker.http_address), held) > 6 * LARGE)
+            told: Any = status(dispatcher)
+            at = {"job_id": str(told["jobs"][0]["job_id"]), "state": "backpressured"}
+            spent = "forebay_worker_task_seconds_total"
+            wait_until(lambda: value(scraped(worker.http_address), spent, **at) > 0)
             drain = threading.Thread(target=worker.stop, kwargs={"drain": True})
             drain.start()
             wait_until(lambda: get(worker.http_address, "/readyz") == (503, "drains\n"))
