@@ -12,6 +12,7 @@ from typing import Protocol
 from ..diagnosis import duration
 from ..errors import ForebayError
 
+
 class Show(Protocol):
     def __call__(self, done: float, of: float, what: str = "", /) -> None:
         """Told how much is done, of how much, and at what the command is."""

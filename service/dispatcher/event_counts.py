@@ -33,7 +33,7 @@ class EventCounts:
         self._new: list[ev.Event] = []
         self._counting = asyncio.Lock()
         self._leases: dict[int, tuple[str, int]] = {}  # the job, and how many splits
-        self._consumers: dict[int, str] = {}  # the job; it may have left when its claims are counted
+        self._consumers: dict[int, str] = {}  # the job, also if it has left before they are counted
 
     def follow(self, decider: Decider) -> None:
         """Count the events that it decides from now on."""

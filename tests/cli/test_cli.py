@@ -155,8 +155,8 @@ class TestErrors:
         )
         everywhere = ("--host=0.0.0.0", "--insecure")
         assert "--address HOST:%port%" in error_of("dispatcher", *everywhere)
-        for wrong in (("--address=a:b",), everywhere):
-            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *wrong)
+        for options in (("--address=a:b",), everywhere):
+            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *options)
         assert "'a b:1'" in error_of("worker", "--dispatcher=a b:1")
 
     def test_a_level_to_log_at(self) -> None:

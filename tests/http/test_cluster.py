@@ -180,10 +180,11 @@ def test_a_wait_has_its_cause(tmp_path: pathlib.Path) -> None:
         wait_until(lambda: waited("network") > before["network"])
 
         def lost() -> int:
-            (job,) = status(dispatcher)["jobs"]  # type: ignore[misc, attr-defined]
-            return sum(source["lost"] for source in job["iterations"][0]["sources"])
+            told: Any = status(dispatcher)
+            (iteration,) = told["jobs"][0]["iterations"]
+            return sum(source["lost"] for source in iteration["sources"])
 
-        wait_until(lost)
+        wait_until(lambda: lost() > 0)
         (splits,) = (v for (name, _), v in scraped(port).items() if "splits_lost_total" in name)
         assert splits == lost()
         with WorkerProcess(dispatcher.address):
