@@ -37,6 +37,7 @@ from .. import forks
 from ..postgres_server import PASSWORD, PostgresServer, schema_of
 from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
+from ..terminals import written_to
 
 NO_MARKUP = "[/bold]j:tiger:"
 """A name that rich would fail at, or change."""
@@ -387,6 +388,19 @@ class TestServers:
             assert watching.stdout is not None
             heads = (line for line in watching.stdout if line.startswith("dispatcher "))
             assert next(heads) == next(heads)
+            master, slave = os.openpty()
+            watch = [sys.executable, "-m", "forebay.service.cli", "status", "--watch"]
+            live = subprocess.Popen(
+                [*watch, dispatcher.target], stdout=slave, env={**os.environ, "TERM": "xterm"}
+            )
+            os.close(slave)
+            shown_live = b""
+            while b"dispatcher " not in shown_live:
+                shown_live += os.read(master, 1 << 16)
+            assert b"\x1b[?1049h" in shown_live, "it has a screen of its own"
+            live.terminate()
+            assert b"\x1b[?1049l" in written_to(master), "the terminal is as it was"
+            assert live.wait() == 128 + signal.SIGTERM
             dispatcher.kill()
             assert any("no dispatcher answers" in line for line in watching.stdout)
             watching.send_signal(signal.SIGINT)

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay import service
 from forebay.journal.codec import decode
+from forebay.service.client import consumer, heartbeats
 from forebay.service.processes import free_port
 from forebay.storage import open_storage
 
@@ -150,7 +151,10 @@ def knows_the_snapshot(port: int, journal: pathlib.Path) -> bool:
     return [*said] == [newest - snapshot, (until_ms - from_ms) / 1000]
 
 
-def test_a_wait_has_its_cause(tmp_path: pathlib.Path) -> None:
+def test_a_wait_has_its_cause(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (consumer, heartbeats):  # after two of them, the dispatcher counts as away
+        monkeypatch.setattr(module, "HEARTBEAT_S", 0.25)
+
     def waited(cause: str) -> float:
         seconds: float = service.metrics()["wait_seconds"][cause]
         return seconds
@@ -170,10 +174,13 @@ def test_a_wait_has_its_cause(tmp_path: pathlib.Path) -> None:
             for _ in elements:
                 got.release()
 
-        before = {cause: waited(cause) for cause in ("no_task", "network")}
+        before = {cause: waited(cause) for cause in ("no_task", "network", "dispatcher")}
         reader = threading.Thread(target=read)
         reader.start()
         wait_until(lambda: waited("no_task") > before["no_task"])
+        dispatcher.kill()
+        wait_until(lambda: waited("dispatcher") > before["dispatcher"])
+        dispatcher.restart()
         with WorkerProcess(dispatcher.address) as worker:
             got.acquire()
             worker.kill()
