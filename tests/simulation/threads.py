@@ -64,9 +64,6 @@ class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         this = kernel()
         this.maybe_yield()
-        if not self._locked:  # as nearly always: the simulation spends much of its time here
-            self._locked = True
-            return True
         give_up = None if timeout < 0 else this.now + timeout
         while self._locked:
             if this.over:
