@@ -560,6 +560,18 @@ def test_a_call_needs_a_token_that_the_dispatcher_knows(
         assert refused.startswith("Unauthenticated: the token is not one that is known here")
         assert "no token was sent" in status(dispatcher.target, certificate)
 
+        own_file = tmp_path / "own"
+        own = holder(with_tokens, token(own_file, "new-secret"))
+        with (
+            using(own),
+            contextlib.closing(DispatcherClient(dispatcher.target)) as client,
+        ):
+            assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
+            token(pathlib.Path(new), "newer-secret")
+            wait_until(lambda: "not one that is known" in status(dispatcher.target, own))
+            threading.Timer(0.5, token, (own_file, "newer-secret")).start()
+            assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
+
 
 def test_a_handshake_may_be_slow(
     closing: ExitStack, dispatcher: DispatchServer, trainer: Any
