@@ -62,7 +62,7 @@ class Lent(NamedTuple):
 
     slab: int
     descriptor: int | None  # if the slab is new to the consumer: the caller sends and closes it
-    comes_again: bool = False  # its memory, later, under another number
+    keep_mapped: bool = False  # the same memory will be lent again, under another number
 
 
 class Lender:
@@ -112,7 +112,7 @@ class Lender:
                 return None
             loan.pass_on()
             self._passed[number] = loan
-            return Lent(number, descriptor, comes_again=True)
+            return Lent(number, descriptor, keep_mapped=True)
 
     def take_back(self, slabs: Iterable[int], abandoned: Iterable[int] = ()) -> None:
         """The consumer has released these slabs; other processes may still map the abandoned ones.
@@ -179,7 +179,8 @@ class Borrower:
         self._descriptors: dict[int, int] = {}  # of slabs that may be passed on
         self._passed: set[int] = set()  # slabs that are passed on now
         self._slabs: dict[int, mmap.mmap] = {}
-        # Those that come again, by file, the latest last.
+        self._once: set[int] = set()  # of them: their numbers are for one time
+        # The memory of those, which is lent again; by file, the latest last.
         self._mappings: dict[tuple[int, int], mmap.mmap] = {}
         self._borrowed: dict[int, weakref.ref[Bytes]] = {}
         self._shared_with_children: set[int] = set()
@@ -187,11 +188,11 @@ class Borrower:
         self._released: collections.deque[int] = collections.deque()
         _borrowers.add(self)
 
-    def learn(self, slab: int, descriptor: int, *, comes_again: bool = False) -> None:
+    def learn(self, slab: int, descriptor: int, *, keep_mapped: bool = False) -> None:
         """Map a new slab; it replaces an earlier one of its number.
 
-        One that `comes_again`, with another number, stays mapped until then. The caller keeps
-        `descriptor`. Raises ProtocolError, OSError.
+        With `keep_mapped` its memory is kept for the next time that it is lent, under another
+        number. The caller keeps `descriptor`. Raises ProtocolError, OSError.
         """
         if slab >= MAX_SLABS:
             raise ProtocolError(f"{self._peer} lends slab {slab}; there are {MAX_SLABS} at most")
@@ -206,7 +207,10 @@ class Borrower:
         if not size:
             raise ProtocolError(f"{self._peer} lends a slab of no bytes")
         self._descriptors.pop(slab, None)
-        if comes_again:
+        self._once.discard(slab)
+        if keep_mapped:
+            assert not self._passes_on, "nobody passes on to a worker"
+            self._once.add(slab)
             memory = self._mapping((file.st_dev, file.st_ino), descriptor, size)
         else:
             memory = self._map_memory(descriptor, size)
@@ -250,6 +254,9 @@ class Borrower:
         abandoned = slabs & self._shared_with_children
         for slab in slabs:
             del self._borrowed[slab]
+            if slab in self._once:
+                self._once.remove(slab)
+                del self._slabs[slab]
         self._shared_with_children -= slabs
         self._passed -= slabs
         return list(slabs - abandoned), list(abandoned)

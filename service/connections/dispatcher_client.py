@@ -2,8 +2,9 @@
 
 The client retries temporary failures (a dispatcher that is unreachable, restarting, or slow) until
 a call succeeds or the client is closed. A dispatcher with another journal than the client knows
-is a temporary failure, too: the right dispatcher is away. Commands that create something carry a
-request number, which makes them idempotent: a retry gets the first answer.
+is a temporary failure, too: the right dispatcher is away. So is, for TOKEN_REPLACED_S, a token that
+is refused although its file was accepted before. Commands that create something carry a request
+number, which makes them idempotent: a retry gets the first answer.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ..proto import forebay_pb2 as pb
 from . import relay
 from .credentials import Credentials, own_credentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, is_address, metadata_of
+from .reloaded import CHECK_S
 from .tls_socket import probe
 
 log = logging.getLogger(__name__)
@@ -50,8 +52,8 @@ _NO_SUCH_METHOD = ("", "Method not found!")
 _MAYBE_TLS = re.compile("failed to connect to all addresses|Socket closed")
 """In the details of an error that may be TLS's; of several addresses, gRPC tells the last one's."""
 TOKEN_REPLACED_S = 5.0
-"""For so long a call is repeated though the dispatcher, which has answered before, refuses its
-token: the token was replaced, perhaps, and one side has not yet looked at its file."""
+"""For so long a call is repeated though the dispatcher refuses a token whose file it has accepted
+before: it was replaced, perhaps, and one side has not yet looked at its file."""
 PROBE_S = 2.0
 """The least time between two probes of TLS."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
@@ -122,6 +124,7 @@ class DispatcherClient:
         self._address = self.addresses[0]
         self._credentials = credentials or own_credentials()
         self._answered = False  # whether a dispatcher ever has
+        self._membership = tuple(self.addresses), self._credentials
         self._probe_at = 0.0
         self._fault, self._found = "", 0  # of TLS, and how often in a row
         self._channel = self._connect()
@@ -155,23 +158,13 @@ class DispatcherClient:
         give_up: list[tenacity.stop.stop_base] = [tenacity.stop_when_event_set(closed)]
         if patience_s is not None:
             give_up.append(tenacity.stop_after_delay(patience_s))
-        refused_s = 0.0  # when its token was refused first
-
-        def may_pass(error: BaseException) -> bool:
-            nonlocal refused_s
-            if _is_temporary(error):
-                return True
-            if not (isinstance(error, grpc.RpcError) and self._answered):
-                return False
-            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
-                return False
-            refused_s = refused_s or time.monotonic()
-            return time.monotonic() < refused_s + TOKEN_REPLACED_S
-
+        refusals = _Refusals(self._membership in _accepted)
         is_short = patience_s is not None and patience_s <= SHORT_PATIENCE_S
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(may_pass),
-            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.3),
+            retry=tenacity.retry_if_exception(refusals.may_pass),
+            wait=tenacity.wait_combine(
+                refusals.pause_s, tenacity.wait_random_exponential(multiplier=0.02, max=0.3)
+            ),
             stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
             # A caller with short patience soon gets the error itself.
@@ -245,6 +238,7 @@ class DispatcherClient:
                 raise Unavailable("the connection to the dispatcher was closed") from error
             raise _ChannelReplaced from error
         self._answered = True
+        _accepted.add(self._membership)
         if "journal" in answer.DESCRIPTOR.fields_by_name:
             self.learn(answer.journal)  # type: ignore[attr-defined]
         return answer
@@ -364,6 +358,38 @@ def _is_temporary(error: BaseException) -> bool:
 
 def _is_away(error: grpc.RpcError) -> bool:
     return error.code() in TEMPORARY and error.code() is not grpc.StatusCode.ABORTED
+
+
+_accepted: set[tuple[tuple[str, ...], Credentials | None]] = set()
+"""The services that have answered this process, and with which credentials' files."""
+
+
+class _Refusals:
+    """Of the token of one call: whether the next attempt may do better."""
+
+    def __init__(self, was_accepted: bool) -> None:
+        """`was_accepted`: a token of the same file was, by the same service."""
+        self._was_accepted = was_accepted
+        self._first_s: float | None = None
+
+    def may_pass(self, error: BaseException) -> bool:
+        if _is_temporary(error):
+            return True
+        if not (self._was_accepted and _refuses_token(error)):
+            return False
+        now = time.monotonic()
+        self._first_s = now if self._first_s is None else self._first_s
+        return now < self._first_s + TOKEN_REPLACED_S
+
+    @staticmethod
+    def pause_s(state: tenacity.RetryCallState) -> float:
+        """Files are looked at once in CHECK_S."""
+        error = state.outcome.exception() if state.outcome else None
+        return CHECK_S if error is not None and _refuses_token(error) else 0.0
+
+
+def _refuses_token(error: BaseException) -> bool:
+    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 class _Complaint:

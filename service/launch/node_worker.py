@@ -13,7 +13,7 @@ AFTER_DRAIN_S = 10.0
 
 
 class NodeWorker:
-    """Travels to its node before it is launched. `config` is that of the worker; without a `host`,
+    """Is pickled to its node, and launched there. `config` is that of the worker; without a `host`,
     it listens on its node's address. Raises InvalidArgument."""
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -39,7 +39,7 @@ class NodeWorker:
         assert self._process is not None
         _, self._log = first_line(self._process, "worker")
 
-    def wait(self) -> None:
+    def wait_until_ended(self) -> None:
         """Return once it has ended, whoever ended it."""
         if (process := self._process) is not None:
             process.wait()

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import get_node_ip_address
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -29,6 +30,9 @@ from ..servers import WorkerConfig
 from .node_worker import AFTER_DRAIN_S, NodeWorker
 
 ONE_CPU = MappingProxyType({"CPU": 1.0})
+
+AGAIN_S = 5.0
+"""The pause before an actor whose worker could not start ends, for Ray to start both again."""
 
 
 class RayWorkers:
@@ -56,10 +60,15 @@ class RayWorkers:
         With a number of `workers`, Ray spreads them over its nodes, and a node can have several.
 
         Raises InvalidArgument; Unavailable if Ray does not reserve the resources within `timeout_s`
-        seconds, in which an autoscaler may start nodes; and ForebayError with the reason if a
-        worker cannot start.
+        seconds, in which an autoscaler may start nodes, or if the workers are not registered within
+        as long again; and ForebayError with the reason if a worker cannot start.
         """
         worker = NodeWorker(config)
+        if not resources or any(not amount > 0 for amount in resources.values()):
+            raise InvalidArgument(
+                f"each of `resources` must be more than 0, such as {{'CPU': 8}}, not "
+                f"{dict(resources)}"
+            )
         number = _num_nodes_with(resources) if workers is None else workers
         if workers is not None and workers < 1:
             raise InvalidArgument(f"`workers` must be at least 1, not {workers}")
@@ -78,17 +87,28 @@ class RayWorkers:
                     f"Ray did not reserve {dict(resources)} for each of {number} workers within "
                     f"{timeout_s:g} s: `ray status` shows what is free"
                 )
+            made = ray.remote(_Actor)
             for index in range(number):
-                actor = ray.remote(_Actor).options(
-                    num_cpus=resources.get("CPU", 0),  # Ray makes OMP_NUM_THREADS of it
+                actor = made.options(
+                    # Of those that the group has reserved. Ray sets OMP_NUM_THREADS to it.
+                    num_cpus=resources.get("CPU", 0),
                     max_restarts=-1,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
                 )
                 self._actors.append(actor.remote(worker))
-            ray.get([actor.start.remote() for actor in self._actors])
+            ray.get([actor.start.remote() for actor in self._actors], timeout=timeout_s)
         except BaseException as error:
             self.stop()
-            if isinstance(error, RayTaskError):
+            if isinstance(error, GetTimeoutError):
+                raise Unavailable(
+                    f"{number} workers were not all registered within {timeout_s:g} s: `ray logs` "
+                    "shows what they wait for"
+                ) from None
+            if isinstance(error, RayActorError):
+                raise Unavailable(
+                    f"a worker's actor ended: {error}; is Forebay installed on each node?"
+                ) from error
+            if isinstance(error, RayTaskError) and isinstance(error.cause, ForebayError):
                 raise error.cause from None
             raise
 
@@ -112,22 +132,26 @@ class _Actor:
 
     def __init__(self, worker: NodeWorker) -> None:
         self._worker = worker
-        self._draining = False
+        self._started = self._draining = False
         if ray.get_runtime_context().was_current_actor_reconstructed:
             try:
                 self.start()
-            except ForebayError:  # Ray does not restart an actor whose `__init__` raises
+            except Exception:  # noqa: BLE001 - Ray restarts no actor whose `__init__` raises
                 traceback.print_exc()
+                time.sleep(AGAIN_S)
                 os._exit(1)
 
     def start(self) -> None:
+        if self._started:  # this call was for an earlier process of the actor
+            return
+        self._started = True
         self._worker.launch(get_node_ip_address())
         self._worker.wait_until_registered()
         threading.Thread(target=self._watch, name="forebay-worker-watch", daemon=True).start()
 
     def _watch(self) -> None:
         """Ends the actor with its worker, so that Ray starts both again."""
-        self._worker.wait()
+        self._worker.wait_until_ended()
         if not self._draining:
             os._exit(1)
 

@@ -35,6 +35,7 @@ __all__ = [
     "SkipReport",
     "SplitFeed",
     "SplitRange",
+    "bundles_at_once",
     "chunk_opener",
     "forget_idle",
     "fork_servers",
@@ -140,9 +141,10 @@ def has_tensorflow() -> bool:
 @contextlib.contextmanager
 def without_keras() -> Iterator[None]:
     """TensorFlow, imported within this for the first time, does not import Keras, which graphs do
-    not need. With scikit-learn and Matplotlib, which Keras imports, that is 2 of 5 s and 110 MB.
+    not need, nor what Keras imports.
 
-    Only for a process that runs no code of users: no other thread may import Keras meanwhile.
+    Only for a process that runs no code of users: `import tensorflow.keras` fails there for good
+    (`tf.keras` and `import keras` work), and no other thread may import Keras meanwhile.
     """
     hidden = {"keras", "tf_keras"} - sys.modules.keys()
     for name in hidden:
@@ -151,7 +153,7 @@ def without_keras() -> Iterator[None]:
         yield
     finally:
         for name in hidden:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 def load(op_libraries: Sequence[str] = ()) -> None:
@@ -199,14 +201,25 @@ def forget_idle() -> None:
     pipeline.TRACES.forget_idle()
 
 
+def bundles_at_once(definition: ev.DatasetDefinition, graph: bytes, python: PythonRules) -> int:
+    """How many bundles it is worth to run at a time. Others may have begun, and wait."""
+    if definition.HasField("python_function") and not _is_built(graph):
+        return python.width  # each has a process
+    return max(2, len(os.sched_getaffinity(0)))
+
+
+def _is_built(graph: bytes) -> bool:
+    from ..proto.python_pb2 import PythonDataset
+    from .python.stored import is_built
+
+    return is_built(PythonDataset.FromString(graph))
+
+
 def processes_of(definition: ev.DatasetDefinition, graph: bytes, python: PythonRules) -> int:
     """How many processes a long run has, each working on a range; 0: it runs in this process."""
     if not definition.HasField("python_function"):
         return 0
-    from ..proto.python_pb2 import PythonDataset
-    from .python.stored import is_built
-
-    return 1 if is_built(PythonDataset.FromString(graph)) else python.width
+    return 1 if _is_built(graph) else python.width
 
 
 def open_pipeline(

@@ -245,14 +245,14 @@ class Packed(_message.Message):
     def __init__(self, codec: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Slab(_message.Message):
-    __slots__ = ("number", "fresh", "comes_again")
+    __slots__ = ("number", "fresh", "keep_mapped")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
-    COMES_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    KEEP_MAPPED_FIELD_NUMBER: _ClassVar[int]
     number: int
     fresh: bool
-    comes_again: bool
-    def __init__(self, number: _Optional[int] = ..., fresh: bool = ..., comes_again: bool = ...) -> None: ...
+    keep_mapped: bool
+    def __init__(self, number: _Optional[int] = ..., fresh: bool = ..., keep_mapped: bool = ...) -> None: ...
 
 class Component(_message.Message):
     __slots__ = ("dtype", "shape", "rank", "varying", "buffer_bytes")

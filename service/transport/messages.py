@@ -153,7 +153,7 @@ def encode_block(
     if lent is not None:
         payload = []
         header.slab.number, header.slab.fresh = lent.slab, lent.descriptor is not None
-        header.slab.comes_again = lent.comes_again
+        header.slab.keep_mapped = lent.keep_mapped
     elif pack is not None and (packed := pack(payload, size)) is not None:
         header.packed.codec, data = packed
         header.packed.bytes = len(data)

@@ -96,8 +96,8 @@ class Payloads:
             self.may_share = False  # if this fails: we may be out of descriptors
             descriptor = reader.descriptor()
             try:
-                again = header.slab.comes_again
-                self._borrower.learn(header.slab.number, descriptor, comes_again=again)
+                again = header.slab.keep_mapped
+                self._borrower.learn(header.slab.number, descriptor, keep_mapped=again)
             finally:
                 os.close(descriptor)
             self.may_share = True

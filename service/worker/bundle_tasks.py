@@ -33,11 +33,10 @@ their readers, and an order may interleave tens of thousands of bundles (`cycle_
 class BundleTask(WorkerTask):
     """A task of a read in bundles.
 
-    It runs as many bundles at a time as there are processors, or as many as a Python dataset may
-    have processes if these are more; further ones have begun and wait for their readers. It neither
-    completes nor loses anything: any worker makes its elements again. When its worker drains,
-    consumers go on at other workers, and read here until then. It is never parked, as it ends with
-    its consumers.
+    It runs as many bundles at a time as there are processors, those of a Python function as many as
+    there may be processes; further ones have begun and wait for their readers. It neither completes
+    nor loses anything: any worker makes its elements again. When its worker drains, consumers go on
+    at other workers, and read here until then. It is never parked, as it ends with its consumers.
     """
 
     output: BundlesOutput
@@ -87,7 +86,7 @@ class BundleTask(WorkerTask):
 
     def _work(self) -> None:
         with self._parts.starting:
-            pipeline, at_once = self.pipeline.open_bundles()
+            pipeline, at_once = self.pipeline.open_bundles(), self.pipeline.bundles_at_once()
         definition = self.pipeline.definition
         self._splits = min(map(source_size, definition.sources), default=0)
         self.output.compression = definition.compression

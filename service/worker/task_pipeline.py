@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -186,22 +185,23 @@ class TaskPipeline:
         dataset = self._datasets.of(task)
         if task.num_sources:
             sources = dataset.definition.sources
+            rules = self._pipelines.python
+            processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
             self._feed = LeaseFeed(
                 self._dispatcher, task.task_id, sources, self._observer,
-                self._processes_of(dataset), when_read, self._requests, self.spans.current,
+                processes, when_read, self._requests, self.spans.current,
             )  # fmt: skip
         self._run = self._open(dataset).run(self._feed)
         return self._run
 
-    def open_bundles(self) -> tuple[Pipeline, int]:
-        """The pipeline of a read in bundles, and how many bundles it is worth to run at a time."""
-        dataset = self._datasets.of(self._task)
-        at_once = max(2, len(os.sched_getaffinity(0)), self._processes_of(dataset))
-        return self._open(dataset), at_once
+    def open_bundles(self) -> Pipeline:
+        """The pipeline of a read in bundles: the caller runs the bundles."""
+        return self._open(self._datasets.of(self._task))
 
-    def _processes_of(self, dataset: pb.GetDatasetResponse) -> int:
-        rules = self._pipelines.python
-        return pipelines.processes_of(dataset.definition, dataset.graph, rules)
+    def bundles_at_once(self) -> int:
+        """How many bundles it is worth to run at a time."""
+        dataset, rules = self._datasets.of(self._task), self._pipelines.python
+        return pipelines.bundles_at_once(dataset.definition, dataset.graph, rules)
 
     def _open(self, dataset: pb.GetDatasetResponse) -> Pipeline:
         self.definition = dataset.definition

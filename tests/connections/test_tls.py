@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any
 
@@ -568,9 +568,14 @@ def test_a_call_needs_a_token_that_the_dispatcher_knows(
         ):
             assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
             token(pathlib.Path(new), "newer-secret")
-            wait_until(lambda: "not one that is known" in status(dispatcher.target, own))
-            threading.Timer(0.5, token, (own_file, "newer-secret")).start()
-            assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
+            stale = holder(with_tokens, token(tmp_path / "stale", "new-secret"))
+            wait_until(lambda: "not one that is known" in status(dispatcher.target, stale))
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(client.call, pb.GetStatusRequest(), pb.GetStatusResponse)
+                wait([asked], 0.5)
+                assert not asked.done(), "it is repeated"
+                token(own_file, "newer-secret")
+                assert asked.result().status
 
 
 def test_a_handshake_may_be_slow(

@@ -32,6 +32,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Two nodes with one CPU each."""
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # loopback, as on macOS
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home folder
     with tempfile.TemporaryDirectory(prefix="ray") as directory:  # a short name, for its sockets
         monkeypatch.setenv("RAY_TMPDIR", directory)
         # These nodes have no TensorFlow, whose import is most of what a worker's start costs.
@@ -65,6 +66,8 @@ def test_each_node_has_a_worker(ray_cluster: Any) -> None:
         config = WorkerConfig(dispatcher.address, drain_timeout_ms=1000)
         with pytest.raises(InvalidArgument, match=r"no node .* has the `resources` {'CPU': 2}"):
             RayWorkers(config, resources={"CPU": 2})
+        with pytest.raises(InvalidArgument, match="must be more than 0"):
+            RayWorkers(config, resources={"CPU": 0})
         with pytest.raises(Unavailable, match=r"{'CPU': 1\.0} for each of 3 workers within"):
             RayWorkers(config, workers=3, timeout_s=0.1)
         nowhere = WorkerConfig(dispatcher.address, port=1, host="192.0.2.1")

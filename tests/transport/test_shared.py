@@ -321,7 +321,7 @@ def received(consumer: Borrower, frame: list[frames.Buffer], descriptor: int) ->
     prefix = frames._PREFIX_BYTES
     header = pb.ToConsumer.FromString(bytes(frame[0])[prefix:]).block
     assert header.slab.fresh and len(frame) == 1
-    consumer.learn(header.slab.number, descriptor, comes_again=header.slab.comes_again)
+    consumer.learn(header.slab.number, descriptor, keep_mapped=header.slab.keep_mapped)
     os.close(descriptor)
     size = messages.payload_bytes(header)
     block = messages.decode_block(header, consumer.borrow(header.slab.number, size), "a worker")

@@ -280,7 +280,7 @@ def test_an_order_that_is_not_the_datasets_is_an_error(pipelines: Fake, task: Ta
     assert isinstance(end, TaskFailed) and "ZeroDivisionError" in end.message
 
 
-@pytest.mark.parametrize(("cores", "processes"), [(3, 0), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("cores", "processes"), [(3, 0), (2, 3), (8, 3)])
 def test_so_many_run_at_once_and_cancel_ends_them_in_the_middle_of_an_element(
     pipelines: Fake, monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
 ) -> None:

@@ -125,7 +125,8 @@ class Sender:
         slab: int | None = None
         descriptor: int | None
         if (reserved := self._lender.reserve(size)) is not None:
-            (slab, descriptor, _), payload = reserved
+            lent, payload = reserved
+            slab, descriptor = lent.slab, lent.descriptor
         else:
             descriptor, payload = new_slab(size)
         try:
