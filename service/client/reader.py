@@ -57,15 +57,19 @@ Answer = TypeVar("Answer")
 
 
 def fetch_dataset(
-    service: str | tuple[str, str], dataset_id: str, job_name: str | None = None
+    service: str | tuple[str, str],
+    dataset_id: str,
+    job_name: str | None = None,
+    known: pb.JournalPosition | None = None,
 ) -> pb.GetDatasetResponse:
     """The registered definition without the graph, and how many epochs of the job are over.
 
-    `job_name` is the job's whole name.
+    `job_name` is the job's whole name. No dispatcher with another journal than the `known` one
+    answers.
 
     Raises NotFound, Unavailable.
     """
-    with DispatcherClient(service) as client:
+    with DispatcherClient(service, known) as client:
         return client.get_dataset(
             dataset_id, with_graph=False, job_name=job_name, patience_s=PATIENCE_S
         )
@@ -123,7 +127,7 @@ class Reader:
         a finite dataset, raises InvalidArgument with a cache, and FailedPrecondition for a
         coordinated read.
         """
-        dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
+        dataset = fetch_dataset(self.service, self.dataset_id, self._job_name, self._known)
         self.epochs_over = dataset.epochs_over
         definition = dataset.definition
         if self.how.ordered is not None:
