@@ -8,6 +8,7 @@ begin at a state that all had passed (`state_for_all`), perhaps with another num
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import random
@@ -21,6 +22,7 @@ import msgspec
 
 from ..service.client.options import ShardingPolicy, reading
 from ..service.client.reader import OrderedIterator, Reader, name_of_job
+from ..service.errors import Unavailable
 from .records import Began, Group, Record, Recorder, Started, Step, read_records
 from .trainer import BUNDLE_SPLITS, cut_connections
 
@@ -74,7 +76,7 @@ def main(task: OrderedTask) -> None:
     # One reader for all epochs: it knows the journal, as a trainer of a framework does.
     reader = Reader(task.service, task.dataset_id, ShardingPolicy.OFF, name, how)
     while True:
-        with OrderedIterator(reader) as batches:
+        with _opened(reader) as batches:
             if state is not None:
                 batches.load_state_dict(state)
             recorder.add(Began(time.monotonic(), group, position))
@@ -82,6 +84,12 @@ def main(task: OrderedTask) -> None:
         if os.path.exists(task.stop):
             break
     recorder.close()
+
+
+def _opened(reader: Reader) -> OrderedIterator:
+    while True:
+        with contextlib.suppress(Unavailable):  # a partition lasts longer than it has patience
+            return OrderedIterator(reader)
 
 
 def _read_epoch(batches: OrderedIterator, recorder: Recorder) -> int:

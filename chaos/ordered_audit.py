@@ -9,13 +9,15 @@ pure, as the audit is.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from ..service.order import EpochOrder, permuted
 from .audit import Verdict
-from .history import listed
+from .history import History, listed
+from .members import Life
 from .ordered import BLOCK_LENGTH, CYCLE_LENGTH, JOB, SEED
 from .records import Began, Group, Record, Step
 from .trainer import BUNDLE_SPLITS
@@ -32,6 +34,17 @@ def check_order(trainers: Sequence[Iterable[Record]], *, elements: int) -> Verdi
         audit.take(index, records)
     audit.check_whole()
     return audit.verdict
+
+
+def consumers(history: History, lives: Collection[Life], wall_s: float) -> dict[int, str]:
+    """The processes of the consumers of ordered reads, by the consumers' ids."""
+    return {
+        consumer_id: life.name
+        for consumer_id, (index, at_ms) in history.members.items()
+        for life in lives
+        if life.role == "ordered" and life.number == index
+        if life.started_s <= at_ms / 1000 - wall_s <= (life.ended_s or math.inf)
+    }
 
 
 class _Audit:

@@ -24,6 +24,7 @@ from .history import History, read_history
 from .modes import EACH, MODES
 from .modes_audit import check_modes, check_saved
 from .ordered_audit import check_order
+from .ordered_audit import consumers as members
 from .partitions import Partition, failed_cut_off
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
@@ -82,7 +83,7 @@ def judge(
         storage.close()
     records, lives, partitions = cluster.records.of_trainers(), cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
-    consumers = cluster.records.consumers()
+    consumers = cluster.records.consumers() | members(history, lives.values(), wall_s)
     failed = (life for life in lives.values() if life.code and life.killed_s is None)
     hosts = {life.name: life.host for life in failed}
     cut_off = failed_cut_off(history, consumers, hosts, partitions, wall_s)
