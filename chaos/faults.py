@@ -31,7 +31,7 @@ import msgspec
 from .cluster import LEADS, START_S, Cluster
 from .members import Member
 from .plan import PARTED, Fault
-from .records import Joined, Started, Step, read_records
+from .records import Joined, OrderedStep, Started, read_records
 
 KNOWN_S = 20.0
 """How long to wait until all members know the journal, before it may go away: a member that joins
@@ -164,7 +164,7 @@ class Faults:
         for record in read_records(self._cluster.records.path_of(member.role, member.number)):
             if isinstance(record, Started):
                 started = record.name
-            elif isinstance(record, Joined | Step):
+            elif isinstance(record, Joined | OrderedStep):
                 joined = started
         return joined == member.life.name
 

@@ -23,7 +23,7 @@ import msgspec
 from ..service.client.options import ShardingPolicy, reading
 from ..service.client.reader import OrderedIterator, Reader, name_of_job
 from ..service.errors import Unavailable
-from .records import Began, Group, Record, Recorder, Started, Step, read_records
+from .records import Began, OrderedGroup, OrderedStep, Record, Recorder, Started, read_records
 from .trainer import BUNDLE_SPLITS, cut_connections
 
 JOB = "chaos ordered"
@@ -33,7 +33,7 @@ GLOBAL_BATCH = 12
 """Elements of a step, by any of these numbers of consumers; a group may also have other batches."""
 
 OTHER_BATCH = 5
-FIRST_GROUP = Group(number=1, consumers=2, batch_size=GLOBAL_BATCH // 2)
+FIRST_GROUP = OrderedGroup(number=1, consumers=2, batch_size=GLOBAL_BATCH // 2)
 STEP_S = 0.05
 SAVES = 0.05
 """The fraction of steps after which a trainer saves its state."""
@@ -53,7 +53,7 @@ class OrderedTask(msgspec.Struct, frozen=True):
     dataset_id: str
     elements: int  # of an epoch
     index: int  # among the consumers of the group
-    group: Group
+    group: OrderedGroup
     records: str  # the path of its file
     stop: str  # once this path exists, the present epoch is the last
 
@@ -97,7 +97,7 @@ def _read_epoch(batches: OrderedIterator, recorder: Recorder) -> int:
 
     def step(ids: list[int], damaged: list[int]) -> None:
         state = batches.state_dict() if random.random() < SAVES else None
-        recorder.add(Step(time.monotonic(), batches.position, ids, damaged, state))
+        recorder.add(OrderedStep(time.monotonic(), batches.position, ids, damaged, state))
 
     for batch in batches:
         ids = batch["id"]
@@ -108,7 +108,7 @@ def _read_epoch(batches: OrderedIterator, recorder: Recorder) -> int:
     return batches.position
 
 
-def _own_state(records: list[Record], group: Group) -> Saved:
+def _own_state(records: list[Record], group: OrderedGroup) -> Saved:
     """Where a trainer with these records goes on in this group."""
     states: list[Saved] = [(group.position, group.state)]
     states += [
@@ -120,7 +120,7 @@ def _own_state(records: list[Record], group: Group) -> Saved:
 
 
 def _beginning(
-    position: int, state: dict[str, Any] | None, group: Group, elements: int
+    position: int, state: dict[str, Any] | None, group: OrderedGroup, elements: int
 ) -> tuple[dict[str, int], dict[str, Any] | None]:
     """One of the ways to begin there: arguments of the read, or a state to load."""
     of_step = group.consumers * group.batch_size
@@ -136,17 +136,19 @@ def _beginning(
     return random.choice(ways)
 
 
-def steps(records: Iterable[Record]) -> Iterator[tuple[Group, Step]]:
+def steps(records: Iterable[Record]) -> Iterator[tuple[OrderedGroup, OrderedStep]]:
     """A trainer's steps, with the group in which it took them."""
     group = FIRST_GROUP
     for record in records:
         if isinstance(record, Began):
             group = record.group
-        elif isinstance(record, Step):
+        elif isinstance(record, OrderedStep):
             yield group, record
 
 
-def next_group(group: Group, consumers: int, trainers: Sequence[list[Record]]) -> Group:
+def next_group(
+    group: OrderedGroup, consumers: int, trainers: Sequence[list[Record]]
+) -> OrderedGroup:
     """A group of so many consumers, which goes on at a state that the whole group has passed."""
     passed = min(
         max(
@@ -164,7 +166,7 @@ def next_group(group: Group, consumers: int, trainers: Sequence[list[Record]]) -
     states = sorted([(group.position, group.state), *states], key=lambda saved: saved[0])
     position, state = random.choice(states[-OLDER:])
     batch_size = random.choice([GLOBAL_BATCH // consumers, OTHER_BATCH])
-    return Group(group.number + 1, consumers, batch_size, position, state)
+    return OrderedGroup(group.number + 1, consumers, batch_size, position, state)
 
 
 if __name__ == "__main__":

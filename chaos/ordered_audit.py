@@ -19,7 +19,7 @@ from .audit import Verdict
 from .history import History, listed
 from .members import Life
 from .ordered import BLOCK_LENGTH, CYCLE_LENGTH, JOB, SEED
-from .records import Began, Group, Record, Step
+from .records import Began, OrderedGroup, OrderedStep, Record
 from .trainer import BUNDLE_SPLITS
 
 
@@ -29,7 +29,7 @@ def check_order(trainers: Sequence[Iterable[Record]], *, elements: int) -> Verdi
     The elements of each epoch are 0 … `elements` − 1, one a split. `twice` counts what came again
     because a trainer or group began again before it.
     """
-    audit = _Audit(elements)
+    audit = _OrderAudit(elements)
     for index, records in enumerate(trainers):
         audit.take(index, records)
     audit.check_whole()
@@ -47,12 +47,12 @@ def consumers(history: History, lives: Collection[Life], wall_s: float) -> dict[
     }
 
 
-class _Audit:
+class _OrderAudit:
     def __init__(self, elements: int) -> None:
         self.verdict = Verdict([])
         self._elements = elements
         self._at: dict[int, int] = {}  # the element that came, by position
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, OrderedGroup] = {}
         self._passed: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """The furthest position, by group and index."""
         self._ended: dict[int, int] = {}  # the group whose epoch an index has read to the end last
@@ -67,14 +67,16 @@ class _Audit:
                     end = (position // self._elements + 1) * self._elements
                     self._groups[group.number] = group
                     self._ended.pop(index, None)
-                case Step() if follows:
+                case OrderedStep() if follows:
                     assert group is not None
                     follows = self._is_due(index, group, position, end, record)
                     position = record.position
                     if follows and not record.ids:
                         self._ended[index] = group.number
 
-    def _is_due(self, index: int, group: Group, position: int, end: int, step: Step) -> bool:
+    def _is_due(
+        self, index: int, group: OrderedGroup, position: int, end: int, step: OrderedStep
+    ) -> bool:
         """Whether this is the step at a position of an epoch with that end."""
         self.verdict.delivered += len(step.ids)
         who = f"consumer {index} of {group.consumers} (group {group.number})"

@@ -64,7 +64,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     for_good: bool
 
 
-class Group(msgspec.Struct, frozen=True):
+class OrderedGroup(msgspec.Struct, frozen=True):
     """The trainers that read in order together, until all are ended and another group begins."""
 
     number: int  # from 1
@@ -78,11 +78,11 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
     """An ordered trainer begins to read an epoch, or the rest of it, at this position."""
 
     at_s: float
-    group: Group
+    group: OrderedGroup
     position: int
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
+class OrderedStep(msgspec.Struct, frozen=True, tag="step"):
     """An ordered trainer got its batch of the next step; without ids, the epoch's end. `position`
     is behind the step. `state` was saved there.
     """
@@ -94,7 +94,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     state: dict[str, Any] | None = None
 
 
-Record = Started | Joined | Got | Worked | ReadToEnd | Left | Began | Step
+Record = Started | Joined | Got | Worked | ReadToEnd | Left | Began | OrderedStep
 
 _decode = msgspec.json.Decoder(Record).decode
 

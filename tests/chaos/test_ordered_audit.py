@@ -14,7 +14,7 @@ import pytest
 
 from forebay.chaos.ordered import BLOCK_LENGTH, CYCLE_LENGTH, SEED, next_group
 from forebay.chaos.ordered_audit import check_order
-from forebay.chaos.records import Began, Group, Record, Started, Step
+from forebay.chaos.records import Began, OrderedGroup, OrderedStep, Record, Started
 from forebay.chaos.trainer import BUNDLE_SPLITS
 
 from ..simulation.ordered import GlobalOrder
@@ -25,12 +25,12 @@ ORDER = GlobalOrder(
     cast(Any, SimpleNamespace(seed=SEED, shuffle=True, cycle_length=CYCLE_LENGTH,
                               block_length=BLOCK_LENGTH, bundle_splits=BUNDLE_SPLITS)),
 )  # fmt: skip
-FIRST, SECOND = Group(1, 2, 6), Group(2, 3, 5, 24, {"position": 24})
+FIRST, SECOND = OrderedGroup(1, 2, 6), OrderedGroup(2, 3, 5, 24, {"position": 24})
 
 Trainers = list[list[Record]]
 
 
-def reading(group: Group, index: int, position: int, steps: int = -1) -> Iterator[Record]:
+def reading(group: OrderedGroup, index: int, position: int, steps: int = -1) -> Iterator[Record]:
     """What a trainer records that takes so many steps, or reads to the epoch's end."""
     yield Began(0, group, position)
     epoch, offset = divmod(position, ELEMENTS)
@@ -40,10 +40,10 @@ def reading(group: Group, index: int, position: int, steps: int = -1) -> Iterato
         offset = min(offset + group.consumers * group.batch_size, ELEMENTS)
         at = epoch * ELEMENTS + offset
         if ids:
-            yield Step(0, at, ids, state={"position": at})
+            yield OrderedStep(0, at, ids, state={"position": at})
         steps -= 1
     if steps:
-        yield Step(0, (epoch + 1) * ELEMENTS, [])
+        yield OrderedStep(0, (epoch + 1) * ELEMENTS, [])
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def edit(trainer: int, at: int, **changed: Any) -> Callable[[Trainers], None]:
     return lie
 
 
-def step(trainers: Trainers, trainer: int, at: int) -> Step:
+def step(trainers: Trainers, trainer: int, at: int) -> OrderedStep:
     found = trainers[trainer][at]
-    assert isinstance(found, Step)
+    assert isinstance(found, OrderedStep)
     return found
 
 
@@ -94,7 +94,7 @@ def skipped(trainers: Trainers) -> None:
 
 
 def ended_early(trainers: Trainers) -> None:
-    trainers[2][5:] = [Step(0, ELEMENTS, [])]
+    trainers[2][5:] = [OrderedStep(0, ELEMENTS, [])]
 
 
 def another_when_read_again(trainers: Trainers) -> None:
