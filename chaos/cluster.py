@@ -23,7 +23,7 @@ from .authority import Authority
 from .dataset import ELEMENT_BYTES
 from .hosts import LOOPBACK, Host, Network
 from .members import TRAINERS, Life, Member
-from .ordered import FIRST_GROUP, GROUP_SIZES, OrderedTask, next_group
+from .ordered import FIRST_GROUP, MOST_CONSUMERS, OrderedTask, next_group
 from .partitions import Partition
 from .plan import host_names
 from .proxy import Proxies
@@ -87,7 +87,7 @@ class Options(msgspec.Struct, frozen=True):
             "worker": self.workers,
             "trainer": self.trainers,
             "claimer": CLAIMERS,
-            "ordered": max(GROUP_SIZES),
+            "ordered": MOST_CONSUMERS,
             "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "postgres": {"postgres": 1}, "files": {"storage": 1}}
@@ -309,7 +309,7 @@ class Cluster:
         for role, read_id in (("trainer", dataset_id), ("claimer", claimed_id)):
             command = partial(self._trainer, role, dataset_id=read_id)
             self._add(role, self._options.members[role], command)
-        self._add("ordered", max(GROUP_SIZES), partial(self._ordered, dataset_id=claimed_id))
+        self._add("ordered", MOST_CONSUMERS, partial(self._ordered, dataset_id=claimed_id))
         self._hold_others()
         self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
         self.members["crowd"][0].retired = True  # only a "start" fault starts it

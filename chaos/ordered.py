@@ -3,7 +3,7 @@
 It records each batch with the position behind its step, and now and then its saved state. A process
 that was killed is followed by one that goes on at one of its states in this group, not always the
 last one, or where the group began. All trainers of a group may be ended at once, and another group
-begin at a state that all had passed (`state_for_all`), perhaps with another number of consumers.
+begins at a state that all had passed (`next_group`), perhaps with another number of consumers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from .trainer import BUNDLE_SPLITS, cut_connections
 
 JOB = "chaos ordered"
 SEED, CYCLE_LENGTH, BLOCK_LENGTH = 7, 4, 3
-GROUP_SIZES = (1, 2, 3)
+MOST_CONSUMERS = 3
 GLOBAL_BATCH = 12
-"""Elements of a step, by any of these numbers of consumers; a group may also have other batches."""
+"""Elements of a step, of any number of consumers, unless each has OTHER_BATCH in its batch."""
 
 OTHER_BATCH = 5
 FIRST_GROUP = OrderedGroup(number=1, consumers=2, batch_size=GLOBAL_BATCH // 2)
 STEP_S = 0.05
+"""What a trainer works on each batch."""
+
 SAVES = 0.05
 """The fraction of steps after which a trainer saves its state."""
 
@@ -98,12 +100,12 @@ def _read_epoch(batches: OrderedIterator, recorder: Recorder) -> int:
     def step(ids: list[int], damaged: list[int]) -> None:
         state = batches.state_dict() if random.random() < SAVES else None
         recorder.add(OrderedStep(time.monotonic(), batches.position, ids, damaged, state))
+        time.sleep(STEP_S)
 
     for batch in batches:
         ids = batch["id"]
         whole = (batch["payload"] == ids[:, None]).all(axis=1)
         step(ids.tolist(), ids[~whole].tolist())
-        time.sleep(STEP_S)
     step([], [])
     return batches.position
 
