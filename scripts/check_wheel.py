@@ -38,7 +38,7 @@ IMPORT_ALL_STRICTLY = ("-W", "error", "-c", IMPORT_ALL)
 EXTRAS = (
     "tensorflow,keras,apache_beam,torch,jax,psycopg,aiohttp,prometheus_client,distributed,pytest,"
 )
-EXTRAS += "hypothesis,jinja2,markupsafe"
+EXTRAS += "hypothesis,jinja2,markupsafe,ray"
 
 
 def run(*command: str | pathlib.Path, cwd: pathlib.Path) -> str:

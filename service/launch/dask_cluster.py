@@ -12,16 +12,11 @@ limits of memory do not concern it, and it ends with its Dask worker.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import threading
 
 from distributed import Worker, WorkerPlugin
 
-from ..processes import ChildProcess
-from ..servers import WorkerConfig, first_line, worker_process
-
-AFTER_DRAIN_S = 10.0
-"""How long a worker may take to say goodbye after it has drained."""
+from ..servers import WorkerConfig
+from .node_worker import NodeWorker
 
 
 class ForebayWorkers(WorkerPlugin):
@@ -38,28 +33,16 @@ class ForebayWorkers(WorkerPlugin):
         `dask worker --resources forebay=1`. Give it to one Dask worker of each machine: a worker of
         Forebay uses all processors. Raises InvalidArgument.
         """
-        self._options = config.options()
-        self._has_host = config.host is not None
+        self._worker = NodeWorker(config)
         self._resource = resource
-        self._process: ChildProcess | None = None
-        self._log: threading.Thread | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Raises ForebayError with the reason if it cannot start."""
         if self._resource and self._resource not in worker.state.total_resources:
             return
-        options = self._options
-        if not self._has_host:
-            options = dataclasses.replace(options, host=worker.ip)
-        # In this thread, the event loop's: Linux ends the child with the thread that started it.
-        self._process = worker_process(options)
-        _, self._log = await asyncio.to_thread(first_line, self._process, "worker")
+        self._worker.launch(worker.ip)  # in this thread, the event loop's, which lasts
+        await asyncio.to_thread(self._worker.wait_until_registered)
 
     async def teardown(self, worker: Worker) -> None:
         """It drains. Dask may kill it before: a Nanny waits a few seconds for its Dask worker."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        await asyncio.to_thread(process.end, self._options.drain_timeout_ms / 1000 + AFTER_DRAIN_S)
-        if self._log is not None:
-            await asyncio.to_thread(self._log.join, AFTER_DRAIN_S)
+        await asyncio.to_thread(self._worker.stop)

@@ -102,10 +102,7 @@ class TestTrouble:
         ("workers", "consumers", "trouble"),
         [
             *((2, 3, trouble) for trouble in (kill_worker, stop_worker, kill_dispatcher)),
-            *(
-                pytest.param(workers, consumers, all_of_it, marks=pytest.mark.long)
-                for workers, consumers in ((1, 6), (2, 3), (4, 1), (4, 2))
-            ),
+            pytest.param(2, 3, all_of_it, marks=pytest.mark.long),
         ],
     )
     def test_nobody_notices(
@@ -120,6 +117,24 @@ class TestTrouble:
         cluster.resize(workers)
         how = {"batch_size": 60 // consumers, "at": trouble(cluster), **ORDER}
         assert read(cluster.target, texts, consumers, **how).digest == alone.digest
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(
+        ("kind", "workers"),
+        [("filter", (1, 2, 4, 1)), ("packed", (2, 4, 1, 2)), ("pictures", (4, 1, 2, 4))],
+    )
+    def test_nobody_notices_whatever_the_elements_and_the_numbers(
+        self, cluster: Cluster, tmp_path: pathlib.Path, kind: str, workers: tuple[int, ...]
+    ) -> None:
+        dataset_id = service.register_dataset(cluster.target, by_kind(kind, tmp_path, many=True))
+        order = {**ORDER, "bundle_splits": 30}
+        digests = {read(cluster.target, dataset_id, **order).digest}
+        for count, consumers in zip(workers, (1, 2, 3, 6), strict=True):
+            cluster.resize(count)
+            how = {"batch_size": 12 // consumers, "at": all_of_it(cluster), **order}
+            digests.add(read(cluster.target, dataset_id, consumers, **how).digest)
+        print(f"{kind}: one digest for all numbers, with kills: {digests}")
+        assert len(digests) == 1
 
     def test_a_worker_that_stays_stopped(
         self, cluster: Cluster, texts: str, alone: Got, monkeypatch: pytest.MonkeyPatch
@@ -138,11 +153,11 @@ class TestTrouble:
     ) -> None:
         state: dict[str, Any] | None = None
         got: list[bytes] = []
-        for workers, consumers, steps in ((1, 2, 9), (3, 6, 11), (2, 1, 13), (2, 3, None)):
+        for workers, consumers, steps in ((1, 4, 9), (4, 3, 11), (2, 6, None)):
             cluster.resize(workers)
             part = read(
                 cluster.target, texts, consumers, steps=steps, state=state,
-                batch_size=12 // consumers, **ORDER,
+                batch_size=12 // consumers, at={5: cluster.replace_worker}, **ORDER,
             )  # fmt: skip
             state, got = part.state, got + part.elements
             assert state["position"] == len(got)
@@ -189,10 +204,12 @@ def write_records(folder: pathlib.Path) -> list[str]:
     return paths
 
 
-def by_kind(kind: str, folder: pathlib.Path) -> Any:
-    """A dataset of this kind, or a function of splits."""
+def by_kind(kind: str, folder: pathlib.Path, many: bool = False) -> Any:
+    """A dataset of this kind; with hundreds of elements, if `many`."""
     rng = np.random.default_rng(5)
     match kind:
+        case "filter":
+            return uneven_numbers(1_500)
         case "records":
             return tf.data.TFRecordDataset(write_records(folder))
         case "records of files":
@@ -207,12 +224,13 @@ def by_kind(kind: str, folder: pathlib.Path) -> Any:
                 lambda x: tf.RaggedTensor.from_row_lengths(tf.range(x % 7), [x % 7, 0])
             )
         case "packed":
-            documents = tf.data.Dataset.range(200).map(lambda x: tf.repeat(x, 1 + x * x % 37))
+            splits = 800 if many else 200
+            documents = tf.data.Dataset.range(splits).map(lambda x: tf.repeat(x, 1 + x * x % 37))
             return documents.unbatch().batch(32, drop_remainder=True)
         case "pictures":
             pictures = [
                 tf.io.encode_jpeg(rng.integers(0, 255, (8 + n % 3, 8 + n % 5, 3), np.uint8)).numpy()
-                for n in range(40)
+                for n in range(400 if many else 40)
             ]
             return (
                 tf.data.Dataset.from_tensor_slices(pictures)

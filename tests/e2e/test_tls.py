@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.connections.credentials import client_context
+from forebay.service.processes import free_port
 
 from .. import certificates
 from ..cluster import WorkerProcess
-from ..forks import run
-from ..stock import DispatcherProcess
+from ..forks import DISPATCHER, TENSORFLOW, Fork, run
+from ..redis_server import running_redis
+from ..standbys import wait_until
+from ..stock import DispatcherProcess, ServerProcess
 
 NUMBER = 4_000
 TRAINER = "trainer.example", "::1", "trainer@example.org"
@@ -74,22 +83,110 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_token_is_enough_to_read_in_every_way(
+TOKEN, PASSWORD = "the-token-that-nobody-sees", "the-password-that-nobody-sees"
+
+
+LOOPBACK = {
+    *("0100007F", "0000000000000000FFFF00000100007F"),  # 127.0.0.1
+    "00000000000000000000000001000000",  # ::1
+}
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses at which the process listens, in hexadecimal, as the kernel tells them."""
+    own = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.append(fields[1].partition(":")[0])
+    return found
+
+
+def command_lines() -> str:
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors="replace"))
+    return "\n".join(found)
+
+
+def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = certificates.Authority(tmp_path / "ca")
-    path = certificates.token(tmp_path / "cluster.token", "secret\n")
-    server = {**authority.issue("server").files(), "token_file": path}
+    path = certificates.token(tmp_path / "cluster.token", f"{TOKEN}\n")
+    issued = authority.issue("server")
     own = service.Credentials(tls_ca=str(authority.file), token_file=path)
-    with (
-        DispatcherProcess(tmp_path / "journal", **server) as leader,
-        WorkerProcess(leader.address, **server),
-        certificates.using(own),
-    ):
-        dataset_id = service.register_dataset(leader.target, tf.data.Dataset.range(100))
+    client = {"FOREBAY_TLS_CA": own.tls_ca, "FOREBAY_TOKEN_FILE": path}
+    both = {**client, "FOREBAY_TLS_CERT": issued.tls_cert, "FOREBAY_TLS_KEY": issued.tls_key}
+    ports = {name: free_port() for name in ("dispatcher", "worker")}
+    shown: list[str] = []
+
+    def started(stack: contextlib.ExitStack, kind: str, imports: Any, **more: str) -> ServerProcess:
+        errors = stack.enter_context((tmp_path / f"{kind}.log").open("w"))
+        variables = {**both, "FOREBAY_HTTP_PORT": str(ports[kind]), **more}
+        command = ["-m", "forebay.service.cli", kind]
+        process = ServerProcess(
+            Fork(command, imports, errors=errors.fileno(), environment=variables)
+        )
+        stack.callback(process.stop)
+        return process
+
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(running_redis(tmp_path / "redis"))
+        with redis.client() as admin:
+            admin.config_set("requirepass", PASSWORD)
+        url = redis.url.replace("redis://", f"redis://:{PASSWORD}@")
+        leader = started(stack, "dispatcher", DISPATCHER, FOREBAY_STORAGE=url)
+        target = leader.first_line()
+        address = target.removeprefix("grpc://")
+        worker = started(stack, "worker", TENSORFLOW, FOREBAY_DISPATCHER=address)
+        worker.first_line()
+        stack.enter_context(certificates.using(own))
+        dataset_id = service.register_dataset(target, tf.data.Dataset.range(100))
         for protocol in ("unix", "tcp", "grpc"):
-            elements = service.read(leader.target, dataset_id, data_transfer_protocol=protocol)
+            elements = service.read(target, dataset_id, data_transfer_protocol=protocol)
             assert sorted(int(x) for x in elements) == [*range(100)]
         monkeypatch.setenv("FILES", f"{own.tls_ca},{path}")
-        ended = run(["-c", FORKS, leader.target, dataset_id])
+        ended = run(["-c", FORKS, target, dataset_id])
         assert ended.stdout.splitlines() == ["read"], ended.stderr
+
+        def asked(variables: Mapping[str, str]) -> str:
+            command = ["-m", "forebay.service.cli", "status", address, "--json"]
+            ended = run(command, imports=DISPATCHER, environment=variables)
+            shown.append(ended.stdout + ended.stderr)
+            return shown[-1]
+
+        assert '"workers"' in asked(client)
+        for port in ports.values():
+            request = urllib.request.Request(
+                f"https://localhost:{port}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
+            )
+            with urllib.request.urlopen(request, context=client_context(own)) as answer:
+                shown.append(answer.read().decode())
+            assert "forebay_" in shown[-1]
+        shown.append(command_lines())
+        for process in (leader, worker):
+            found = listening(process.pid)
+            assert len(found) >= 2 and {*found} <= LOOPBACK
+
+        old = certificates.token(tmp_path / "old.token", TOKEN)
+        certificates.token(pathlib.Path(path), "another-token")
+        wait_until(lambda: '"workers"' in asked(client))
+        assert "the token is not one that is known here" in asked(
+            {**client, "FOREBAY_TOKEN_FILE": old}
+        )
+        assert sorted(int(x) for x in service.read(target, dataset_id)) == [*range(100)]
+    shown += [
+        path.read_text(errors="replace")
+        for path in (*tmp_path.glob("*.log"), *(tmp_path / "redis").rglob("*"))
+        if path.is_file()
+    ]
+    assert len(shown) > 8
+    for secret in (TOKEN, PASSWORD, "another-token", pathlib.Path(issued.tls_key).read_text()):
+        assert not [text for text in shown if secret in text]
