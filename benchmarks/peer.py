@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import sys
 
-from tensorflow.data.experimental import service
+from ..service.pipelines import without_keras
+
+with without_keras():  # as our worker, whose memory is compared with this one's
+    from tensorflow.data.experimental import service
 
 
 def main(kind: str, *arguments: str) -> None:

@@ -161,9 +161,10 @@ def run(
     rounds: int | None,
     quick: bool,
     directory: str,
-    progress: Callable[[str], None],
+    progress: Callable[[str, int, int], None],
 ) -> BenchmarkReport:
-    """Measure these rows, or all if there are none; `progress` is told which one it is at.
+    """Measure these rows, or all if there are none; `progress` is told which one it is at, how many
+    are done, and of how many.
 
     A row that fails, because something is missing or has ended that should not have, is said to
     have failed; so is one that is interrupted by Ctrl-C, which ends the run. Raises
@@ -199,8 +200,9 @@ def run(
             calibrations_ms=setting.calibrations_ms,
         )
         try:
-            for row in rows or ROWS:
-                progress(row)
+            rows = rows or [*ROWS]
+            for number, row in enumerate(rows):
+                progress(row, number, len(rows))
                 begun = time.perf_counter()
                 try:
                     if row not in SHARING:

@@ -67,24 +67,29 @@ def tracer(part: str) -> Tracer | None:
 def _asked_for(part: str) -> TracerProvider | None:
     """A provider that exports what the environment asks for, in the background."""
     of = os.environ.get
-    exporter = of("OTEL_TRACES_EXPORTER") or ("otlp" if any(map(of, _ENDPOINTS)) else "none")
-    if exporter == "none" or of("OTEL_SDK_DISABLED", "").lower() == "true":
+    asked = of("OTEL_TRACES_EXPORTER") or ("otlp" if any(map(of, _ENDPOINTS)) else "none")
+    exporters = [name for name in map(str.strip, asked.split(",")) if name not in ("", "none")]
+    if not exporters or of("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    if exporter == "otlp":
-        is_grpc = next(filter(None, map(of, _PROTOCOLS)), "") == "grpc"
-        exporter = "otlp_proto_grpc" if is_grpc else "otlp_proto_http"
+    is_grpc = next(filter(None, map(of, _PROTOCOLS)), "") == "grpc"
+    otlp = "otlp_proto_grpc" if is_grpc else "otlp_proto_http"
+    exporter = asked
     try:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        (found,) = importlib.metadata.entry_points(
-            group="opentelemetry_traces_exporter", name=exporter
-        )
         has_name = of("OTEL_SERVICE_NAME") or "service.name=" in of("OTEL_RESOURCE_ATTRIBUTES", "")
         name = {} if has_name else {"service.name": f"forebay-{part}"}
         provider = TracerProvider(resource=Resource.create(name), shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(found.load()()))
+        made = []
+        for exporter in exporters:
+            (found,) = importlib.metadata.entry_points(
+                group="opentelemetry_traces_exporter", name=otlp if exporter == "otlp" else exporter
+            )
+            made.append(found.load()())
+        for each in made:
+            provider.add_span_processor(BatchSpanProcessor(each))
     except Exception as error:  # noqa: BLE001 - whatever a variable is wrong about
         log.warning(
             "the environment asks for traces by OTEL_… variables, and there are none: the exporter "

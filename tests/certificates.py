@@ -26,9 +26,9 @@ class Authority:
         self.file = directory / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.file))
 
-    def issue(self, name: str, *hosts: str, begins: int = -1, ends: int = 1) -> Credentials:
+    def issue(self, name: str, *hosts: str, begins: float = -1, ends: float = 1) -> Credentials:
         """Credentials with the certificate of `name`, for these hosts, by default localhost and
-        127.0.0.1; valid from and to the day of that number, where today is 0. Writes over the files
+        127.0.0.1; valid from and to so many days from now. Writes over the files
         of an earlier one of that name."""
         now = datetime.datetime.now(datetime.UTC)
         issued = self._ca.issue_cert(

@@ -152,6 +152,28 @@ def test_a_number_that_makes_no_sense_is_answered_with_the_range(
         assert declared.check(value) == value
 
 
+@pytest.mark.parametrize(
+    ("command", "variable", "wrong"),
+    [
+        ("dispatcher", "FOREBAY_WORKERS", "a b"),
+        ("dispatcher", "FOREBAY_WORKERS", "\udcff"),  # what is not UTF-8
+        ("dispatcher", "FOREBAY_DEPLOYMENT_MODE", "LOCAL"),
+        ("dispatcher", "FOREBAY_LOAD_OP_LIBRARY", "a.so,,b.so"),
+        ("worker", "FOREBAY_DATA_TRANSFER_PROTOCOL", "carrier-pigeon"),
+        ("worker", "FOREBAY_TAGS", "a,,b"),
+        ("worker", "FOREBAY_TAGS", "\udcff"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_flag_and_the_variable(
+    command: str, variable: str, wrong: str, served: list[ServerOptions]
+) -> None:
+    required = [f"--{name}={value}" for name, value in REQUIRED[command].items()]
+    shown = CliRunner().invoke(app, [command, *required], env={variable: wrong})
+    assert shown.exit_code == 2 and not served
+    told = " ".join(shown.output.replace("│", " ").split())
+    assert variable in told and variable[8:].lower().replace("_", "-") in told
+
+
 @pytest.mark.parametrize("mode", ["colocated", "DEPLOYMENT_MODE_COLOCATED", 1])
 def test_deployment_modes_may_be_tensorflows(mode: Any) -> None:
     given: list[Any] = [mode, None, "UNSPECIFIED", 0, ""]

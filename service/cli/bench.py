@@ -11,6 +11,7 @@ import typer
 from ..connections.credentials import use_credentials
 from ..errors import ForebayError, InvalidArgument
 from .extras import require_tools
+from .progress_bar import progress
 
 WIDTH = 130  # of the tables, at least
 ROWS = typer.Argument(
@@ -31,6 +32,7 @@ def bench(
         "--json",
         help="Where the figures go, with plots (PNG) beside them; by default "
         "forebay-bench-<date>.json here, and nowhere if --quick.",
+        envvar="FOREBAY_BENCH_JSON",  # elsewhere it is a flag
     ),
     directory: str = typer.Option(tempfile.gettempdir(), help="A folder for journals, on a disk."),
     plot: str = typer.Option(
@@ -49,20 +51,19 @@ def bench(
     if plot:
         _say_written(write_plots(load(pathlib.Path(plot)), pathlib.Path(plot)))
         return
-    console = Console()
     started = time.strftime("%Y-%m-%d-%H%M", time.gmtime())
-    with console.status("") as shown:
+    with progress("rows") as show:
         try:
             report = run(
                 rows or [],
                 rounds=rounds,
                 quick=quick,
                 directory=directory,
-                progress=lambda row: shown.update(f"measuring {row} …"),
+                progress=lambda row, done, of: show(done, of, f"measuring {row}"),
             )
         except InvalidArgument as error:
             raise typer.BadParameter(str(error)) from None
-    Console(width=max(WIDTH, console.width)).print(render(report))
+    Console(width=max(WIDTH, Console().width)).print(render(report))
     if json_file or not quick:
         file = pathlib.Path(json_file or f"forebay-bench-{started}.json")
         write(report, file)

@@ -36,7 +36,11 @@ def chaos(
         envvar="FOREBAY_CHAOS_STORAGE",  # FOREBAY_STORAGE is a dispatcher's
     ),
     dispatchers: int = typer.Option(2, min=1, help="One leads, the others stand by."),
-    workers: int = typer.Option(2, min=1),
+    workers: int = typer.Option(
+        2,
+        min=1,
+        envvar="FOREBAY_CHAOS_WORKERS",  # FOREBAY_WORKERS is a dispatcher's
+    ),
     trainers: int = typer.Option(2, min=1),
     kill_every: float = typer.Option(2.0, min=0.1, help="Seconds between faults, on average."),
     elements: int = typer.Option(
@@ -57,9 +61,16 @@ def chaos(
     out: str = typer.Option(
         "", help="Keep logs, records and journal in this directory, which must not exist."
     ),
-    json_file: str = typer.Option("", "--json", help="Write the report to this file."),
+    json_file: str = typer.Option(
+        "",
+        "--json",
+        help="Write the report to this file.",
+        envvar="FOREBAY_CHAOS_JSON",  # elsewhere it is a flag
+    ),
     plot: str = typer.Option(
-        "", help="Write throughput over time, with the faults marked, to this PNG."
+        "",
+        help="Write throughput over time, with the faults marked, to this PNG.",
+        envvar="FOREBAY_CHAOS_PLOT",  # bench reads its own
     ),
 ) -> None:
     """Run a cluster on this machine under random faults, and check what it promises.

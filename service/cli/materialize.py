@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from typing import Literal
 
 import typer
 
@@ -19,8 +20,8 @@ def materialize(
     service: str = SERVICE,
     dataset_id: str = DATASET_ID,
     output: str = typer.Option(..., help="A directory that the runner's workers see by this name."),
-    file_format: str = typer.Option(
-        "tfrecord", "--format", help="tfrecord, arrayrecord or parquet."
+    file_format: Literal["tfrecord", "arrayrecord", "parquet"] = typer.Option(
+        "tfrecord", "--format", help="Of the files."
     ),
     shards: int = typer.Option(0, min=0, help="How many files; 0: one a split, up to 128."),
     seed: int = typer.Option(0, min=0, help="Seed of the dataset's random numbers."),

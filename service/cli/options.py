@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from ..connections.credentials import Credentials, use_credentials
-from ..errors import InvalidArgument
+from ..errors import ForebayError
 from ..options import Declared, ServerOptions, options_of
 
 T = TypeVar("T", bound=ServerOptions)
@@ -37,7 +37,7 @@ class FlagCommand(TyperCommand):
 def takes(options: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function that takes these options and typer's own parameters.
 
-    The error for a value out of range names the flag or the environment variable.
+    The error for a value that is not allowed names the flag and the environment variable.
     """
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
@@ -101,17 +101,18 @@ def _parameter(declared: Declared) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         default=typer.Option(
             default, flag, help=f"{option.help} ({declared.range})" if in_range else option.help,
-            callback=_in_range(declared) if in_range else None,
+            callback=_allowed(declared) if in_range or declared.option.convert else None,
         ),
         annotation=declared.type if is_plain else str | None,
     )  # fmt: skip
 
 
-def _in_range(declared: Declared) -> Callable[[Any], Any]:
+def _allowed(declared: Declared) -> Callable[[Any], Any]:
     def checked(value: Any) -> Any:
         try:
-            return declared.check(value)
-        except InvalidArgument as error:
+            declared.check(value)
+        except ForebayError as error:
             raise typer.BadParameter(str(error)) from error
+        return value
 
     return checked

@@ -109,13 +109,13 @@ class Credentials:
         if bool(self.tls_cert) != bool(self.tls_key):
             has, lacks = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
             raise InvalidArgument(
-                f"credentials with {has} {getattr(self, has)} and without {lacks}: give both, or "
-                "neither"
+                f"credentials with {has} {getattr(self, has)} and without {lacks} "
+                f"({VARIABLES[lacks]}): give both, or neither"
             )
         if not self.tls_cert and not self.token_file:
             raise InvalidArgument(
-                "credentials with tls_ca only prove nobody's identity: give tls_cert and tls_key, "
-                "or token_file"
+                "credentials with tls_ca only prove nobody's identity: give tls_cert and tls_key "
+                "(--tls-cert, --tls-key), or token_file (--token-file)"
             )
 
     def loaded(self) -> LoadedCredentials:

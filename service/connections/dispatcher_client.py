@@ -50,6 +50,9 @@ _NO_SUCH_METHOD = ("", "Method not found!")
 """The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python."""
 _MAYBE_TLS = re.compile("failed to connect to all addresses|Socket closed")
 """In the details of an error that may be TLS's; of several addresses, gRPC tells the last one's."""
+TOKEN_REPLACED_S = 5.0
+"""For so long a call is repeated though the dispatcher, which has answered before, refuses its
+token: the token was replaced, perhaps, and one side has not yet looked at its file."""
 PROBE_S = 2.0
 """The least time between two probes of TLS."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
@@ -154,9 +157,22 @@ class DispatcherClient:
         give_up: list[tenacity.stop.stop_base] = [tenacity.stop_when_event_set(closed)]
         if patience_s is not None:
             give_up.append(tenacity.stop_after_delay(patience_s))
+        refused_s = 0.0  # when its token was refused first
+
+        def may_pass(error: BaseException) -> bool:
+            nonlocal refused_s
+            if _is_temporary(error):
+                return True
+            if not (isinstance(error, grpc.RpcError) and self._answered):
+                return False
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                return False
+            refused_s = refused_s or time.monotonic()
+            return time.monotonic() < refused_s + TOKEN_REPLACED_S
+
         is_short = patience_s is not None and patience_s <= SHORT_PATIENCE_S
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_temporary),
+            retry=tenacity.retry_if_exception(may_pass),
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.3),
             stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
@@ -365,7 +381,7 @@ class _Complaint:
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        away = not isinstance(error, grpc.RpcError) or _is_away(error)
+        away = not isinstance(error, grpc.RpcError) or error.code() is not grpc.StatusCode.ABORTED
         # Count only the pauses: an attempt itself may have waited long.
         if state.idle_for > self._due_s[away]:
             self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 import logging
 import re
 import socket
@@ -80,14 +81,28 @@ LEADER_KEY = "forebay-leader"
 """The metadata key with which a standby dispatcher gives the leader's address."""
 
 
-_ADDRESS = re.compile(r"(\[[^\s\[\]/,]+\]|[^\s\[\]:/,]+):(\d{1,5})", re.ASCII)
+_LABEL = r"\w(?:[\w-]{0,61}\w)?"  # underscores are in names of Docker Compose
+_ADDRESS = re.compile(
+    rf"(?:\[([\w:.%-]+)\]|(?=[^:]{{1,253}}:)({_LABEL}(?:\.{_LABEL})*)\.?):(\d{{1,5}})", re.ASCII
+)
+_NUMBERS = re.compile(r"\d+(\.\d+){3}")
 MAX_PORT = 65535
 
 
 def is_address(text: str) -> bool:
-    """Whether it is a HOST:PORT to connect to; IPv6 addresses are in brackets."""
+    """Whether it is a HOST:PORT to connect to. HOST is a name as DNS and Docker Compose have them,
+    an IPv4 address, or an IPv6 address in brackets."""
     match = _ADDRESS.fullmatch(text)
-    return match is not None and 0 < int(match[2]) <= MAX_PORT
+    if match is None or not 0 < int(match[3]) <= MAX_PORT:
+        return False
+    try:
+        if match[1]:
+            ipaddress.IPv6Address(match[1])
+        elif _NUMBERS.fullmatch(match[2]):
+            ipaddress.IPv4Address(match[2])
+    except ValueError:
+        return False
+    return True
 
 
 def advertised_address(address: str, bound: str, option: str = "--address") -> str:
@@ -98,8 +113,9 @@ def advertised_address(address: str, bound: str, option: str = "--address") -> s
     told = address.replace("%port%", bound.rpartition(":")[2]) or bound
     if address and not is_address(told):
         raise InvalidArgument(
-            f"{option} {address!r} is not of the form HOST:PORT; %port% stands for the port that "
-            "is listened on"
+            f"{option} {address!r} is not of the form HOST:PORT; HOST is a name (letters, digits, "
+            "-, _ and .), an IPv4 address, or an IPv6 address in brackets; %port% stands for the "
+            "port that is listened on"
         )
     host = told.rpartition(":")[0]
     if host in WILDCARDS:

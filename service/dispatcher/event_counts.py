@@ -33,6 +33,7 @@ class EventCounts:
         self._new: list[ev.Event] = []
         self._counting = asyncio.Lock()
         self._leases: dict[int, tuple[str, int]] = {}  # the job, and how many splits
+        self._consumers: dict[int, str] = {}  # the job, also if it has left before they are counted
 
     def follow(self, decider: Decider) -> None:
         """Count the events that it decides from now on."""
@@ -40,6 +41,7 @@ class EventCounts:
         self._leases = {}
         for lease in state.leases.values():
             self._remember(lease.lease_id, self._job(lease.iteration_id), lease.count)
+        self._consumers = {i: self._job(c.iteration_id) for i, c in state.consumers.items()}
         decider.subscribe(self._new.append)
 
     async def keep(self) -> None:
@@ -75,6 +77,11 @@ class EventCounts:
                 self._end(returned.lease_id, "begun", returned=returned.count)
             case "split_skipped":
                 self.splits.add(self._job(event.split_skipped.iteration_id), {"skipped": 1})
+            case "consumer_joined":
+                joined = event.consumer_joined
+                self._consumers[joined.consumer_id] = self._job(joined.iteration_id)
+            case "consumer_left":
+                self._consumers.pop(event.consumer_left.consumer_id, None)
             case "bundles_claimed":
                 claimed = event.bundles_claimed
                 self._of_consumer(claimed.consumer_id, {"claimed": len(claimed.places)})
@@ -95,9 +102,7 @@ class EventCounts:
         self.splits.add(job, {became: count - returned, "returned": returned})
 
     def _of_consumer(self, consumer_id: int, amounts: Mapping[str, float]) -> None:
-        consumer = self._state.consumers.get(consumer_id)
-        job = OTHER if consumer is None else self._job(consumer.iteration_id)
-        self.bundles.add(job, amounts)
+        self.bundles.add(self._consumers.get(consumer_id, OTHER), amounts)
 
     def _job(self, iteration_id: int) -> str:
         iteration = self._state.iterations.get(iteration_id)

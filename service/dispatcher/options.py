@@ -39,7 +39,8 @@ def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
             )
         address = address.strip()
         port = _PORT.fullmatch(address)
-        if not _ADDRESS.fullmatch(address) or (port and int(port[1]) > MAX_PORT):
+        is_one = address.isprintable() and _ADDRESS.fullmatch(address)
+        if not is_one or (port and int(port[1]) > MAX_PORT):
             raise InvalidArgument(
                 f"no worker can have the address {address!r}, at place {place} of the list of "
                 f"workers; {_FORMS}"

@@ -31,6 +31,10 @@ def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
         raise FailedPrecondition(
             f"Worker tags cannot be empty. Got tags {list(tags)}: leave out what is empty"
         )
+    try:
+        ",".join(tags).encode()
+    except UnicodeEncodeError:  # bytes of the environment
+        raise FailedPrecondition(f"the tags {list(tags)} are not UTF-8; write them in it") from None
     return tags
 
 

@@ -36,7 +36,8 @@ class Pipelines:
     python = PythonRules()
 
     def __init__(self, *, warm: bool = False) -> None:
-        """`warm`: `load` also runs one pipeline; for a process that only runs a worker."""
+        """`warm`: `load` also runs one pipeline, and leaves Keras out; for a process that only runs
+        a worker."""
         self._warm = warm
 
     def load(self, op_libraries: Sequence[str]) -> None:
@@ -44,9 +45,12 @@ class Pipelines:
 
         Raises InvalidArgument.
         """
-        pipelines.load(op_libraries)
         if self._warm:
+            with pipelines.without_keras():
+                pipelines.load(op_libraries)
             pipelines.warm_up()
+        else:
+            pipelines.load(op_libraries)
         self._fork_servers = pipelines.fork_servers()
 
     def open(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
@@ -16,6 +18,7 @@ from forebay.service.cli.bench import bench
 from forebay.service.errors import ForebayError
 
 from .. import forks
+from ..terminals import written_to
 
 
 def forebay(*arguments: object, timeout_s: int = 60) -> subprocess.CompletedProcess[str]:
@@ -106,9 +109,16 @@ def test_a_row_that_fails_does_not_cost_the_others(
 ) -> None:
     monkeypatch.setitem(run.ROWS, "row", measured)
     monkeypatch.setitem(run.ROWS, "broken", broken)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
     file = tmp_path / "figures.json"
-    with pytest.raises(ForebayError, match="not all was measured: broken failed, see above"):
-        run_here(file, "broken", "row")
+    master, slave = os.openpty()
+    with open(slave, "w") as terminal, monkeypatch.context() as on_terminal:
+        on_terminal.setattr(sys, "stderr", terminal)
+        with pytest.raises(ForebayError, match="not all was measured: broken failed, see above"):
+            run_here(file, "broken", "row")
+    shown = written_to(master).decode()
+    assert "measuring row" in shown and "1/2" in shown and " to go" in shown
     record = json.loads(file.read_text())
     assert [result["row"] for result in record["results"]] == ["row"]
     assert record["failed"] == {"broken": "a worker ended\nas its log says"}
@@ -116,7 +126,7 @@ def test_a_row_that_fails_does_not_cost_the_others(
 
 
 def test_an_interrupted_run_keeps_what_it_has(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(_: Setting) -> list[Finding]:
         raise KeyboardInterrupt
@@ -130,3 +140,4 @@ def test_an_interrupted_run_keeps_what_it_has(
     record = json.loads(file.read_text())
     assert [result["row"] for result in record["results"]] == ["row"]
     assert record["failed"].keys() == {"long"}
+    assert capsys.readouterr().err == "", "it is no terminal"

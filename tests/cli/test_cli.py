@@ -27,6 +27,7 @@ from forebay.service.cli.status import render
 from forebay.service.client.datasets import DatasetInfo, list_datasets, remove_dataset
 from forebay.service.client.waiting import wait_for_workers
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.connections.grpc_server import is_address
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import describe
@@ -36,6 +37,7 @@ from .. import forks
 from ..postgres_server import PASSWORD, PostgresServer, schema_of
 from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
+from ..terminals import written_to
 
 NO_MARKUP = "[/bold]j:tiger:"
 """A name that rich would fail at, or change."""
@@ -85,7 +87,7 @@ class TestErrors:
         assert "--dispatcher" in error_of("worker", code=2)
         assert "65535" in error_of("dispatcher", "--port", 99999, code=2)
         assert "FOREBAY_PORT" in error_of("dispatcher", code=2, FOREBAY_PORT="many")
-        assert "is not UTF-8" in error_of("status", "\udcff:1", code=2)
+        assert "is not UTF-8" in error_of("dataset", "remove", "127.0.0.1:1", "\udcff", code=2)
         assert "the id of a dataset is missing" in error_of("dataset", "remove", "h:1", code=2)
         assert "Missing argument 'service'" in error_of("materialize", "--output=/x", code=2)
         materialize = ("materialize", "h:1", "id", "--output=/x")
@@ -102,12 +104,15 @@ class TestErrors:
         nested = [g for g in group.commands.values() if isinstance(g, typer.core.TyperGroup)]
         assert [g.name for g in nested] == ["dataset", "journal"]
         inner = [command for g in nested for command in g.commands.values()]
+        kinds: dict[object, object] = {}
         for command in [*group.commands.values(), *inner]:
             for option in command.params:
                 if isinstance(option, typer.core.TyperOption) and not option.hidden:
                     expected = option.opts[0].strip("-").replace("-", "_").upper()
-                    names = (f"FOREBAY_{expected}", f"FOREBAY_CHAOS_{expected}")
+                    names = (f"FOREBAY_{expected}", f"FOREBAY_{command.name}_{expected}".upper())
                     assert option.envvar in names, f"{command.name} {option.opts}"
+                    kind = option.type_descriptor.annotation
+                    assert kinds.setdefault(option.envvar, kind) == kind, option.envvar
 
     @pytest.mark.parametrize(
         ("command", "missing", "wanted"),
@@ -135,14 +140,24 @@ class TestErrors:
         )
 
     def test_an_address_that_nobody_could_connect_to(self) -> None:
-        for told in ("a b c:xx", "host", "host:0", "host:99999", "ho st:%port%"):
-            assert f"{told!r} is not of the form HOST:PORT" in error_of(
-                "dispatcher", f"--address={told}"
-            )
+        for right in (
+            *("10.0.0.6:1", "[::1]:65535", "[fe80::1%eth0]:1", "localhost:1", "a-b.example.org.:1"),
+            *("project_worker_1:5051", "worker-0.forebay.ns.svc.cluster.local:1", "3f0c:1"),
+        ):
+            assert is_address(right), right
+        for wrong in (
+            *("a b c:xx", "host", "host:0", "host:99999", "ho st:1", "ho'st:1", 'a":1', "<b>:1"),
+            *("a..b:1", ".:1", "-a:1", "a\n:1", "h\u00f6st:1", "::1:1", "[::x]:1", "256.1.1.1:1"),
+            *(f"{64 * 'a'}:1", f"{130 * 'a.'}b:1", "\udcff:1", "a/b:1", "a@b:1"),
+        ):
+            assert not is_address(wrong), wrong
+        assert """"ho'st:%port%" is not of the form HOST:PORT""" in error_of(
+            "dispatcher", "--address=ho'st:%port%"
+        )
         everywhere = ("--host=0.0.0.0", "--insecure")
         assert "--address HOST:%port%" in error_of("dispatcher", *everywhere)
-        for wrong in (("--address=a:b",), everywhere):
-            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *wrong)
+        for options in (("--address=a:b",), everywhere):
+            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *options)
         assert "'a b:1'" in error_of("worker", "--dispatcher=a b:1")
 
     def test_a_level_to_log_at(self) -> None:
@@ -373,6 +388,19 @@ class TestServers:
             assert watching.stdout is not None
             heads = (line for line in watching.stdout if line.startswith("dispatcher "))
             assert next(heads) == next(heads)
+            master, slave = os.openpty()
+            watch = [sys.executable, "-m", "forebay.service.cli", "status", "--watch"]
+            live = subprocess.Popen(
+                [*watch, dispatcher.target], stdout=slave, env={**os.environ, "TERM": "xterm"}
+            )
+            os.close(slave)
+            shown_live = b""
+            while b"dispatcher " not in shown_live:
+                shown_live += os.read(master, 1 << 16)
+            assert b"\x1b[?1049h" in shown_live, "it has a screen of its own"
+            live.terminate()
+            assert b"\x1b[?1049l" in written_to(master), "the terminal is as it was"
+            assert live.wait() == 128 + signal.SIGTERM
             dispatcher.kill()
             assert any("no dispatcher answers" in line for line in watching.stdout)
             watching.send_signal(signal.SIGINT)

@@ -31,6 +31,7 @@ from forebay.service.errors import InvalidArgument, Unauthenticated, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2 as wire
 from forebay.service.transport import BlockServer, frames, messages
+from forebay.service.transport import server as block_servers
 from forebay.service.transport.server import MAX_STRANGERS
 
 from ..certificates import Authority, token, using
@@ -38,6 +39,7 @@ from ..standbys import wait_until
 from ..transport.peers import UID, Consumer, only, say, task
 
 PATIENCE_S = 20
+CLOCKS = "check the clocks of both hosts"
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +132,8 @@ def cases(
 ) -> dict[str, tuple[Credentials | None, Credentials | None, str, str]]:
     """What is wrong: the server's and the client's credentials, and what both of them say."""
     strange = stranger.issue("strange")
-    expired = authority.issue("expired", begins=-9, ends=-1)
-    early = authority.issue("early", begins=2, ends=9)
+    expired = authority.issue("expired", begins=-9, ends=-1 / 24)  # or a clock is an hour off
+    early = authority.issue("early", begins=1 / 24, ends=9)
     elsewhere = authority.issue("elsewhere", "elsewhere.example")
     return {
         "a client of another authority": (
@@ -139,10 +141,12 @@ def cases(
             "unable to get local issuer certificate; give both sides certificates of",
         ),
         "an expired client": (
-            server, expired, "it has expired; renew it", "certificate has expired; renew it",
+            server, expired, f"it has expired; renew it, or {CLOCKS}",
+            f"certificate has expired; renew it; or {CLOCKS}",
         ),
-        "a client of tomorrow": (
-            server, early, "does not accept the certificate", "certificate is not yet valid; wait",
+        "a client of the next hour": (
+            server, early, "does not accept the certificate",
+            f"certificate is not yet valid; wait, or {CLOCKS}",
         ),
         "a server of another authority": (
             mixed(strange, server), trainer,
@@ -150,10 +154,12 @@ def cases(
             "no authority that it knows has signed it",
         ),
         "an expired server": (
-            expired, trainer, "certificate has expired; renew it", "it has expired; renew it",
+            expired, trainer, f"certificate has expired; renew it; or {CLOCKS}",
+            f"it has expired; renew it, or {CLOCKS}",
         ),
-        "a server of tomorrow": (
-            early, trainer, "certificate is not yet valid; wait", "does not accept the certificate",
+        "a server of the next hour": (
+            early, trainer, f"certificate is not yet valid; wait, or {CLOCKS}",
+            "does not accept the certificate",
         ),
         "a server elsewhere": (
             elsewhere, trainer, "not valid for '127.0.0.1'; have it issued with this name",
@@ -167,8 +173,8 @@ def cases(
 
 
 CASES = [
-    *("a client of another authority", "an expired client", "a client of tomorrow"),
-    *("a server of another authority", "an expired server", "a server of tomorrow"),
+    *("a client of another authority", "an expired client", "a client of the next hour"),
+    *("a server of another authority", "an expired server", "a server of the next hour"),
     *("a server elsewhere", "a plain client", "a plain server"),
 ]
 
@@ -209,6 +215,22 @@ def test_garbage_disturbs_nobody(
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):
                 pass
+
+
+def test_a_handshake_byte_by_byte_ends(
+    closing: ExitStack, server: Credentials, trainer: Credentials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_servers, "_HANDSHAKE_S", 0.5)
+    worker = block_server(closing, server)
+    task(worker, 1, 3)
+    with socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S) as sock:
+        sock.sendall(b"\x16\x03\x01\x40\x00")
+        with using(trainer):
+            assert consumer(closing, worker, "tcp", reads=1).numbers() == [1, 2, 3]
+        with pytest.raises(ConnectionError):
+            for _ in range(PATIENCE_S * 20):
+                sock.sendall(b"\x01")
+                time.sleep(0.05)
 
 
 def test_who_makes_many_connections_and_says_nothing_harms_nobody_else(
@@ -483,6 +505,7 @@ def dispatcher(authority: Authority) -> Iterator[DispatchServer]:
 
 
 def test_a_wrong_call_is_refused_with_the_reason(
+    closing: ExitStack,
     dispatcher: DispatchServer,
     authority: Authority,
     stranger: Authority,
@@ -493,12 +516,20 @@ def test_a_wrong_call_is_refused_with_the_reason(
     target = dispatcher.target
     assert status(target, trainer).startswith("{")
     address = target.replace("localhost", "127.0.0.1")
+    for _ in range(100):  # that begin no handshake disturb nobody
+        port = dispatcher.address.rpartition(":")[2]
+        closing.enter_context(socket.create_connection(("127.0.0.1", int(port)), PATIENCE_S))
+    assert status(target, trainer).startswith("{")
     no_certificate = holder(server, token(tmp_path / "t", "secret"))
     for client, at, said in (
         (None, target, "speaks TLS, and this process has no credentials: give them"),
         (no_certificate, target, "asks for a certificate, and this process has none"),
-        (authority.issue("old", ends=-1, begins=-2), target, "it has expired; renew it"),
-        (authority.issue("soon", begins=1, ends=2), target, "certificate is not yet valid; wait"),
+        (
+            authority.issue("old", begins=-2, ends=-1 / 24),
+            target,
+            f"has expired; renew it, or {CLOCKS}",
+        ),
+        (authority.issue("soon", begins=1 / 24), target, f"is not yet valid; wait, or {CLOCKS}"),
         (mixed(stranger.issue("other"), server), target, "no authority that it knows"),
         (stranger.issue("other"), target, "unable to get local issuer certificate"),
         (trainer, address, "IP address mismatch, certificate is not valid for '127.0.0.1'"),
@@ -528,6 +559,18 @@ def test_a_call_needs_a_token_that_the_dispatcher_knows(
         refused = status(dispatcher.target, holder(with_tokens, wrong))
         assert refused.startswith("Unauthenticated: the token is not one that is known here")
         assert "no token was sent" in status(dispatcher.target, certificate)
+
+        own_file = tmp_path / "own"
+        own = holder(with_tokens, token(own_file, "new-secret"))
+        with (
+            using(own),
+            contextlib.closing(DispatcherClient(dispatcher.target)) as client,
+        ):
+            assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
+            token(pathlib.Path(new), "newer-secret")
+            wait_until(lambda: "not one that is known" in status(dispatcher.target, own))
+            threading.Timer(0.5, token, (own_file, "newer-secret")).start()
+            assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
 
 
 def test_a_handshake_may_be_slow(

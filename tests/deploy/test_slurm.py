@@ -5,12 +5,14 @@ There is no SLURM here: srun and scontrol stand in for it, and start the steps' 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -85,30 +87,45 @@ def start(folder: pathlib.Path) -> ChildProcess:
     return ChildProcess([str(word) for word in command], None, environment=environment)
 
 
-def left_behind(folder: pathlib.Path) -> list[str]:
-    """The command lines of processes that the job started."""
-    found = []
+def processes(folder: pathlib.Path) -> dict[str, str]:
+    """The command lines of processes that the job started, and the files that they map."""
+    found = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             if f"MARK={folder}\0".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                command = (process / "cmdline").read_text().replace("\0", " ")
+                found[f"{process.name}: {command}"] = (process / "maps").read_text()
         except OSError:
             continue
     return found
 
 
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Of a job, which ends with the test."""
+    yield tmp_path
+    for command in processes(tmp_path):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(command.partition(":")[0]), signal.SIGKILL)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_job_ends_with_its_training_and_leaves_nothing(tmp_path: pathlib.Path) -> None:
-    job = start(tmp_path)
-    files = [tmp_path / f"got{rank}" for rank in range(2)]
+def test_a_job_ends_with_its_training_and_leaves_nothing(folder: pathlib.Path) -> None:
+    job = start(folder)
+    files = [folder / f"got{rank}" for rank in range(2)]
     while not all(file.exists() for file in files):
         assert job.poll() is None
         time.sleep(0.1)
     assert sorted(int(x) for file in files for x in file.read_text().split()) == [*range(400)]
-    assert (tmp_path / ".forebay-123" / "job.key").stat().st_mode & 0o777 == 0o600
-    assert len(left_behind(tmp_path)) > 2
+    assert (folder / ".forebay-123" / "job.key").stat().st_mode & 0o777 == 0o600
+    workers = [
+        maps
+        for command, maps in processes(folder).items()
+        if "forebay worker" in command and "/tensorflow/" in maps
+    ]
+    assert workers and not any("/sklearn/" in maps for maps in workers), "Keras is imported"
     job.send_signal(signal.SIGTERM)  # which the training gets
     assert job.finish() == 7
-    assert left_behind(tmp_path) == []
-    assert not (tmp_path / ".forebay-123").exists(), "the key is gone"
+    assert processes(folder) == {}
+    assert not (folder / ".forebay-123").exists(), "the key is gone"

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from forebay.service.connections.grpc_server import MAX_MESSAGE_BYTES, connect
+from forebay.service.dispatcher import listener
 from forebay.service.dispatcher.listener import ServedPort
 
 
@@ -75,3 +77,29 @@ def test_closing_can_be_cancelled(stopping: Stopping) -> None:
         await port.close(None)
 
     asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_request_that_is_too_large_is_refused(
+    monkeypatch: pytest.MonkeyPatch, standby: bool
+) -> None:
+    name = "STANDBY_OPTIONS" if standby else "SERVER_OPTIONS"
+    options, limit = dict(getattr(listener, name)), "grpc.max_receive_message_length"
+    assert options[limit] == MAX_MESSAGE_BYTES
+    monkeypatch.setattr(listener, name, [*(options | {limit: 1_000}).items()])
+
+    async def call(port: ServedPort, size: int) -> str:
+        with connect(port.address) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+            with pytest.raises(grpc.RpcError) as refused:
+                await asyncio.to_thread(check, bytes(size))
+        return str(refused.value.details())
+
+    async def serve() -> None:
+        port = ServedPort("localhost", 0, standby=standby)
+        await port.open([], standby=standby)
+        assert "larger than max (1001 vs. 1000)" in await call(port, 1_001)
+        assert "larger" not in await call(port, 1_000)
+        await port.close(0)
+
+    asyncio.run(serve())

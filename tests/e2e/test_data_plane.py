@@ -21,6 +21,7 @@ from forebay.service import DispatchServer, WorkerConfig, WorkerServer
 from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
+from ..http.test_cluster import scraped, value
 from ..stock import DispatcherProcess
 from ..transport.peers import Damage, MeddlingProxy
 
@@ -260,13 +261,19 @@ def test_a_worker_with_payload_checksums_sends_a_changed_block_again(
                     data_port=port,
                     data_transfer_address=address,
                     payload_checksums=True,
+                    http_port=0,
                 )
-            ),
+            ) as worker,
         ):
+            before = service.metrics()["reconnects"]
             dataset = tf.data.Dataset.range(5).map(lambda n: tf.fill([100_000], n))
             dataset_id = service.register_dataset(dispatcher.target, dataset)
             how: Any = {"processing_mode": "distributed_epoch", "data_transfer_protocol": "tcp"}
             got = [*service.read(dispatcher.target, dataset_id, **how)]
+            assert service.metrics()["reconnects"] - before == 1
+            told = scraped(worker.http_address)
+            for kind in ("first", "again"):
+                assert value(told, "forebay_worker_connections_total", kind=kind) == 1
     finally:
         proxy.close()
     assert [{*element.tolist()} for element in got] == [{n} for n in range(5)]

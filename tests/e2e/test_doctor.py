@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.diagnosis import findings, job_name
+from forebay.service.diagnosis import job_name
 from forebay.service.processes import free_port
 
 from .. import forks
 from ..cluster import WorkerProcess
-from ..http.test_cluster import scraped, value
+from ..http.test_cluster import get, scraped, value
 from ..pipelines.compositions import write_save
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, ServerProcess
@@ -47,6 +49,12 @@ def slow_somewhere(split: int) -> Iterator[int]:
     for _ in range(5):
         time.sleep(0.3 if "TEST_IS_SLOW" in os.environ else 0.02)
         yield split
+
+
+def third_fails(split: int) -> Iterator[int]:
+    yield split
+    if split == 3:
+        raise ValueError
 
 
 TRAINER = """
@@ -78,8 +86,33 @@ def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+class Page(NamedTuple):
+    """What an operator reads who has only the dispatcher's page."""
+
+    findings: list[str]
+    plots: dict[str, str]  # what is said of each, by its title
+    lines: list[str]  # of all plots, as SVG's paths
+    lately: str
+
+
+def page(port: int) -> Page:
+    code, text = get(port, "/")
+    assert code == 200
+    plots = re.findall(r'aria-label="(.+?): (.*?)" preserve', html.unescape(text))
+    return Page(
+        [plain(each) for each in re.findall(r'<li class="f-\w+">(.*?)</li>', text, re.DOTALL)],
+        dict(plots),
+        re.findall(r'class="line l\d" d="(.*?)"', text),
+        plain(text.rpartition("Lately")[2]),
+    )
+
+
+def plain(part: str) -> str:
+    return " ".join(html.unescape(re.sub("<.*?>", "", part)).split())
+
+
 def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib.Path) -> None:
-    port = free_port()
+    port, worker_port = free_port(), free_port()
     with contextlib.ExitStack() as stack:
         dispatcher = stack.enter_context(
             DispatcherProcess(
@@ -91,7 +124,9 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         assert doctor(dispatcher)[0] == 0
         assert doctor(dispatcher, "no such job")[0] == 1
         bad = stack.enter_context(WorkerProcess(dispatcher.address, SLOW, **OPTIONS))
-        stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
+        stack.enter_context(WorkerProcess(dispatcher.address, http_port=worker_port, **OPTIONS))
+        skips = service.register_dataset(target, third_fails, splits=range(9), on_error="skip")
+        assert len([*service.read(target, skips, job_name="skips", **SHARED)]) == 9
         of_functions: dict[str, tuple[Callable[[int], Iterator[int]], float]] = {
             "slow trainer": (quick, 0.05),
             "slow worker": (slow_somewhere, 0.0),
@@ -110,28 +145,54 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
 
         def told(severity: str, subject: str, *parts: str) -> bool:
             return any(
-                (one.severity, one.subject) == (severity, subject)
-                and all(part in f"{one.what} {one.advice}" for part in parts)
-                for one in findings(status(dispatcher))
+                one.startswith(f"{severity} {subject}: ")
+                and all(part in one for part in parts)
+                and re.search(r"since \d\d:\d\d:\d\d UTC \(\d", one)
+                for one in page(port).findings
             )
 
+        advice = "What to do: "
         for expected in (
             ("note", "job slow trainer", "they are what is slow"),
-            ("slow", f"worker {bad.address}", "of job slow worker"),
-            ("slow", "job too few workers", "of 2 workers are busy", "start "),
-            ("slow", "job in order", "(cycle_length, now 1)"),
-            ("slow", "job slow source", f"wait for the save {saved}"),
+            ("slow", f"worker {bad.address}", "of job slow worker", f"{advice}see what else its"),
+            ("slow", "job too few workers", "of 2 workers are busy", advice, "start ", "at most "),
+            ("slow", "job in order", advice, "(cycle_length, now 1)"),
+            ("slow", "job slow source", f"wait for the save {saved}", advice),
         ):
             wait_until(told, *expected)
+        wait_until(lambda: all("L" in line for line in page(port).lines))  # over some time
+        plots = page(port).plots
+        assert plots["Workers"].startswith("there 2, wanted ")
+        (wait,) = re.findall(r"elements of workers (\d+)%", plots["Trainers wait for"])
+        assert int(wait) > 50  # those of the source
+        assert re.match(r"made [\d.,]+; the most was ", plots["Rate"])
+        assert {"Buffers", "Consumers", "Journal"} < plots.keys()
         told_of: Any = status(dispatcher)
         loads = told_of["loads"]
-        assert {len(load["waits_for"]) for load in loads} == {4}
-        scrape = scraped(port)
-        (few,) = (job["job_id"] for job in told_of["jobs"] if job_name(job) == "too few workers")
+        assert {len(load["waits_for"]) for load in loads if "waits" in load} == {4}
+        scrape, of_worker = scraped(port), scraped(worker_port)
+        ids = {job_name(job): str(job["job_id"]) for job in told_of["jobs"]}
+        assert value(scrape, "forebay_job_splits_skipped_total", job_id=ids["skips"]) == 1
+        few = {"job_id": ids["too few workers"]}
         for cause in ("workers", "network", "dispatcher", "no_task"):
-            waits = value(scrape, "forebay_job_wait_cause_ratio", job_id=str(few), cause=cause)
+            waits = value(scrape, "forebay_job_wait_cause_ratio", cause=cause, **few)
             assert (waits > 0.05) == (cause == "workers")
-        rates = {load["job_id"]: load["elements_per_s"] for load in loads}
+        assert value(scrape, "forebay_job_busy_workers", **few) > 1
+        assert value(scrape, "forebay_job_wanted_workers", **few) > 2
+
+        def wanted_is_told() -> bool:
+            wanted: Any = status(dispatcher)["wanted_workers"]
+            now, why = scraped(port), (("cause", wanted["cause"]),)
+            return wanted["workers"] == value(now, "forebay_wanted_workers") and (
+                ("forebay_wanted_workers_info", why) in now
+            )
+
+        wait_until(wanted_is_told)
+        at = {"job_id": ids["slow source"], "state": "no_split"}
+        assert value(of_worker, "forebay_worker_task_seconds_total", **at) > 1
+        held = [v for (name, _), v in of_worker.items() if name.endswith("job_buffer_bytes")]
+        assert sum(held) == value(of_worker, "forebay_worker_buffer_bytes") > 0
+        rates = {load["job_id"]: load.get("elements_per_s") for load in loads}
         named = {job_name(job): rates[job["job_id"]] for job in told_of["jobs"]}
         assert named["side by side"] > 2 * named["in order"]  # the advice is true
         assert any(load["bytes_per_s"] for load in loads)
@@ -145,8 +206,18 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
             stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
         wait_until(told, "note", "job too few workers", "they are what is slow")
         bad.kill()
-        lost = "problem", f"worker {bad.address}", "it was given up"
+        lost = "problem", f"worker {bad.address}", "it was given up", f"{advice}see its log"
         wait_until(told, *lost)
+        splits, told_of = 0, status(dispatcher)
+        scrape = scraped(port)
+        for job in told_of["jobs"]:
+            gone = sum(x["lost"] for it in job["iterations"] for x in it["sources"])
+            of_job = {"job_id": str(job["job_id"])}
+            splits += gone
+            assert gone == 0 or value(scrape, "forebay_job_splits_lost_total", **of_job) == gone
+        assert splits > 0
         dispatcher.kill_and_restart()
-        wait_until(told, "note", "dispatcher", "leads in term 2")
+        wait_until(told, "note", "dispatcher", "leads in term 2", f"{advice}the log of the one")
         assert told(*lost)
+        wait_until(lambda: "s after the event before" in page(port).lately)
+        assert "was given up" in page(port).lately

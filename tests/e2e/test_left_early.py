@@ -17,6 +17,7 @@ from tensorflow.data.experimental import service as stock
 from forebay import service
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
+from forebay.service.worker.metrics import COUNTS, PARKED, SHED
 from forebay.service.worker.observer import Observer, Undelivered
 from forebay.service.worker.tasks import WorkerTask
 from forebay.service.worker.worker import Worker
@@ -306,6 +307,10 @@ def test_the_buffers_of_all_abandoned_jobs_share_a_bound(
     workers.wait_until_parked()
     wait_until(lambda: worker.idle.budget.held <= 6 << 20)
     assert workers.observer.shed_elements or workers.observer.unfinished
+    counted: list[Any] = worker.tasks.counts(COUNTS)
+    parked, shed = ([one.value for one in counted if one.family is of] for of in (PARKED, SHED))
+    assert parked == 8 * [1]
+    assert sum(shed) == workers.observer.shed_elements
     wait_until(lambda: not task_threads())
     with service.read(
         dispatcher.target, dataset_id, processing_mode=DYNAMIC, job_name="job 0"

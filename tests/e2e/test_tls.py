@@ -9,12 +9,15 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+import grpc
 import pytest
 import tensorflow as tf
 
 from forebay import service
-from forebay.service.connections.credentials import client_context
+from forebay.service.connections.credentials import NO_TENSORFLOW, client_context
+from forebay.service.connections.grpc_server import connect, metadata_of
 from forebay.service.processes import free_port
+from forebay.service.proto import tf_service_pb2
 
 from .. import certificates
 from ..cluster import WorkerProcess
@@ -107,6 +110,33 @@ def listening(pid: int) -> list[str]:
     return found
 
 
+class Hostile:
+    """A function whose pickle makes a file when it is loaded."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+
+    def __call__(self, split: int) -> list[int]:
+        return [split]
+
+    def __reduce__(self) -> Any:
+        made = f"__import__('pathlib').Path({str(self._path)!r}).touch() or (lambda s: [s])"
+        return eval, (made,)
+
+
+def said_to_stock_peers(address: str, kind: str, own: service.Credentials) -> dict[str, str]:
+    """What each method of tf.data service answers that this server may have."""
+    requests = [n for n in tf_service_pb2.DESCRIPTOR.message_types_by_name if n.endswith("Request")]
+    said = {}
+    with connect(address, credentials=own) as channel:
+        for name in (request.removesuffix("Request") for request in requests):
+            call = channel.unary_unary(f"/tensorflow.data.{kind}Service/{name}", None, None)
+            with pytest.raises(grpc.RpcError) as refused:
+                call(b"", timeout=30, metadata=metadata_of(own))
+            said[name] = str(refused.value.details())
+    return said
+
+
 def command_lines() -> str:
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
@@ -146,7 +176,7 @@ def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
         target = leader.first_line()
         address = target.removeprefix("grpc://")
         worker = started(stack, "worker", TENSORFLOW, FOREBAY_DISPATCHER=address)
-        worker.first_line()
+        worker_address = worker.first_line()
         stack.enter_context(certificates.using(own))
         dataset_id = service.register_dataset(target, tf.data.Dataset.range(100))
         for protocol in ("unix", "tcp", "grpc"):
@@ -174,6 +204,19 @@ def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
         for process in (leader, worker):
             found = listening(process.pid)
             assert len(found) >= 2 and {*found} <= LOOPBACK
+
+        refused = [said_to_stock_peers(address, "Dispatcher", own)]
+        refused.append(said_to_stock_peers(worker_address, "Worker", own))
+        assert [{*said.values()} for said in refused] == [{NO_TENSORFLOW}] * 2
+        assert "GetSplit" in refused[0] and "GetElement" in refused[1]
+
+        touched = tmp_path / "unpickled"
+        hostile = service.register_dataset(target, Hostile(touched), splits=range(3))
+        touched.unlink()  # it was tried out here
+        assert hostile in asked(client)
+        assert not touched.exists()
+        assert sorted(service.read(target, hostile)) == [0, 1, 2]
+        assert touched.exists(), "the worker has loaded it"
 
         old = certificates.token(tmp_path / "old.token", TOKEN)
         certificates.token(pathlib.Path(path), "another-token")

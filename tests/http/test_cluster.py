@@ -9,14 +9,19 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import prometheus_client
 import pytest
 import tensorflow as tf
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay import service
+from forebay.journal.codec import decode
+from forebay.service.client import consumer, heartbeats
 from forebay.service.processes import free_port
+from forebay.storage import open_storage
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..standbys import LEASE_MS, status, wait_until
 from ..stock import DispatcherProcess
@@ -60,7 +65,9 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
     before = service.metrics()
     registry = prometheus_client.CollectorRegistry()
     with contextlib.ExitStack() as stack:
-        dispatcher = stack.enter_context(DispatcherProcess(tmp_path / "j", http_port=port))
+        dispatcher = stack.enter_context(
+            DispatcherProcess(tmp_path / "j", http_port=port, snapshot_events=1)
+        )
         config = service.WorkerConfig(dispatcher.address, http_port=0)
         workers = [stack.enter_context(service.WorkerServer(config)) for _ in range(2)]
         dataset_id = service.register_dataset(
@@ -84,7 +91,7 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
         returned = value(series, "forebay_job_splits_returned_total", **of_job)
         assert leased - returned == source["begun"] == ELEMENTS
         assert value(series, "forebay_journal_sequence") == told["sequence"]
-        assert value(series, "forebay_journal_replay_events") == told["sequence"]
+        wait_until(knows_the_snapshot, port, tmp_path / "j")
         assert value(series, "forebay_dispatcher_term") == told["term"] == 1
         assert value(series, "forebay_dispatcher_leases") == told["leases"] == 0
         assert value(series, "forebay_dispatcher_workers", state="ready") == 2
@@ -112,36 +119,81 @@ def test_what_is_scraped_is_what_was_read(tmp_path: pathlib.Path) -> None:
         waited = sum(after["wait_seconds"].values()) - sum(before["wait_seconds"].values())
         assert 0 < waited <= after["seconds"] - before["seconds"]
 
+        again = service.read(
+            dispatcher.target, dataset_id, delivery="at_least_once", bundle_splits=ELEMENTS // 10
+        )
+        assert sum(1 for _ in again) == ELEMENTS // 2
+        bundles = [v for (name, _), v in scraped(port).items() if "_bundles_" in name]
+        assert bundles == [10, 10]  # claimed and done
+
         assert get(workers[0].http_address, "/readyz") == (200, "ok\n")
         assert get(workers[0].http_address, "/healthz") == (200, "ok\n")
         address = workers[0].http_address
         workers[0].stop()
         with pytest.raises(OSError):
             get(address, "/healthz")
+        dispatcher.kill_and_restart()
+        wait_until(knows_the_snapshot, port, tmp_path / "j")
 
 
-def test_a_wait_has_its_cause(tmp_path: pathlib.Path) -> None:
+def knows_the_snapshot(port: int, journal: pathlib.Path) -> bool:
+    """Whether what is said of the newest snapshot is what the journal's files say."""
+    series = scraped(port)
+    storage = open_storage(str(journal))
+    newest, snapshot = int(value(series, "forebay_journal_sequence")), max(storage.snapshots())
+    until_ms, from_ms = (
+        decode(record.sequence, record.data).time_ms
+        for record in (next(iter(storage.read(number - 1))) for number in (newest, snapshot))
+    )
+    storage.close()
+    said = (series.get((f"forebay_journal_{name}", ())) for name in
+            ("replay_events", "snapshot_age_seconds"))  # fmt: skip
+    return [*said] == [newest - snapshot, (until_ms - from_ms) / 1000]
+
+
+def test_a_wait_has_its_cause(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (consumer, heartbeats):  # after two of them, the dispatcher counts as away
+        monkeypatch.setattr(module, "HEARTBEAT_S", 0.25)
+
     def waited(cause: str) -> float:
         seconds: float = service.metrics()["wait_seconds"][cause]
         return seconds
 
-    with DispatcherProcess(tmp_path / "j") as dispatcher:
+    port = free_port()
+    with DispatcherProcess(tmp_path / "j", http_port=port) as dispatcher:
         dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(1 << 40))
-        elements = service.read(dispatcher.target, dataset_id, data_transfer_protocol="tcp")
+        elements = service.read(
+            dispatcher.target,
+            dataset_id,
+            processing_mode="distributed_epoch",
+            data_transfer_protocol="tcp",
+        )
         got = threading.Semaphore(0)
 
         def read() -> None:
             for _ in elements:
                 got.release()
 
-        before = {cause: waited(cause) for cause in ("no_task", "network")}
+        before = {cause: waited(cause) for cause in ("no_task", "network", "dispatcher")}
         reader = threading.Thread(target=read)
         reader.start()
         wait_until(lambda: waited("no_task") > before["no_task"])
+        dispatcher.kill()
+        wait_until(lambda: waited("dispatcher") > before["dispatcher"])
+        dispatcher.restart()
         with WorkerProcess(dispatcher.address) as worker:
             got.acquire()
             worker.kill()
         wait_until(lambda: waited("network") > before["network"])
+
+        def lost() -> int:
+            told: Any = status(dispatcher)
+            (iteration,) = told["jobs"][0]["iterations"]
+            return sum(source["lost"] for source in iteration["sources"])
+
+        wait_until(lambda: lost() > 0)
+        (splits,) = (v for (name, _), v in scraped(port).items() if "splits_lost_total" in name)
+        assert splits == lost()
         with WorkerProcess(dispatcher.address):
             elements.leave()  # with the next element
             reader.join()
@@ -160,6 +212,10 @@ def test_a_draining_worker_works_and_is_not_ready(tmp_path: pathlib.Path) -> Non
             # More waits there than goes to the reader, so the worker drains until that leaves.
             held = "forebay_worker_buffer_bytes"
             wait_until(lambda: value(scraped(worker.http_address), held) > 6 * LARGE)
+            told: Any = status(dispatcher)
+            at = {"job_id": str(told["jobs"][0]["job_id"]), "state": "backpressured"}
+            spent = "forebay_worker_task_seconds_total"
+            wait_until(lambda: value(scraped(worker.http_address), spent, **at) > 0)
             drain = threading.Thread(target=worker.stop, kwargs={"drain": True})
             drain.start()
             wait_until(lambda: get(worker.http_address, "/readyz") == (503, "drains\n"))
@@ -212,6 +268,15 @@ def test_readiness_follows_the_leader_while_both_are_scraped(
         wait_until(lambda: ready(ports[1])[1] == f"stands by, leader {pair[0].address}\n")
         assert ready(ports[1])[0] == 503
         assert get(ports[1], "/healthz")[0] == 200
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError, match="stands by"):
+                status(pair[1])
+        assert value(scraped(ports[1]), "forebay_dispatcher_refused_requests_total") == 2
+        third = ["-m", "forebay.service.cli", "dispatcher", "--http-port", str(ports[0])]
+        refused = forks.run(third, 60, forks.DISPATCHER)
+        assert refused.returncode == 1
+        assert f"--http-port: cannot listen on 127.0.0.1:{ports[0]}: it is in" in refused.stderr
+        assert ready(ports[0]) == (200, "ok\n")
         with scraping(ports, answers):
             pair[0].kill()
             wait_until(lambda: ready(ports[1]) == (200, "ok\n"))

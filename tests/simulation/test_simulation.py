@@ -1,4 +1,4 @@
-"""A thousand seeds of the simulation, the seeds that found something, and proof that it can."""
+"""A thousand seeds of each way to read, the seeds that found something, and proof that it can."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ FOUND_IN_ORDER = {
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_promise_is_broken(first: int) -> None:
+@pytest.mark.parametrize("mode", ["", "ordered", "claimed"])  # "": the seed draws one
+def test_no_promise_is_broken(mode: str, first: int) -> None:
     with simulated():
         for seed in range(first, first + CHUNK):
-            check(seed)
+            check(seed, mode=mode)
 
 
 @pytest.mark.parametrize("first", range(0, 2 * CHUNK, CHUNK))

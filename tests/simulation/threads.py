@@ -50,7 +50,8 @@ class WaitingRoom:
             kernel().wake(thread)
 
     def notify_all(self) -> None:
-        self.notify(len(self._threads))
+        if self._threads:
+            self.notify(len(self._threads))
 
 
 class Lock:
@@ -80,13 +81,13 @@ class Lock:
         if not self._locked:
             raise RuntimeError("release unlocked lock")
         self._locked = False
-        self._room.notify()
+        if self._room:
+            self._room.notify()
 
     def locked(self) -> bool:
         return self._locked
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         if self._locked or not kernel().over:
@@ -125,8 +126,7 @@ class RLock:
         self._lock.acquire()
         self._owner, self._count = kernel().current, count
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         if self._count or not kernel().over:
@@ -226,8 +226,7 @@ class Semaphore:
         self._value += n
         self._room.notify(n)
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -357,9 +356,9 @@ def _native_id() -> int:
 
 
 def _monotonic() -> float:
-    current = kernel().current
-    offset = current.process.monotonic_offset_s if current is not None else 0.0
-    return kernel().now + offset
+    this = kernel()
+    current = this.current
+    return this.now if current is None else this.now + current.process.monotonic_offset_s
 
 
 def _wall() -> float:
