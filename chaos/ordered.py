@@ -37,7 +37,7 @@ FIRST_GROUP = OrderedGroup(number=1, consumers=2, batch_size=GLOBAL_BATCH // 2)
 STEP_S = 0.05
 """What a trainer works on each batch."""
 
-SAVES = 0.05
+SAVES = 0.1
 """The fraction of steps after which a trainer saves its state."""
 
 OLDER = 10
@@ -127,15 +127,12 @@ def _beginning(
     """One of the ways to begin there: arguments of the read, or a state to load."""
     of_step = group.consumers * group.batch_size
     epoch, offset = divmod(position, elements)
-    ways: list[tuple[dict[str, int], dict[str, Any] | None]] = [
-        ({"start_position": position}, None)
-    ]
+    if state is not None and state["step"] == of_step and random.random() < 0.6:
+        return {}, state
+    ways = [{"start_position": position}]
     if offset % of_step == 0:
-        start_step = epoch * -(-elements // of_step) + offset // of_step
-        ways.append(({"start_step": start_step}, None))
-    if state is not None and state["step"] == of_step:
-        ways.append(({}, state))
-    return random.choice(ways)
+        ways.append({"start_step": epoch * -(-elements // of_step) + offset // of_step})
+    return random.choice(ways), None
 
 
 def steps(records: Iterable[Record]) -> Iterator[tuple[OrderedGroup, OrderedStep]]:
@@ -167,7 +164,7 @@ def next_group(
     ]
     states = sorted([(group.position, group.state), *states], key=lambda saved: saved[0])
     position, state = random.choice(states[-OLDER:])
-    batch_size = random.choice([GLOBAL_BATCH // consumers, OTHER_BATCH])
+    batch_size = random.choice([*[GLOBAL_BATCH // consumers] * 3, OTHER_BATCH])
     return OrderedGroup(group.number + 1, consumers, batch_size, position, state)
 
 
