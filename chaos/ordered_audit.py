@@ -3,8 +3,9 @@
 A trainer that begins at a position must be given its batches of what follows, to the epoch's end:
 nothing else, nothing twice, nothing late. The order is computed by service/order.py. Independent of
 that, no two trainers may ever have had different elements at one position, every position that all
-trainers of a group have passed must have come, and each whole epoch has each element once. This is
-pure, as the audit is.
+trainers of a group have passed must have come, and each whole epoch has each element once. The
+journal has nothing of an ordered read but who joined, and no fault excuses anything. This is pure,
+as the audit is.
 """
 
 from __future__ import annotations
