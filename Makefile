@@ -32,6 +32,7 @@ test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among 
 test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
 	@scripts/tool kubernetes-client kubectl kustomize deploy/kubernetes/gke # 1.32 can, 1.20 can't
 	@scripts/tool haproxy haproxy -v
+	@scripts/tool systemd systemd-analyze --version
 	@scripts/redis
 	@scripts/postgres
 	@scripts/tool prometheus promtool --version

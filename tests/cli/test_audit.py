@@ -21,9 +21,10 @@ from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
-from forebay.service.cli.audit import _claimed, _Ordered, _replayed
+from forebay.service.cli.audit import _claimed, _Ordered, _replayed, _unordered
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.core import commands as c
 from forebay.service.core.encoding import encode_state
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound
 from forebay.service.proto import forebay_pb2 as pb
@@ -352,6 +353,45 @@ def test_elements_that_may_have_come_twice_are_listed() -> None:
     assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other
     assert "of 1 bundles, elements behind the cursor may have come twice" in said["promise"]
     assert [reader["claimed"] for reader in said["readers"]] == [1, 1]
+
+
+def test_a_promise_that_did_not_hold_is_named() -> None:
+    given = Followed()
+    job_id = given.state.iterations[given.join(0, of=1).iteration_id].job_id
+    for checksum in (7, 6):
+        given.when(c.CheckBundles(job_id=job_id, bundles=(3,), checksums=(checksum,)))
+    given.histories.follow_end(given.state)
+    history = given.histories.jobs[job_id]
+    promise = _Ordered(given.histories, history, None).overview()["promise"]
+    assert promise.startswith("did not hold: ") and "3 of epoch" in promise
+
+    given = Followed()
+    given.iteration("j")
+    history = given.history
+    assert _unordered(given.state, history)["promise"].startswith("at most once held")
+    history.leased_twice.append(ev.SplitsLeased(first=4, count=2))
+    assert _unordered(given.state, history)["promise"] == (
+        "broken: 1 leases are of splits that were given out before, the first one of splits 4 … 5"
+    )
+
+
+def test_the_journal_shows_claims_as_of_an_event(reads: Reads) -> None:
+    log = forebay("journal", "show", reads.journal, "--json").stdout.splitlines()
+    events = [json.loads(line) for line in log]
+    claimed = next(e for e in events if "bundles_claimed" in json.dumps(e))
+    at = claimed["sequence"]
+    shown = forebay("journal", "show", reads.journal, "--at", at, "--json").stdout
+    (claims,) = [found for found in in_all(json.loads(shown), "claims") if found]
+    assert (claims["bundles"], claims["done"]) == (5, 0) and claims["unclaimed"] < 5
+
+
+def in_all(said: Any, key: str) -> Iterator[Any]:
+    """The values of that key, anywhere in what was said."""
+    for name, value in said.items() if isinstance(said, dict) else enumerate(said):
+        if name == key:
+            yield value
+        elif isinstance(value, dict | list):
+            yield from in_all(value, key)
 
 
 def test_steps_are_of_ordered_reads(reads: Reads) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -70,6 +71,21 @@ def test_an_overlay_is_what_kubernetes_takes(overlay: str, secrets: tuple[Object
             wanted = selector.get("matchLabels", selector)
             assert any(wanted.items() <= have.items() for have in labels), o["metadata"]
     for one, spec, container in pods(objects):
+        own = one["spec"]["template"]["metadata"]["labels"]
+        about = [o for o in objects if selects(o, own)]
+        is_redis = container["name"] == "redis"  # one pod: a budget would hold up its eviction
+        budgets = [o for o in about if o["kind"] == "PodDisruptionBudget"]
+        assert len(budgets) == (not is_redis)
+        policies = [o["spec"] for o in about if o["kind"] == "NetworkPolicy"]
+        let_in = [rule for policy in policies for rule in policy.get("ingress", [])]
+        assert {"Ingress"} in [{*policy["policyTypes"]} for policy in policies]  # no others
+        assert all(rule["from"] for rule in let_in)
+        assert {p["port"] for rule in let_in for p in rule["ports"]} <= {
+            p["name"] for p in container["ports"]
+        }
+        spreads = spec.get("topologySpreadConstraints", [])
+        assert bool(spreads) != is_redis
+        assert all(s["labelSelector"]["matchLabels"].items() <= own.items() for s in spreads)
         env = {e["name"]: e for e in container.get("env", [])}
         for volume in spec.get("volumes", []):
             if "secret" in volume:
@@ -109,6 +125,13 @@ def test_an_overlay_is_what_kubernetes_takes(overlay: str, secrets: tuple[Object
             assert ports == {"data": env["FOREBAY_DATA_PORT"]["value"]} if ports else True
 
 
+def selects(one: Object, labels: dict[str, str]) -> bool:
+    """Whether a budget or a policy is about pods with these labels."""
+    spec = one.get("spec", {})
+    selector = spec.get("podSelector", spec.get("selector", {}))
+    return bool(selector.get("matchLabels", {}).items() <= labels.items())
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_worker_has_the_time_to_drain(overlay: str) -> None:
     worker = named(rendered(overlay), "StatefulSet", "forebay-worker")["spec"]["template"]["spec"]
@@ -128,6 +151,28 @@ def test_standbys_hold_up_neither_rollouts_nor_evictions() -> None:
     assert named(rendered("redis"), "Service", "forebay-dispatchers")["spec"][
         "publishNotReadyAddresses"
     ]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_unit_is_what_systemd_takes(tmp_path: pathlib.Path, name: str) -> None:
+    units = DEPLOY / "systemd"
+    unit = (units / f"{name}.service").read_text()
+    file = tmp_path / f"{name}.service"
+    file.write_text(unit.replace("/opt/forebay/bin/forebay", sys.executable))
+    drop_in = tmp_path / f"{name}.service.d" / "tls.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text((units / "tls.conf").read_text())
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", file],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, str(tmp_path) in done.stderr) == (0, False), done.stderr
+    text = (ROOT / "docs/operations.md").read_text()
+    title = name.removeprefix("forebay-")
+    shown, *_ = re.findall(rf"^# {title}\.env\n(.*?)(?:\n\n|^```)", text, re.DOTALL | re.MULTILINE)
+    assert "FOREBAY_HOST" in shown
+    check_options(name, re.findall(r"FOREBAY_\w+", unit + drop_in.read_text() + shown))
 
 
 def test_compose_is_what_its_schema_takes() -> None:
