@@ -24,7 +24,7 @@ import msgspec
 
 from .excuses import EPOCH_LEFT, EPOCH_PAUSED, HANDED_BACK_TO_NOBODY, Excuses, Visit
 from .history import Epoch, History, LeasedSplits, listed
-from .members import Life
+from .members import TRAINERS, Life
 from .partitions import Partition
 from .records import Got, Joined, Left, ReadToEnd, Record, Started
 
@@ -271,7 +271,7 @@ class _Audit:
         for life in self._lives.values():
             if life.name in cut_off and not life.stuck:
                 continue
-            if life.role in ("worker", "trainer", "claimer", "crowd") and life.ended_by_itself:
+            if life.role in ("worker", *TRAINERS, "crowd") and life.ended_by_itself:
                 self._broken(f"{life.name} ended by itself, with {life.code}")
             elif life.stopped_badly:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"

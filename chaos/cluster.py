@@ -22,7 +22,8 @@ from . import crowd, postgres
 from .authority import Authority
 from .dataset import ELEMENT_BYTES
 from .hosts import LOOPBACK, Host, Network
-from .members import Life, Member
+from .members import TRAINERS, Life, Member
+from .ordered import FIRST_GROUP, MOST_CONSUMERS, OrderedTask, next_group
 from .partitions import Partition
 from .plan import host_names
 from .proxy import Proxies
@@ -86,6 +87,7 @@ class Options(msgspec.Struct, frozen=True):
             "worker": self.workers,
             "trainer": self.trainers,
             "claimer": CLAIMERS,
+            "ordered": MOST_CONSUMERS,
             "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "postgres": {"postgres": 1}, "files": {"storage": 1}}
@@ -119,6 +121,7 @@ class Cluster:
         self.members: dict[str, list[Member]] = {}
         self.records = RecordFiles(directory, self.members)
         self.storage = self._make_storage()
+        self.group = FIRST_GROUP
         self._ports = [free_port() for _ in range(options.dispatchers)]
         self.addresses = [self._proxy(f"dispatcher{n}", port) for n, port in enumerate(self._ports)]
         self.service = ",".join(self.addresses)
@@ -251,6 +254,22 @@ class Cluster:
 
         return command
 
+    def _ordered(self, number: int, dataset_id: str) -> Callable[[str], list[str]]:
+        def command(name: str) -> list[str]:
+            task = OrderedTask(
+                name=name,
+                service=self.service,
+                dataset_id=dataset_id,
+                elements=self._options.elements,
+                index=number,
+                group=self.group,
+                records=str(self.records.path_of("ordered", number)),
+                stop=str(self._stop),
+            )
+            return forebay("chaos.ordered", msgspec.json.encode(task).decode())
+
+        return command
+
     def _crowd(
         self, dataset_id: str, endless_id: str, python_id: str
     ) -> Callable[[str], list[str]]:
@@ -290,6 +309,8 @@ class Cluster:
         for role, read_id in (("trainer", dataset_id), ("claimer", claimed_id)):
             command = partial(self._trainer, role, dataset_id=read_id)
             self._add(role, self._options.members[role], command)
+        self._add("ordered", MOST_CONSUMERS, partial(self._ordered, dataset_id=claimed_id))
+        self._hold_others()
         self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
         self.members["crowd"][0].retired = True  # only a "start" fault starts it
         for member in self.readers():
@@ -297,11 +318,26 @@ class Cluster:
         self.wait(self._everybody_reads, START_S, starting=True)
 
     def _everybody_reads(self) -> bool:
-        return all(b'"got"' in self.records.content(member) for member in self.readers())
+        return all(b'"ids"' in self.records.content(member) for member in self.readers())
 
     def readers(self) -> list[Member]:
-        """The trainers, with those that read at least once."""
-        return [*self.members["trainer"], *self.members["claimer"]]
+        """The trainers of all kinds; those that read in order as far as they are in the group."""
+        return [m for role in TRAINERS for m in self.members[role] if not m.held]
+
+    def begin_group(self, consumers: int) -> None:
+        """End all trainers that read in order, and begin again with so many."""
+        for member in self.members["ordered"]:
+            member.kill()
+        self.group = next_group(self.group, consumers, self.records.of_trainers("ordered"))
+        self._hold_others()
+        for member in self.readers():
+            if not member.running and member.role == "ordered":
+                member.start()
+
+    def _hold_others(self) -> None:
+        """Keep those that are not in the group from being started."""
+        for member in self.members["ordered"]:
+            member.held = member.number >= self.group.consumers
 
     def wait(
         self, condition: Callable[[], bool], timeout_s: float, *, starting: bool = False

@@ -5,6 +5,8 @@ terminate   SIGTERM: a worker drains, a trainer is preempted
 pause       SIGSTOP, and SIGCONT a while later
 cut         its connections are reset; a trainer's include those to workers
 start       a crowd comes: many readers, for a short while (crowd.py)
+re-form     all trainers that read in order are killed, and so many as the fault's number says and
+            one begin together, at a saved position that all had passed (ordered.py)
 leave       all trainers leave their epoch at once, and continue with the next
 stall       its connections stay, but pass nothing for a while
 mute        requests reach it, but answers are lost; a while later, all connections are reset
@@ -29,7 +31,7 @@ import msgspec
 from .cluster import LEADS, START_S, Cluster
 from .members import Member
 from .plan import PARTED, Fault
-from .records import Joined, Started, read_records
+from .records import Joined, OrderedStep, Started, read_records
 
 KNOWN_S = 20.0
 """How long to wait until all members know the journal, before it may go away: a member that joins
@@ -74,7 +76,7 @@ class Faults:
             return
         member = self._members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
-        able = {"kill": member.running, "start": not member.running}.get(
+        able = {"kill": member.running, "start": not member.running, "re-form": True}.get(
             fault.action, member.undisturbed
         )
         at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
@@ -89,7 +91,9 @@ class Faults:
                 member.terminate()
             case _, "pause":
                 member.pause(fault.lasts_s)
-            case "trainer" | "claimer", "cut":
+            case "ordered", "re-form":
+                self._cluster.begin_group(fault.number + 1)
+            case "trainer" | "claimer" | "ordered", "cut":
                 able = self._signal(member, signal.SIGUSR1)
             case "trainer", "leave":
                 # All of them, because the others would finish an epoch that one leaves.
@@ -160,7 +164,7 @@ class Faults:
         for record in read_records(self._cluster.records.path_of(member.role, member.number)):
             if isinstance(record, Started):
                 started = record.name
-            elif isinstance(record, Joined):
+            elif isinstance(record, Joined | OrderedStep):
                 joined = started
         return joined == member.life.name
 

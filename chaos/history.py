@@ -65,6 +65,8 @@ class History:
     """When the failure detector removed a consumer for its silence, by consumer."""
     claims: dict[int, dict[int, int]] = field(default_factory=dict)
     """The first element of each claim, by consumer and place."""
+    members: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The index in the group, and when it joined, ms: by consumer of an ordered read."""
 
     def leader_at(self, time_ms: int) -> str:
         """The leader's address at that time; "" before the first leader."""
@@ -129,6 +131,8 @@ class _Fold:
             case "consumer_joined":
                 joined = event.consumer_joined
                 self._iteration_of[joined.consumer_id] = joined.iteration_id
+                if joined.HasField("member"):
+                    history.members[joined.consumer_id] = joined.member.index, event.time_ms
             case "consumer_left":
                 gone = event.consumer_left
                 history.left[gone.consumer_id] = gone.reason

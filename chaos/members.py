@@ -12,6 +12,9 @@ import msgspec
 from ..service.processes import DROPPED, ChildProcess, tail
 from .hosts import LOOPBACK, Host
 
+TRAINERS = ("trainer", "claimer", "ordered")
+"""The roles of trainers."""
+
 RESTART_S = 0.3
 """The delay before the restart of a process, like RestartSec= of a unit."""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from .audit import Verdict
 from .history import History, listed
-from .members import Life
+from .members import TRAINERS, Life
 from .modes import STEPS, job_of
 from .partitions import Partition
 from .records import Got, Joined, ReadToEnd, Record
@@ -158,7 +158,7 @@ def _was_hit(lives: Mapping[str, Life], since_s: float, until_s: float) -> bool:
     moments = [
         at_s
         for life in lives.values()
-        if life.role not in ("trainer", "claimer")
+        if life.role not in TRAINERS
         for at_s in (life.killed_s, life.terminated_s, *(b for pause in life.pauses for b in pause))
     ]
     return any(at_s is not None and since_s <= at_s <= until_s for at_s in moments)

@@ -26,6 +26,7 @@ WEIGHTS: dict[str, dict[str, int]] = {
     "worker": {"kill": 3, "terminate": 2, "pause": 2},
     "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2, "leave": 2},
     "claimer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 1},
+    "ordered": {"kill": 2, "pause": 1, "cut": 1, "re-form": 2},
     **{
         server: {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1}
         for server in ("redis", "postgres")
@@ -40,6 +41,7 @@ PARTITIONS: dict[str, dict[str, int]] = {
     "worker": {"isolate": 2, "deafen": 1},
     "trainer": {"isolate": 1, "deafen": 1},
     "claimer": {"isolate": 1},
+    "ordered": {"isolate": 1},
     **{server: {"isolate": 1, "deafen": 1} for server in ("redis", "postgres")},
     "network": {"split": 2, "sever": 2},
 }

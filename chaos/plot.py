@@ -9,8 +9,9 @@ from ..service.errors import ForebayError
 from .report import ChaosReport
 
 COLOURS = {"dispatcher": "tab:red", "worker": "tab:blue", "trainer": "tab:green",
-           "claimer": "tab:olive", "redis": "tab:purple", "postgres": "tab:purple",
-           "storage": "tab:brown", "crowd": "tab:orange", "network": "tab:cyan"}  # fmt: skip
+           "claimer": "tab:olive", "ordered": "tab:pink", "redis": "tab:purple",
+           "postgres": "tab:purple", "storage": "tab:brown", "crowd": "tab:orange",
+           "network": "tab:cyan"}  # fmt: skip
 LINES: dict[str, Any] = {"kill": "-", "terminate": "--", "pause": "-.", "start": "-"}
 CONNECTIONS: Any = ":"  # faults of connections
 

@@ -24,16 +24,17 @@ class RecordFiles:
         return self._members["crowd"][0].lives
 
     def path_of(self, role: str, number: int) -> pathlib.Path:
-        """The file of a trainer, or of a claimer."""
+        """The file of a trainer, of any kind."""
         return self._directory / f"{role}{number}.records"
 
     def content(self, reader: Member) -> bytes:
-        """What a trainer or claimer has written so far."""
+        """What a trainer of any kind has written so far."""
         path = self.path_of(reader.role, reader.number)
         return path.read_bytes() if path.exists() else b""
 
     def of_trainers(self, role: str = "trainer") -> list[list[Record]]:
-        """Each trainer's records so far; with the role "claimer", those that read at least once."""
+        """Each trainer's records so far; with the role "claimer", those that read at least once,
+        and with "ordered", those that read in order."""
         paths = [self.path_of(role, member.number) for member in self._members[role]]
         return [list(read_records(path)) for path in paths]
 

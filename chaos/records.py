@@ -64,7 +64,37 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     for_good: bool
 
 
-Record = Started | Joined | Got | Worked | ReadToEnd | Left
+class OrderedGroup(msgspec.Struct, frozen=True):
+    """The trainers that read in order together, until all are ended and another group begins."""
+
+    number: int  # from 1
+    consumers: int
+    batch_size: int  # of each
+    position: int = 0  # where it begins
+    state: dict[str, Any] | None = None  # that was saved there
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """An ordered trainer begins to read an epoch, or the rest of it, at this position."""
+
+    at_s: float
+    group: OrderedGroup
+    position: int
+
+
+class OrderedStep(msgspec.Struct, frozen=True, tag="step"):
+    """An ordered trainer got its batch of the next step; without ids, the epoch's end. `position`
+    is behind the step. `state` was saved there.
+    """
+
+    at_s: float
+    position: int
+    ids: list[int]
+    damaged: list[int] = []
+    state: dict[str, Any] | None = None
+
+
+Record = Started | Joined | Got | Worked | ReadToEnd | Left | Began | OrderedStep
 
 _decode = msgspec.json.Decoder(Record).decode
 

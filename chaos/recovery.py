@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from .faults import DoneFault
+from .members import TRAINERS
 from .records import Got, Record, Started, Worked
 
 WINDOW_S = 3.0
@@ -126,7 +127,7 @@ def waits_by_kind(
 def _stops_others(kind: str, done: DoneFault) -> bool:
     """Whether trainers that it does not hit may have to wait while it lasts: it hits neither a
     trainer nor a standby dispatcher."""
-    of_one = done.fault.role in ("trainer", "claimer") or kind.endswith(" standby")
+    of_one = done.fault.role in TRAINERS or kind.endswith(" standby")
     return done.until_s > done.at_s and not of_one
 
 

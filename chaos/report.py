@@ -23,6 +23,8 @@ from .function import SPLIT_ELEMENTS
 from .history import History, read_history
 from .modes import EACH, MODES
 from .modes_audit import check_modes, check_saved
+from .ordered_audit import check_order
+from .ordered_audit import consumers as members
 from .partitions import Partition, failed_cut_off
 from .recovery import Waits, deliveries, throughput, waits_by_kind
 from .trainer import JOB
@@ -49,6 +51,7 @@ class ChaosReport(msgspec.Struct):
     ended_by_themselves: list[str]  # processes, with the end of their logs
     verdict: Verdict  # of the trainers, and all broken promises
     claims: Verdict  # of the trainers that read at least once
+    ordered: Verdict  # of the trainers that read in order
     crowds: dict[str, Verdict]  # by process
     modes: dict[str, Verdict]  # of the crowds' readers in other modes, by process
     saves: dict[str, Verdict]  # of the crowds' saves, by process
@@ -80,7 +83,7 @@ def judge(
         storage.close()
     records, lives, partitions = cluster.records.of_trainers(), cluster.lives, cluster.partitions
     wall_s = time.time() - time.monotonic()
-    consumers = cluster.records.consumers()
+    consumers = cluster.records.consumers() | members(history, lives.values(), wall_s)
     failed = (life for life in lives.values() if life.code and life.killed_s is None)
     hosts = {life.name: life.host for life in failed}
     cut_off = failed_cut_off(history, consumers, hosts, partitions, wall_s)
@@ -99,6 +102,7 @@ def judge(
     claims = check_claims(
         history, cluster.records.of_trainers("claimer"), elements=options.elements
     )
+    ordered = check_order(cluster.records.of_trainers("ordered"), elements=options.elements)
     crowds = {
         name: check_crowd(
             history,
@@ -124,7 +128,7 @@ def judge(
         saves = {name: check_saved(name, saved.get(name), name in cut_off) for name in modes}
     except ValueError as error:
         saves = {"all": Verdict([str(error)])}
-    found = [claims, *crowds.values(), *modes.values(), *saves.values()]
+    found = [claims, ordered, *crowds.values(), *modes.values(), *saves.values()]
     verdict.broken += [promise for crowd in found for promise in crowd.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
     if elsewhere:
@@ -153,6 +157,7 @@ def judge(
         ],
         verdict=verdict,
         claims=claims,
+        ordered=ordered,
         crowds=crowds,
         modes=modes,
         saves=saves,
@@ -223,6 +228,12 @@ def render(report: ChaosReport) -> Any:
         "at least once",
         f"{claims.epochs} epochs of {options.elements} elements; delivered {claims.delivered}, "
         f"{claims.twice} of them again, {claims.lost_unexplained} lost",
+    )
+    ordered = report.ordered
+    found.add_row(
+        "in order",
+        f"{ordered.epochs} epochs of {options.elements} elements; delivered {ordered.delivered}, "
+        f"{ordered.twice} of them again, {ordered.lost_unexplained} lost",
     )
     if report.crowds:
         found.add_row("crowds", _crowds(report.crowds))

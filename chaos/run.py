@@ -10,6 +10,7 @@ from ..service.errors import InvalidArgument
 from ..storage import open_storage
 from .cluster import SETTLE_S, Cluster, Options
 from .faults import Faults
+from .members import TRAINERS
 from .plan import Fault, make_plan
 from .report import ChaosReport, judge
 
@@ -43,7 +44,7 @@ def run_chaos(options: Options, directory: Path, tell: Tell = lambda _: None) ->
         ended_s = time.monotonic()
         tell("settling")
         settled = cluster.settle()
-        for role in ("trainer", "claimer", "worker", "dispatcher"):
+        for role in (*TRAINERS, "worker", "dispatcher"):
             cluster.stop(role)
         report = judge(cluster, faults, options, began_s, ended_s)
         if not settled:

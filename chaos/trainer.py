@@ -157,7 +157,7 @@ def _ignore_others() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _cut_connections(*_: Any) -> None:
+def cut_connections(*_: Any) -> None:
     """Close all connections as a network failure would: both ends see them closed."""
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -168,7 +168,7 @@ def _cut_connections(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, _cut_connections)
+    signal.signal(signal.SIGUSR1, cut_connections)
     for number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, _leave)
     main(msgspec.json.decode(sys.argv[1], type=TrainerTask))

@@ -47,7 +47,8 @@ ASK_AGAIN_S = 1.0
 
 
 GROUP_S = 20.0
-"""How long a consumer of an ordered read waits for others that its group cannot have."""
+"""How long a consumer of an ordered read waits for others that its group cannot have: from when
+the dispatcher answers without a failure, since a new one needs time to learn who is gone."""
 
 ASK_GROUP_S = 0.2
 
@@ -57,15 +58,19 @@ Answer = TypeVar("Answer")
 
 
 def fetch_dataset(
-    service: str | tuple[str, str], dataset_id: str, job_name: str | None = None
+    service: str | tuple[str, str],
+    dataset_id: str,
+    job_name: str | None = None,
+    known: pb.JournalPosition | None = None,
 ) -> pb.GetDatasetResponse:
     """The registered definition without the graph, and how many epochs of the job are over.
 
-    `job_name` is the job's whole name.
+    `job_name` is the job's whole name. No dispatcher with another journal than the `known` one
+    answers.
 
     Raises NotFound, Unavailable.
     """
-    with DispatcherClient(service) as client:
+    with DispatcherClient(service, known) as client:
         return client.get_dataset(
             dataset_id, with_graph=False, job_name=job_name, patience_s=PATIENCE_S
         )
@@ -123,7 +128,7 @@ class Reader:
         a finite dataset, raises InvalidArgument with a cache, and FailedPrecondition for a
         coordinated read.
         """
-        dataset = fetch_dataset(self.service, self.dataset_id, self._job_name)
+        dataset = fetch_dataset(self.service, self.dataset_id, self._job_name, self._known)
         self.epochs_over = dataset.epochs_over
         definition = dataset.definition
         if self.how.ordered is not None:
@@ -228,7 +233,7 @@ class Reader:
                 epoch=epoch, consumer_index=index, member=member, **how
             )
             call = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
-            return (yield from self._answered(call, nothing))
+            return (yield from self._answered(dispatcher, call, nothing))
 
         try:
             joined = yield from ask(job=job)
@@ -275,7 +280,7 @@ class Reader:
         definitions = []
         for each in (self.dataset_id, dataset_id):
             ask = partial(_dataset, dispatcher, each)
-            definitions.append((yield from self._answered(ask, nothing)).definition)
+            definitions.append((yield from self._answered(dispatcher, ask, nothing)).definition)
         mine, theirs = definitions
         if self.how.ordered is not None and (
             content_fingerprint(mine) != content_fingerprint(theirs)
@@ -293,18 +298,18 @@ class Reader:
             )
 
     def _answered(
-        self, ask: Callable[..., Answer], nothing: Block | None
+        self, dispatcher: DispatcherClient, ask: Callable[..., Answer], nothing: Block | None
     ) -> Generator[Block, None, Answer]:
         """Retries `ask` until a dispatcher answers, and returns the answer. Yields `nothing`, if
         given, after each attempt. Raises _ToStop."""
         asked = False
         waits = False
-        give_up_s = time.monotonic() + GROUP_S
+        begun_s = time.monotonic()
         while True:
             try:
                 return ask(patience_s=ASK_AGAIN_S, again=asked)
             except AlreadyExists as error:  # a consumer that was just killed counts as there
-                if time.monotonic() >= give_up_s:
+                if time.monotonic() >= max(begun_s, dispatcher.failed_s) + GROUP_S:
                     raise
                 if not waits:
                     log.warning("cannot begin to read dataset %s yet: %s", self.dataset_id, error)

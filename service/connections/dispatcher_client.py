@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import re
 import threading
 import time
@@ -125,6 +126,7 @@ class DispatcherClient:
         self._credentials = credentials or own_credentials()
         self._answered = False  # whether a dispatcher ever has
         self._membership = tuple(self.addresses), self._credentials
+        self.failed_s = -math.inf  # when none has answered for the last time, CLOCK_MONOTONIC
         self._probe_at = 0.0
         self._fault, self._found = "", 0  # of TLS, and how often in a row
         self._channel = self._connect()
@@ -229,6 +231,7 @@ class DispatcherClient:
             answer: Response = call(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             if _is_temporary(error):
+                self.failed_s = time.monotonic()
                 self._switch_dispatcher(turn, _leader(error), f"{method}: {error.details()}")
                 if not self._answered and (why := self._why_no_tls(error, address, sure=True)):
                     raise Unauthenticated(why) from error

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 
 from forebay.chaos.cluster import Options
+from forebay.chaos.members import TRAINERS
 from forebay.chaos.report import decided
 from forebay.journal.proto import events_pb2 as ev
 from forebay.storage import open_storage
@@ -35,4 +36,5 @@ def test_whose_storage_is_emptied(storage: str, own: set[str]) -> None:
         seed=1, duration_s=1.0, kill_every_s=1.0, storage=storage,
         dispatchers=1, workers=1, trainers=1, elements=1,
     )  # fmt: skip
-    assert options.members.keys() - {"dispatcher", "worker", "trainer", "claimer", "crowd"} == own
+    everywhere = {"dispatcher", "worker", *TRAINERS, "crowd"}
+    assert options.members.keys() - everywhere == own

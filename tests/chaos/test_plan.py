@@ -20,6 +20,7 @@ MEMBERS = {
     "worker": 3,
     "trainer": 2,
     "claimer": 2,
+    "ordered": 3,
     "redis": 1,
     "postgres": 1,
     "storage": 1,

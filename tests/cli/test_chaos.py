@@ -80,6 +80,7 @@ def test_every_promise_is_kept(tmp_path: pathlib.Path) -> None:
     assert verdict["broken"] == [] and verdict["twice"] == 0 and verdict["lost_unexplained"] == 0
     of_an_epoch = 500 * PASSES
     assert verdict["delivered"] + sum(verdict["lost"].values()) == of_an_epoch * verdict["epochs"]
+    assert report["ordered"]["epochs"] > 0
     assert report["journal_sound"] and report["journal_terms"] > 1
     assert len(report["hits"]) > 10 and sum(report["faults"].values()) == len(report["hits"])
     assert report["waits"] and sum(report["throughput"]) > 0
