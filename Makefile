@@ -2,7 +2,6 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-unexport PYTHONDONTWRITEBYTECODE # else each process compiles what it imports
 READY := .venv/.ready
 SOURCES := .pkg/forebay tests scripts
 

@@ -57,6 +57,7 @@ def test_every_promise_is_kept_under_partitions(tmp_path: pathlib.Path) -> None:
         *CHAOS, "--minutes", "0.1", "--seed", "2", "--kill-every", "0.7", "--elements", "100",
         "--dispatchers", "1", "--workers", "1", "--trainers", "1", *ONLY,
         "--json", str(report_file), TMPDIR=str(tmp_path),
+        PYTHONDONTWRITEBYTECODE="1",  # as in tests/cli/test_chaos.py
     )  # fmt: skip
     if require_allowed_or_refused(code, said):
         assert code == 0 and "every promise was kept" in said, said

@@ -22,12 +22,16 @@ TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
 
 
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""TensorFlow would leave that of functions that it translates, beside them in TMPDIR."""
+
+
 def start(directory: pathlib.Path, *arguments: object) -> subprocess.Popen[str]:
     """Start it, with its temporary files in `directory`."""
     return subprocess.Popen(
         [sys.executable, "-m", "forebay.service.cli", "chaos", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "TMPDIR": str(directory), "COLUMNS": "200"},
+        env={**os.environ, "TMPDIR": str(directory), "COLUMNS": "200", **NO_BYTECODE},
     )  # fmt: skip
 
 
