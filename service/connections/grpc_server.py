@@ -217,15 +217,21 @@ def bind(server: Any, host: str, port: int, credentials: Credentials | None = No
     """
     try:
         if credentials is None:
-            bound = server.add_insecure_port(f"{host}:{port}")
+            bound = server.add_insecure_port(f"{in_brackets(host)}:{port}")
         else:
-            bound = server.add_secure_port(f"{host}:{port}", _server_credentials(credentials))
+            certificates = _server_credentials(credentials)
+            bound = server.add_secure_port(f"{in_brackets(host)}:{port}", certificates)
     except RuntimeError as error:
         raise AddressInUse(
             f"cannot listen on {host}:{port}: it is in use, or not an address of this machine; "
             "choose another"
         ) from error
-    return f"{host}:{bound}"
+    return f"{in_brackets(host)}:{bound}"
+
+
+def in_brackets(host: str) -> str:
+    """The host as an address has it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def interceptors(credentials: Credentials | None) -> list[grpc.ServerInterceptor[Any, Any]]:

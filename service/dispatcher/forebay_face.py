@@ -343,6 +343,8 @@ class ForebayFace:
         if (request.bundles or request.lengths) and self._permissions is None:
             await self._learn_lengths(iteration.job_id, _command(c.LearnLengths, request))
             self._iteration_of(consumer_id)
+        if self._admission is not None:
+            current_caller(self._admission)  # while its token is valid, which may be replaced
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
         # A heartbeat that does not wait may run beside a poll, so it does not count as one.
         with dispatcher.failure_detector.poll(consumer_id) if wait_ms else nullcontext():

@@ -36,6 +36,7 @@ from forebay.service.transport.server import MAX_STRANGERS
 
 from ..certificates import Authority, token, using
 from ..standbys import wait_until
+from ..stock import GRAPH
 from ..transport.peers import UID, Consumer, only, say, task
 
 PATIENCE_S = 20
@@ -561,21 +562,32 @@ def test_a_call_needs_a_token_that_the_dispatcher_knows(
         assert "no token was sent" in status(dispatcher.target, certificate)
 
         own_file = tmp_path / "own"
+        dataset = pb.RegisterDatasetRequest(graph=GRAPH)
+        job = pb.GetOrCreateJobRequest(sharding="OFF")
         own = holder(with_tokens, token(own_file, "new-secret"))
         with (
             using(own),
             contextlib.closing(DispatcherClient(dispatcher.target)) as client,
+            ThreadPoolExecutor(2) as pool,
         ):
-            assert client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status
+            registered = client.call(dataset, pb.RegisterDatasetResponse)
+            job.dataset_id = registered.dataset_id
+            joining = pb.JoinIterationRequest(job=job)
+            joined = client.call_numbered(joining, pb.JoinIterationResponse)
+            beat = pb.ConsumerHeartbeatRequest(
+                consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=1_500
+            )
+            poll = pool.submit(client.call, beat, pb.ConsumerHeartbeatResponse, timeout_s=20)
             token(pathlib.Path(new), "newer-secret")
             stale = holder(with_tokens, token(tmp_path / "stale", "new-secret"))
             wait_until(lambda: "not one that is known" in status(dispatcher.target, stale))
-            with ThreadPoolExecutor(1) as pool:
-                asked = pool.submit(client.call, pb.GetStatusRequest(), pb.GetStatusResponse)
-                wait([asked], 0.5)
-                assert not asked.done(), "it is repeated"
-                token(own_file, "newer-secret")
-                assert asked.result().status
+            asked = pool.submit(client.call, pb.GetStatusRequest(), pb.GetStatusResponse)
+            wait([asked], 0.5)
+            assert not asked.done(), "it is repeated"
+            assert poll.result().data_credential, "who was let in is answered"
+            assert not asked.done()
+            token(own_file, "newer-secret")
+            assert asked.result().status
 
 
 def test_a_handshake_may_be_slow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from forebay.service.connections.grpc_server import MAX_MESSAGE_BYTES, connect
 from forebay.service.dispatcher import listener
 from forebay.service.dispatcher.listener import ServedPort
+from forebay.service.transport import BlockServer
 
 
 @pytest.fixture
@@ -77,6 +79,21 @@ def test_closing_can_be_cancelled(stopping: Stopping) -> None:
         await port.close(None)
 
     asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_a_host_may_be_an_ipv6_address(host: str) -> None:
+    async def bound() -> str:
+        port = ServedPort(host, 0, standby=False)
+        await port.open([], standby=False)
+        await port.close(0)
+        return port.address
+
+    assert asyncio.run(bound()).startswith("[::1]:")
+    data = BlockServer(1, host)
+    socket.create_connection(("::1", data.port)).close()
+    data.start()
+    data.stop()
 
 
 @pytest.mark.parametrize("standby", [False, True])

@@ -163,8 +163,6 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         wait_until(lambda: all("L" in line for line in page(port).lines))  # over some time
         plots = page(port).plots
         assert plots["Workers"].startswith("there 2, wanted ")
-        (wait,) = re.findall(r"elements of workers (\d+)%", plots["Trainers wait for"])
-        assert int(wait) > 50  # those of the source
         assert re.match(r"made [\d.,]+; the most was ", plots["Rate"])
         assert {"Buffers", "Consumers", "Journal"} < plots.keys()
         told_of: Any = status(dispatcher)
@@ -174,11 +172,23 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         ids = {job_name(job): str(job["job_id"]) for job in told_of["jobs"]}
         assert value(scrape, "forebay_job_splits_skipped_total", job_id=ids["skips"]) == 1
         few = {"job_id": ids["too few workers"]}
-        for cause in ("workers", "network", "dispatcher", "no_task"):
-            waits = value(scrape, "forebay_job_wait_cause_ratio", cause=cause, **few)
-            assert (waits > 0.05) == (cause == "workers")
-        assert value(scrape, "forebay_job_busy_workers", **few) > 1
-        assert value(scrape, "forebay_job_wanted_workers", **few) > 2
+
+        def measured_as_made() -> bool:
+            """Which on a busy machine is not so at each moment."""
+            now, said = scraped(port), page(port).plots["Trainers wait for"]
+            (of_workers,) = re.findall(r"elements of workers (\d+)%", said)
+            waits = {
+                cause: value(now, "forebay_job_wait_cause_ratio", cause=cause, **few)
+                for cause in ("workers", "network", "dispatcher", "no_task")
+            }
+            return (
+                int(of_workers) > 50  # those of the source
+                and waits.pop("workers") > 0.05 > max(waits.values())
+                and value(now, "forebay_job_busy_workers", **few) > 1
+                and value(now, "forebay_job_wanted_workers", **few) > 2
+            )
+
+        wait_until(measured_as_made)
 
         def wanted_is_told() -> bool:
             wanted: Any = status(dispatcher)["wanted_workers"]
@@ -189,11 +199,11 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
 
         wait_until(wanted_is_told)
         at = {"job_id": ids["slow source"], "state": "no_split"}
-        assert value(of_worker, "forebay_worker_task_seconds_total", **at) > 1
+        assert value(of_worker, "forebay_worker_task_seconds_total", **at) > 0
         held = [v for (name, _), v in of_worker.items() if name.endswith("job_buffer_bytes")]
         assert sum(held) == value(of_worker, "forebay_worker_buffer_bytes") > 0
         rates = {load["job_id"]: load.get("elements_per_s") for load in loads}
-        named = {job_name(job): rates[job["job_id"]] for job in told_of["jobs"]}
+        named = {job_name(job): rates.get(job["job_id"]) for job in told_of["jobs"]}
         assert named["side by side"] > 2 * named["in order"]  # the advice is true
         assert any(load["bytes_per_s"] for load in loads)
         code, text = doctor(dispatcher)
