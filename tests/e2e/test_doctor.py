@@ -202,8 +202,8 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         assert value(of_worker, "forebay_worker_task_seconds_total", **at) > 0
         held = [v for (name, _), v in of_worker.items() if name.endswith("job_buffer_bytes")]
         assert sum(held) == value(of_worker, "forebay_worker_buffer_bytes") > 0
-        rates = {load["job_id"]: load.get("elements_per_s") for load in loads}
-        named = {job_name(job): rates.get(job["job_id"]) for job in told_of["jobs"]}
+        rates: Any = {load["job_id"]: load.get("elements_per_s") for load in loads}
+        named = {job_name(job): rates.get(job["job_id"], 0) for job in told_of["jobs"]}
         assert named["side by side"] > 2 * named["in order"]  # the advice is true
         assert any(load["bytes_per_s"] for load in loads)
         code, text = doctor(dispatcher)
