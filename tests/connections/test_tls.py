@@ -221,7 +221,7 @@ def test_garbage_disturbs_nobody(
 def test_a_handshake_byte_by_byte_ends(
     closing: ExitStack, server: Credentials, trainer: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_servers, "_HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(block_servers, "_HANDSHAKE_S", 3.0)
     worker = block_server(closing, server)
     task(worker, 1, 3)
     with socket.create_connection(("127.0.0.1", worker.port), PATIENCE_S) as sock:
