@@ -169,7 +169,8 @@ def python_dataset(
       packages: names of distributions. Workers must have the versions that are installed here.
       on_error: what happens to a split if the function raises or its process ends.
         "raise": readers get the error, with the function's own traceback. "skip": the rest of the
-        split is left out; if the process ended, its last unsent elements are lost too. "retry":
+        split is left out; if the process ended, its last unsent elements are lost too. A read in
+        order or at least once skips nothing, and gets the error. "retry":
         the function runs again and resumes after the last element received; it must yield the same
         elements again. With "skip" and "retry", a process that ends during its start, as in
         `setup()`, is started again. An exception there is an error.
