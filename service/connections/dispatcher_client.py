@@ -374,21 +374,22 @@ class _Refusals:
         """`was_accepted`: a token of the same file was, by the same service."""
         self._was_accepted = was_accepted
         self._first_s: float | None = None
+        self._pause_s = 0.0
 
     def may_pass(self, error: BaseException) -> bool:
+        self._pause_s = 0.0
         if _is_temporary(error):
             return True
         if not (self._was_accepted and _refuses_token(error)):
             return False
+        self._pause_s = CHECK_S  # the files are looked at once in so long
         now = time.monotonic()
         self._first_s = now if self._first_s is None else self._first_s
         return now < self._first_s + TOKEN_REPLACED_S
 
-    @staticmethod
-    def pause_s(state: tenacity.RetryCallState) -> float:
-        """Files are looked at once in CHECK_S."""
-        error = state.outcome.exception() if state.outcome else None
-        return CHECK_S if error is not None and _refuses_token(error) else 0.0
+    def pause_s(self, _: tenacity.RetryCallState) -> float:
+        """Before the next attempt, besides the usual pause."""
+        return self._pause_s
 
 
 def _refuses_token(error: BaseException) -> bool:

@@ -48,6 +48,8 @@ class BundleTask(WorkerTask):
         super().__init__(task, output, parts)
         output.on_trace = self.pipeline.spans.begin
         self._reports = reports
+        # Once: in a run's thread, `task.order` was another object than a message (protobuf 6.33).
+        self._order = task.order.bundles, task.order.bundle_splits, task.order.seed
         self._splits = 0
         self._live: dict[Run, list[int]] = {}  # of bundles; elements and bytes, of its thread
         self._put = [0, 0]  # by runs that have ended
@@ -130,11 +132,11 @@ class BundleTask(WorkerTask):
     @contextlib.contextmanager
     def _begin(self, pipeline: Pipeline, run: BundleRun) -> Iterator[Run]:
         """The pipeline's run of the bundle, which `cancel` cancels."""
-        order = self.task.order
-        first = run.number % order.bundles * order.bundle_splits
-        count = min(order.bundle_splits, self._splits - first)
-        splits = SplitRange(first, count, pass_number=run.number // order.bundles)  # the epoch
-        made = pipeline.bundle(splits, number=run.number, seed=order.seed, start=run.start)
+        bundles, bundle_splits, seed = self._order
+        first = run.number % bundles * bundle_splits
+        count = min(bundle_splits, self._splits - first)
+        splits = SplitRange(first, count, pass_number=run.number // bundles)  # the epoch
+        made = pipeline.bundle(splits, number=run.number, seed=seed, start=run.start)
         with self._lock:
             self._live[made] = [0, 0]
         try:
