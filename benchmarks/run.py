@@ -163,8 +163,8 @@ def run(
     directory: str,
     progress: Callable[[str, int, int], None],
 ) -> BenchmarkReport:
-    """Measure these rows, or all if there are none; `progress` is told which one it is at, how many
-    are done, and of how many.
+    """Measure these rows, or all if there are none; `progress` is told which one is measured, how
+    many are done, and of how many.
 
     A row that fails, because something is missing or has ended that should not have, is said to
     have failed; so is one that is interrupted by Ctrl-C, which ends the run. Raises

@@ -21,7 +21,7 @@ def materialize(
     dataset_id: str = DATASET_ID,
     output: str = typer.Option(..., help="A directory that the runner's workers see by this name."),
     file_format: Literal["tfrecord", "arrayrecord", "parquet"] = typer.Option(
-        "tfrecord", "--format", help="Of the files."
+        "tfrecord", "--format", help="Format of the files."
     ),
     shards: int = typer.Option(0, min=0, help="How many files; 0: one a split, up to 128."),
     seed: int = typer.Option(0, min=0, help="Seed of the dataset's random numbers."),

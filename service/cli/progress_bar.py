@@ -15,7 +15,7 @@ from ..errors import ForebayError
 
 class Show(Protocol):
     def __call__(self, done: float, of: float, what: str = "", /) -> None:
-        """Told how much is done, of how much, and at what the command is."""
+        """Told how much is done, of how much, and what the command is doing."""
 
 
 class Pace:
