@@ -35,8 +35,13 @@ class _Arrived:
     """A block, and the rest of it that was not taken yet."""
 
     def __init__(self, client: Client, block: Block) -> None:
-        self.client = client
+        self.client: Client | None = client  # whose credit it takes up
         self.block = self.rest = block
+
+    def free_credit(self) -> None:
+        client, self.client = self.client, None
+        if client is not None:
+            client.taken(self.block)
 
 
 class _TaskRounds:
@@ -54,6 +59,9 @@ class _TaskRounds:
 
     def is_over(self) -> bool:
         return self.stop is not None and self.next_round >= self.stop
+
+    def is_all_here(self) -> bool:
+        return self.stop is not None and self.received >= self.stop
 
     def is_held(self) -> bool:
         return (self.lost != 0 or self.is_used_up()) and self.stop is None
@@ -147,7 +155,7 @@ class RoundsMode(Mode):
                 if over is not None:
                     emptied.append(over)
         for arrived in emptied:
-            arrived.client.taken(arrived.block)
+            arrived.free_credit()
         return joined(taken) if taken else None
 
     def _whose_turn(self) -> _TaskRounds | None:
@@ -222,23 +230,29 @@ class RoundsMode(Mode):
         self._links.start()
 
     def _wants(self, task_id: int) -> bool:
-        """Whether to read the task. The heartbeat thread may know by now that it is over."""
+        """Whether to read the task. The heartbeat thread may know by now that it was removed."""
         with self._step:
             task = self._tasks.get(task_id)
-            return task is not None and not task.is_over()
+            return task is not None and not task.is_all_here()
 
     def _drop_removed(self) -> None:
+        """Read no more of removed tasks, and free the credit that their elements take up.
+
+        The rounds up to the removal are still to come. If the worker has returned, they need
+        elements of its new task as well, which shares the credit.
+        """
         with self._step:
-            over = {task_id: task for task_id, task in self._tasks.items() if task.is_over()}
-            for task_id in over:
-                del self._tasks[task_id]
-        if not over:
+            here = {task_id: task for task_id, task in self._tasks.items() if task.is_all_here()}
+            blocks = [arrived for task in here.values() for arrived in task.blocks]
+            for task_id, task in here.items():
+                if task.is_over():
+                    del self._tasks[task_id]
+        if not here:
             return
-        for task in over.values():
-            for arrived in task.blocks:
-                arrived.client.taken(arrived.block)
+        for arrived in blocks:
+            arrived.free_credit()
         for uid, link in self._links.all():
-            for task_id in link.reading & over.keys():
+            for task_id in link.reading & here.keys():
                 self._links.stop_task(uid, task_id)
             self._links.close_if_idle(uid)
 
@@ -255,10 +269,11 @@ class RoundsMode(Mode):
         task_id = key[0]
         with self._step:
             task = self._tasks.get(task_id)
-            if task is not None:
+            wanted = task is not None and not task.is_all_here()
+            if task is not None and wanted:
                 task.blocks.append(_Arrived(client, block))
                 task.received += block.count
-        if task is None:  # it is over
+        if not wanted:
             client.taken(block)
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:

@@ -120,3 +120,24 @@ def test_a_removed_task_is_read_up_to_its_last_round(consumer: Consumer) -> None
     assert Client.all[11].held == 0, "of what nobody reads the budget of elements knows no more"
     Client.all[11].send(1, 8)  # was on its way
     assert Client.all[11].held == 0
+
+
+def test_a_removed_task_leaves_the_credit_to_the_next_one_of_its_worker(
+    consumer: Consumer,
+) -> None:
+    """Its elements come in turn with the next task's, for which there would be no credit."""
+    hear(consumer, says({1: 11, 2: 12}))
+    consumer.handle_inbox()
+    Client.all[11].send(1, 0)
+    Client.all[11].send(1, 2)
+    Client.all[12].send(2, 1)
+    hear(consumer, says({1: 11, 2: 12}, lost=(1,)))
+    hear(consumer, says({2: 12, 3: 11}, removed={1: 2}))
+    blocks = consumer.blocks(NOTHING)
+    assert numbers(next(blocks)) == [0, 1]
+    assert next(blocks) is NOTHING
+    assert Client.all[11].held == 0 and Client.all[11].stopped == [1]
+    assert Client.all[11].reads == [1, 3]
+    Client.all[11].send(3, 9)
+    assert numbers(next(blocks)) == [9, 2]
+    assert Client.all[11].held == 0
