@@ -30,6 +30,7 @@ MINUTES = 30.0
 KILL_EVERY_S = 10.0  # a trainer takes several to start
 ELEMENTS = 400_000  # of an epoch
 BATCH = 100
+GIVEN_UP = ("--worker-timeout-ms", 60_000, "--client-timeout-ms", 120_000)  # the defaults
 SAMPLES = 60
 FIRST = 10  # samples before which caches still fill
 
@@ -56,7 +57,7 @@ def endurance(setting: Setting, *, dispatcher_dies: bool = False) -> list[Findin
     seconds = 10 * setting.seconds if setting.quick else 60 * MINUTES
     directory = setting.directory("endurance")
     with contextlib.ExitStack() as stack:
-        dispatcher = our_dispatcher(directory)
+        dispatcher = our_dispatcher(directory, 0, *GIVEN_UP)
         port = dispatcher.port
 
         def worker() -> Server:
@@ -73,7 +74,7 @@ def endurance(setting: Setting, *, dispatcher_dies: bool = False) -> list[Findin
         starts: list[Callable[[], Responder]] = [worker, worker, trainer]
         killed = [start() for start in starts]
         if dispatcher_dies:
-            starts.append(lambda: our_dispatcher(directory, port))
+            starts.append(lambda: our_dispatcher(directory, port, *GIVEN_UP))
             killed.append(dispatcher)
         else:
             watched["dispatcher"] = _Watched(stack.enter_context(dispatcher))
