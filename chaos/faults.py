@@ -118,10 +118,12 @@ class Faults:
         network = self._cluster.network
         assert network is not None, "a plan without hosts has no partitions"
         network.cut(fault.sides, fault.lasts_s, one_way=fault.action == "deafen")
+        name: str | None
         if fault.role == "network":
             name = " | ".join(", ".join(side) for side in fault.sides)
         else:
-            name = self._members[fault.role][fault.number].life.name
+            lives = self._members[fault.role][fault.number].lives
+            name = lives[-1].name if lives else None  # such as of a group's third trainer
         self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
     def _may_empty_storage(self) -> bool:
