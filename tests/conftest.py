@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -146,11 +145,10 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def redis_storage_url(redis_url: str) -> Iterator[str]:
     """The URL of a new storage in that Redis."""
-    from .redis_server import delete_prefix
+    from .redis_server import new_storage
 
-    prefix = f"test-{uuid.uuid4().hex}"
-    yield f"{redis_url}{'&' if '?' in redis_url else '?'}prefix={prefix}"
-    delete_prefix(redis_url, prefix)
+    with new_storage(redis_url) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

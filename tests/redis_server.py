@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,11 @@ def opened_keys(url: str) -> Iterator[tuple[Any, Keys]]:
         yield client, Keys.of(prefix)
 
 
-def delete_prefix(url: str, prefix: str) -> None:
+@contextlib.contextmanager
+def new_storage(url: str) -> Iterator[str]:
+    """The URL of a new storage in that Redis, which is left as it was."""
+    prefix = f"test-{uuid.uuid4().hex}"
+    yield f"{url}{'&' if '?' in url else '?'}prefix={prefix}"
     with redis.Redis.from_url(url) as client:
         for key in client.scan_iter(f"{prefix}:*", count=1000):
             client.delete(key)

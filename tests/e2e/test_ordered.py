@@ -99,24 +99,19 @@ def all_of_it(cluster: Cluster) -> At:
 @pytest.mark.usefixtures("small_windows")
 class TestTrouble:
     @pytest.mark.parametrize(
-        ("workers", "consumers", "trouble"),
+        ("cluster", "trouble"),
         [
-            *((2, 3, trouble) for trouble in (kill_worker, stop_worker, kill_dispatcher)),
-            pytest.param(2, 3, all_of_it, marks=pytest.mark.long),
+            *(("files", trouble) for trouble in (kill_worker, stop_worker, kill_dispatcher)),
+            pytest.param("redis", all_of_it, marks=pytest.mark.long),
         ],
+        indirect=["cluster"],
     )
     def test_nobody_notices(
-        self,
-        cluster: Cluster,
-        texts: str,
-        alone: Got,
-        workers: int,
-        consumers: int,
-        trouble: Callable[..., Any],
+        self, cluster: Cluster, texts: str, alone: Got, trouble: Callable[..., Any]
     ) -> None:
-        cluster.resize(workers)
-        how = {"batch_size": 60 // consumers, "at": trouble(cluster), **ORDER}
-        assert read(cluster.target, texts, consumers, **how).digest == alone.digest
+        cluster.resize(2)
+        how = {"batch_size": 20, "at": trouble(cluster), **ORDER}
+        assert read(cluster.target, texts, 3, **how).digest == alone.digest
 
     @pytest.mark.long
     @pytest.mark.parametrize(
@@ -262,19 +257,50 @@ def test_any_kind_of_elements(cluster: Cluster, tmp_path: pathlib.Path, kind: st
 
 
 def of_split(split: int) -> Iterator[bytes]:
-    """A Python function's elements: none to four."""
+    """A Python function's elements: none to four, of 1 KB."""
     for number in range(split % 5):
-        yield f"{split}.{number}".encode()
+        yield f"{split}.{number}".encode().ljust(1 << 10)
 
 
-def test_a_function_of_splits(cluster: Cluster) -> None:
-    dataset_id = service.register_dataset(cluster.target, of_split, splits=range(60))
-    order: dict[str, Any] = {"seed": 3, "cycle_length": 4, "bundle_splits": 5}
+def of_lines(folder: pathlib.Path) -> Any:
+    """The same elements by Beam, which reads a file in splits of two lines."""
+    import apache_beam as beam
+
+    path = folder / "splits"
+    path.write_text("".join(f"{split:02}\n" for split in range(60)))
+    lines = beam.Pipeline() | beam.io.ReadFromText(str(path))
+    return lines | beam.FlatMap(lambda line: of_split(int(line)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how"),
+    [
+        pytest.param(lambda _: of_split, {"splits": range(60)}, id="function"),
+        pytest.param(of_lines, {"split_bytes": 6}, id="Beam", marks=pytest.mark.long),
+    ],
+)
+def test_functions_of_splits_and_beam_pipelines(
+    cluster: Cluster,
+    small_windows: None,
+    tmp_path: pathlib.Path,
+    dataset: Callable[[pathlib.Path], Any],
+    how: dict[str, Any],
+) -> None:
+    """Any number of workers, one of which is killed, and of consumers, also from a state on."""
+    dataset_id = service.register_dataset(cluster.target, dataset(tmp_path), **how)
+    order: dict[str, Any] = {"seed": 3, "cycle_length": 4, "bundle_splits": 3}
+    cluster.resize(1)
     alone = read(cluster.target, dataset_id, **order)
     assert sorted(alone.elements) == sorted(e for split in range(60) for e in of_split(split))
-    for consumers, batch_size in ((2, 3), (3, None)):
-        group = read(cluster.target, dataset_id, consumers, batch_size=batch_size, **order)
-        assert group.digest == alone.digest
+    part = read(cluster.target, dataset_id, steps=7, batch_size=6, **order)
+    for workers, consumers, state in ((1, 3, None), (2, 1, None), (2, 3, part.state)):
+        cluster.resize(workers)
+        got = read(
+            cluster.target, dataset_id, consumers, batch_size=6 // consumers, state=state,
+            at={5: cluster.replace_worker}, **order,
+        )  # fmt: skip
+        got.elements[:0] = part.elements if state else []
+        assert got.digest == alone.digest
 
 
 def built() -> tf.data.Dataset:

@@ -61,15 +61,15 @@ def begin(cluster: Cluster, dataset_id: str) -> tuple[list[int], dict[str, Any]]
     return whole.numbers, part.state
 
 
-def rest(cluster: Cluster, dataset_id: str, state: dict[str, Any]) -> list[int]:
-    return read(cluster.target, dataset_id, state=state, batch_size=4, **ORDER).numbers
+def rest(cluster: Cluster, dataset_id: str, state: dict[str, Any], **how: Any) -> list[int]:
+    return read(cluster.target, dataset_id, state=state, batch_size=4, **ORDER, **how).numbers
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_holds_for_one_pipeline_under_an_id(
     cluster: Cluster, elsewhere: Cluster, kind: str
 ) -> None:
-    """Also behind a restart, and where the pipeline is registered again."""
+    """Also behind a restart, where the pipeline is registered again, and for another job."""
     make = KINDS[kind]
     register(cluster, make(1), kind)
     whole, state = begin(cluster, kind)
@@ -85,7 +85,7 @@ def test_a_state_holds_for_one_pipeline_under_an_id(
         replace(there, make(1), kind)
         assert rest(there, kind, state) == whole[12:]
     cluster.dispatcher.kill_and_restart()
-    assert rest(cluster, kind, state) == whole[12:]
+    assert rest(cluster, kind, state, job_name="another job") == whole[12:]
 
 
 def test_whether_the_id_was_asked_for_does_not_count(cluster: Cluster, elsewhere: Cluster) -> None:

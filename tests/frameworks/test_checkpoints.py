@@ -3,10 +3,10 @@ and go on as if they had not been."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from forebay import service
+from forebay.service.processes import ChildProcess
 
 from .. import forks
+from ..cluster import WorkerProcess
 
 HERE = pathlib.Path(__file__).parent
 DIGITS = 480  # 15 steps of 32
@@ -37,27 +39,36 @@ def test_keras_has_the_losses_of_a_training_that_was_not_killed(
     digits: str,
     tmp_path: pathlib.Path,
     request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With BackupAndRestore, killed four times, also in the midst of a save; and with
-    ModelCheckpoint."""
+    ModelCheckpoint, from an older checkpoint on two workers and not one, on JAX by one trainer and
+    not two."""
     program = [str(HERE / "keras_killed.py"), target, digits, str(tmp_path)]
+    process: forks.Fork | ChildProcess
     if backend == "tensorflow":
-        ended: Any = forks.run(program, 200)
+        process = forks.Fork(program)
+        go_on = process.close_input
     else:
         cache = {
             "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
-        ended = subprocess.run(
-            [request.getfixturevalue("frameworks"), *program],
-            env={**os.environ, **cache, "KERAS_BACKEND": backend},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-    assert f"done on {backend}" in ended.stdout, ended.stdout + ended.stderr
+        python = [str(request.getfixturevalue("frameworks")), *program]
+        environment = {**cache, "KERAS_BACKEND": backend}
+        process = ChildProcess(python, None, piped=True, environment=environment)
+        assert process.stdin is not None
+        go_on = process.stdin.close
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.finish)
+        stack.callback(process.kill)
+        said = []
+        while line := process.line():
+            said.append(line)
+            if line == "another worker":
+                stack.enter_context(WorkerProcess(target.removeprefix("grpc://")).until_told())
+                go_on()
+    assert said[-1:] == [f"done on {backend}"], said
 
 
 @pytest.mark.timeout(240)
