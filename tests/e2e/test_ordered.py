@@ -199,6 +199,14 @@ def write_records(folder: pathlib.Path) -> list[str]:
     return paths
 
 
+def chosen(x: tf.Tensor) -> tf.data.Dataset:
+    """Both ways to choose among datasets, which is refused outside a function."""
+    below, above = tf.data.Dataset.range(x % 5), tf.data.Dataset.range(x, x + 3)
+    sampled = tf.data.Dataset.sample_from_datasets([below, above])
+    order = tf.data.Dataset.range(2).repeat(4)
+    return tf.data.Dataset.choose_from_datasets([above, sampled], order, False)
+
+
 def by_kind(kind: str, folder: pathlib.Path, many: bool = False) -> Any:
     """A dataset of this kind; with hundreds of elements, if `many`."""
     rng = np.random.default_rng(5)
@@ -218,6 +226,8 @@ def by_kind(kind: str, folder: pathlib.Path, many: bool = False) -> Any:
             return tf.data.Dataset.range(200).map(
                 lambda x: tf.RaggedTensor.from_row_lengths(tf.range(x % 7), [x % 7, 0])
             )
+        case "choices":
+            return tf.data.Dataset.range(40).flat_map(chosen)
         case "packed":
             splits = 800 if many else 200
             documents = tf.data.Dataset.range(splits).map(lambda x: tf.repeat(x, 1 + x * x % 37))
@@ -235,7 +245,9 @@ def by_kind(kind: str, folder: pathlib.Path, many: bool = False) -> Any:
     raise AssertionError(kind)
 
 
-KINDS = ["records", "records of files", "variable shapes", "ragged", "packed", "pictures"]
+KINDS = [
+    "records", "records of files", "variable shapes", "ragged", "choices", "packed", "pictures",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

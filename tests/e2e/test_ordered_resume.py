@@ -164,6 +164,22 @@ def clocked(count: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(count).filter(falls_out)
 
 
+CHOICE = (
+    r"because of '\S+' \(DirectedInterleaveDataset\): it chooses among several datasets, and a "
+    "bundle has a range of one. Read each dataset by itself, and choose where you train; or choose "
+    "within a function of flat_map"
+)
+
+
+def sampled() -> tf.data.Dataset:
+    return tf.data.Dataset.sample_from_datasets([tf.data.Dataset.range(20)] * 2, seed=1)
+
+
+def chosen() -> tf.data.Dataset:
+    of_two = tf.data.Dataset.range(2).repeat(20)
+    return tf.data.Dataset.choose_from_datasets([tf.data.Dataset.range(20)] * 2, of_two)
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("build", "kind", "says"),
@@ -175,6 +191,8 @@ class TestRefused:
                 Unimplemented,
                 "RangeDataset.*another source.*Zip them",
             ),
+            (sampled, Unimplemented, CHOICE),
+            (chosen, Unimplemented, CHOICE),
             (lambda: tf.data.Dataset.range(1 << 62), InvalidArgument, "at most 1048576"),
             (lambda: tf.data.Dataset.random(5), ForebayError, "RandomDataset|no end"),
             (lambda: lambda: tf.data.Dataset.range(20).repeat(3), Unimplemented, "RepeatDataset"),

@@ -42,9 +42,9 @@ def die() -> None:
 
 
 def lives(live: Callable[..., None], *arguments: Any, trainers: int = 1) -> bool:
-    """Whether processes that call this come to their end. If not, they were killed, or preempted."""
+    """Whether processes that call this come to an end. If not, they were killed, or preempted."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        address = "127.0.0.1:%d" % free.getsockname()[1]
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     processes = []
     for index in range(trainers):
         if process := os.fork():

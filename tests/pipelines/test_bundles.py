@@ -335,8 +335,9 @@ REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {
         "ShuffleAndRepeat",
     ),
     "two sources": (lambda: count(9).concatenate(count(9)), "RangeDataset.*is another source"),
-    "a choice": (
-        lambda: tf.data.Dataset.sample_from_datasets([count(9), count(9)]), "RandomDataset"
+    "a sample": (
+        lambda: tf.data.Dataset.sample_from_datasets([count(9), count(9)]),
+        "DirectedInterleaveDataset",
     ),
     "a constant": (
         lambda: zipped((count(9), tf.data.Dataset.from_tensors(1).repeat())), "RepeatDataset"

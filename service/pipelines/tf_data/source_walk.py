@@ -101,6 +101,7 @@ class SourceWalk:
 
     `sources` are in the order of their split providers. `repeats` are nodes. `endless_repeats` are
     pairs of an endless repeat's node and the sources below it that are leased again and again.
+    `choices` are the nodes of choose_from_datasets and sample_from_datasets.
     `options` are those of the whole dataset, TensorFlow's message serialized. Raises NotSplittable
     at a node that cannot pass splits on, and InvalidGraph.
     """
@@ -109,6 +110,7 @@ class SourceWalk:
         self.sources: list[SourceNode] = []
         self.endless_repeats: dict[str, list[int]] = {}
         self.repeats: list[pb.NodeDef] = []  # with any count but 1
+        self.choices: list[pb.NodeDef] = []
         self.options = b""
         self._graph = graph
         self._below: list[tuple[pb.NodeDef, list[int]]] = []  # endless repeats and their sources
@@ -166,6 +168,8 @@ class SourceWalk:
         kind = kind_of(node)
         if kind in _COUNT_INPUTS and self._fact(node.input[_COUNT_INPUTS[kind]]) != 1:
             self.repeats.append(node)
+        if kind == "DirectedInterleave":
+            self.choices.append(node)
         if why := self._needs_whole(kind, node):
             for reading in inputs:
                 self._refuse(reading.sources, f"{node.name!r} ({node.op}) {why}")

@@ -118,6 +118,12 @@ def require_bundles(walk: SourceWalk) -> None:
     """Raises NotSplittable, naming the node, if a range of this dataset's splits, run on its own
     iterator, would not be a part of the dataset.
     """
+    for node in walk.choices:
+        raise _no_bundle(
+            node,
+            "it chooses among several datasets, and a bundle has a range of one. Read each dataset "
+            "by itself, and choose where you train; or choose within a function of flat_map",
+        )
     for node in walk.repeats:
         raise _no_bundle(
             node,
