@@ -185,20 +185,19 @@ def backed_up(said: pathlib.Path, folder: pathlib.Path, kind: str | None, at: in
 
 
 def checkpointed(said: pathlib.Path, folder: pathlib.Path, ext: str, at: int) -> None:
-    """`fit` with the initial_epoch that is in the last checkpoint but one. The first trainer saves,
-    and is killed."""
+    """`fit` from the last checkpoint but one of the first trainer, which is killed. All trainers
+    save: a save moves what JAX computes with."""
     model, position = model_of()
-    saved = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime_ns)
+    saved = sorted(folder.glob("0 *"), key=lambda path: path.stat().st_mtime_ns)
     if saved:
         model.load_weights(saved[-2])
         assert position.step == 4 * (len(saved) - 1)
-    callbacks = [Says(said, position), position]
-    if place()[0] == 0:
-        path = str(folder / f"{{epoch}} {{batch}}{ext}")
-        checkpoint = keras.callbacks.ModelCheckpoint(
-            path, save_freq=4, save_weights_only=ext == ".weights.h5"
-        )
-        callbacks = [Says(said, position, "step", at), position, checkpoint]
+    index, _ = place()
+    path = str(folder / f"{index} {{epoch}} {{batch}}{ext}")
+    checkpoint = keras.callbacks.ModelCheckpoint(
+        path, save_freq=4, save_weights_only=ext == ".weights.h5"
+    )
+    callbacks = [Says(said, position, None if index else "step", at), position, checkpoint]
     model.fit(
         epochs(position),
         epochs=EPOCHS,
