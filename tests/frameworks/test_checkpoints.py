@@ -41,8 +41,7 @@ def test_keras_has_the_losses_of_a_training_that_was_not_killed(
     request: pytest.FixtureRequest,
 ) -> None:
     """With BackupAndRestore, killed four times, also in the midst of a save; and with
-    ModelCheckpoint, from an older checkpoint on two workers and not one, on JAX by one trainer and
-    not two."""
+    ModelCheckpoint, from an older checkpoint on two workers and not one."""
     program = [str(HERE / "keras_killed.py"), target, digits, str(tmp_path)]
     process: forks.Fork | ChildProcess
     if backend == "tensorflow":
