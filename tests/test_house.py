@@ -51,7 +51,8 @@ LAYERS: dict[str, set[str]] = {
         "journal.proto",
     },
     "service.http": {
-        *("service.connections.admission", "service.connections.credentials", LOOSE, *WORDS)
+        *(f"service.connections.{module}" for module in ("admission", "credentials")),
+        *("service.connections.tls_socket", LOOSE, *WORDS),
     },
     "service.dashboard": {"service.core", "service.http", "journal", LOOSE},
     "service.dispatcher": {

@@ -234,20 +234,20 @@ def in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def interceptors(credentials: Credentials | None) -> list[grpc.ServerInterceptor[Any, Any]]:
+def interceptors(admission: Admission | None) -> list[grpc.ServerInterceptor[Any, Any]]:
     """Of a threaded server: refuse calls without a token, if it asks for tokens."""
-    if credentials is None or not credentials.token_file:
+    if admission is None or not admission.asks_for_token:
         return []
-    return [_TokenInterceptor(Admission(credentials))]
+    return [_TokenInterceptor(admission)]
 
 
 def interceptors_async(
-    credentials: Credentials | None,
+    admission: Admission | None,
 ) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
     """The same, of a `grpc.aio` server."""
-    if credentials is None or not credentials.token_file:
+    if admission is None or not admission.asks_for_token:
         return []
-    return [_AsyncTokenInterceptor(Admission(credentials))]
+    return [_AsyncTokenInterceptor(admission)]
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
@@ -285,6 +285,7 @@ def _refusal(admission: Admission, details: Any) -> str:
     try:
         admission.of_metadata(details.invocation_metadata or ())
     except Unauthenticated as error:
+        admission.denials.add(details.method, "unauthenticated")
         log.warning("refused a call of %.100r: %s", details.method, error)
         return str(error)
     return ""

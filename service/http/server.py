@@ -21,10 +21,11 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from ..complaints import Complaints
 from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials
 from ..errors import AddressInUse, PermissionDenied, Unauthenticated
-from .acceptor import KEEPALIVE_S, Acceptor, Complaints
+from .acceptor import KEEPALIVE_S, Acceptor
 from .exposition import encode
 from .families import Measured
 

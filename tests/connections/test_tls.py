@@ -636,7 +636,7 @@ def who(closing: ExitStack, theirs: Credentials, ours: Credentials) -> str:
     """Who a server thinks has called it."""
     pool = closing.enter_context(ThreadPoolExecutor(2))
     admission = Admission(theirs)
-    server = grpc.server(pool, handlers=[_Says(admission)], interceptors=interceptors(theirs))
+    server = grpc.server(pool, handlers=[_Says(admission)], interceptors=interceptors(admission))
     address = bind(server, "127.0.0.1", 0, theirs)
     server.start()
     try:
