@@ -18,7 +18,7 @@ import ipaddress
 import os
 import ssl
 import stat
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import InvalidArgument
 from .reloaded import Reloaded
@@ -285,13 +285,14 @@ def _load(credentials: Credentials) -> LoadedCredentials:
     names = [token.name for token in tokens]
     if len({*names}) < len(names):
         raise InvalidArgument(
-            f"{_TOKEN_FILE} {credentials.token_file} has two files whose names differ only in their "
-            "folders or endings: a token is known by its file's name; rename one"
+            f"{_TOKEN_FILE} {credentials.token_file} has two files whose names differ only in "
+            "their folders or endings: a token is known by its file's name; rename one"
         )
     client = client_context(credentials)
     server = http = None
     if chain:
-        server, http = (_context(ssl.PROTOCOL_TLS_SERVER, credentials, ca) for _ in range(2))
+        server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
+        http = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca, _HttpContext)
         server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
         http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
@@ -304,8 +305,37 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, ca)
 
 
-def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+class _HttpTls(ssl.SSLObject):
+    """Keeps the alert of a handshake that fails, which asyncio would not send."""
+
+    outgoing: ssl.MemoryBIO
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            error.alert = self.outgoing.read()  # type: ignore[attr-defined]
+            raise
+
+
+class _HttpContext(ssl.SSLContext):
+    sslobject_class = _HttpTls
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **how: Any
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *args, **how)
+        assert isinstance(made, _HttpTls)
+        made.outgoing = outgoing
+        return made
+
+
+def _context(
+    protocol: int, credentials: Credentials, ca: bytes, kind: type[ssl.SSLContext] = ssl.SSLContext
+) -> ssl.SSLContext:
+    context = kind(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # names in comments
@@ -359,8 +389,8 @@ def _token(path: str) -> Token:
             text = file.read(_MAX_TOKEN_BYTES + 2)
     except OSError as error:
         raise InvalidArgument(
-            f"{_TOKEN_FILE} {path} cannot be read: {error.strerror}; give a file that this user may "
-            "read"
+            f"{_TOKEN_FILE} {path} cannot be read: {error.strerror}; give a file that this user "
+            "may read"
         ) from None
     if found.st_mode & _OPEN_TO_OTHERS and not _root_gave_it_to_this_group(found):
         raise InvalidArgument(

@@ -219,6 +219,12 @@ class TlsSocket(socket.socket):
         return told
 
 
+def alert_of(error: ssl.SSLError) -> bytes:
+    """What is to be sent to the peer on an HTTP port, so that it knows why; perhaps nothing."""
+    alert: bytes = getattr(error, "alert", b"")
+    return alert
+
+
 def is_plain(error: ssl.SSLError) -> bool:
     """Whether the peer does not speak TLS."""
     return error.reason in _PLAIN_TO_TLS

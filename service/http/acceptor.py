@@ -16,7 +16,7 @@ from typing import Any
 
 from ..complaints import Complaints
 from ..connections.credentials import Credentials
-from ..connections.tls_socket import explain, is_plain, kind_of
+from ..connections.tls_socket import alert_of, explain, is_plain, kind_of
 
 MOST = 256
 """Open connections. Each may cost 100 KB, most of it for TLS."""
@@ -35,6 +35,7 @@ NEXT_S = KEEPALIVE_S + 15.0
 """How long it may take from one request to the next, the answer included."""
 
 _TICK_S = 1.0
+_FAREWELL_S = 1.0
 _BACKLOG = 128
 
 _NOT_TLS = (
@@ -135,6 +136,7 @@ class Acceptor:
     async def _connect(self, connection: _Accepted) -> None:
         loop = asyncio.get_running_loop()
         timeout_s = None if self._context is None else HEAD_S
+        number = connection.sock.fileno()
         with connection.sock.dup() as spare:  # asyncio closes the other one
             try:
                 connection.transport, _ = await loop.connect_accepted_socket(
@@ -142,22 +144,26 @@ class Acceptor:
                 )
                 connection.deadline = loop.time() + HEAD_S
             except OSError as error:  # TLS errors and timeouts are some
-                self._refuse(connection, spare, error)
+                connection.sock.close()
+                self._open.pop(number, None)
+                self._open[spare.fileno()] = dataclasses.replace(connection, sock=spare)
+                await self._refuse(connection.host, spare, error)
 
-    def _refuse(self, connection: _Accepted, spare: socket.socket, error: OSError) -> None:
-        """Tell both sides why there is no connection. `spare` is the client's socket."""
-        if isinstance(error, ssl.SSLError) and self._credentials is not None:
-            why = explain(error, "it", self._credentials, is_server=True)
-            kind = kind_of(error)
-            if is_plain(error):
-                with contextlib.suppress(OSError):
-                    spare.send(_NOT_TLS)
+    async def _refuse(self, host: str, sock: socket.socket, error: OSError) -> None:
+        """Tell both sides why there is no connection."""
+        if not isinstance(error, ssl.SSLError) or self._credentials is None:
+            why, kind, last = str(error), type(error).__name__, b""
         else:
-            why, kind = str(error), type(error).__name__
-        self._complaints.warn(
-            "the TLS handshake of %s failed: %s", connection.host, why, kind=kind
-        )
-        connection.sock.close()
+            why = explain(error, host, self._credentials, is_server=True)
+            kind, last = kind_of(error), _NOT_TLS if is_plain(error) else alert_of(error)
+        self._complaints.warn("the TLS handshake of %s failed: %s", host, why, kind=kind)
+        if last:
+            with contextlib.suppress(OSError):
+                sock.send(last)
+                sock.shutdown(socket.SHUT_WR)
+                # If its request were unread at the end, the client would see a reset instead.
+                loop = asyncio.get_running_loop()
+                await asyncio.wait_for(loop.sock_recv(sock, 1 << 16), _FAREWELL_S)
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
