@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "service.core": {"journal", "storage", "service.errors"},
     "service.connections": {
         *("service.errors", "service.processes", "service.proto", "service.tracing"),
-        "journal.proto",
+        *("service.complaints", "journal.proto"),
     },
     "service.http": {
         *(f"service.connections.{module}" for module in ("admission", "credentials")),

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ..complaints import Complaints
 from ..errors import Unauthenticated
 from .credentials import BEARER, VARIABLES, Credentials
 
@@ -50,6 +51,7 @@ class Denials:
         self._methods = frozenset(methods)
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
+        self.complaints = Complaints()  # of those that have proved nothing
 
     def add(self, method: str, reason: str) -> None:
         """`method` may have its service before a slash."""

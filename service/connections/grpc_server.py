@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
-import logging
 import re
 import socket
 import typing
@@ -29,7 +28,6 @@ from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticate
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
 
-log = logging.getLogger(__name__)
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
@@ -260,6 +258,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # gen
             return continuation(details)
 
         def refuse(_: object, context: grpc.ServicerContext) -> None:
+            _complain(self._admission, details.method, context.peer(), refusal)
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
 
         return grpc.stream_stream_rpc_method_handler(refuse)  # it waits for no message
@@ -275,6 +274,7 @@ class _AsyncTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-a
             return await continuation(details)
 
         async def refuse(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            _complain(self._admission, details.method, context.peer(), refusal)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
@@ -285,10 +285,13 @@ def _refusal(admission: Admission, details: Any) -> str:
     try:
         admission.of_metadata(details.invocation_metadata or ())
     except Unauthenticated as error:
-        admission.denials.add(details.method, "unauthenticated")
-        log.warning("refused a call of %.100r: %s", details.method, error)
         return str(error)
     return ""
+
+
+def _complain(admission: Admission, method: str, peer: str, refusal: str) -> None:
+    admission.denials.add(method, "unauthenticated")
+    admission.denials.complaints.warn("refused %.100r of %s: %s", method, peer, refusal)
 
 
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")
