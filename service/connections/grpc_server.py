@@ -28,7 +28,6 @@ from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticate
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
 
-
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
 

@@ -137,7 +137,7 @@ class Worker:
         self._heard_s: float | None = None  # when the dispatcher last answered a heartbeat
         self._http: HttpThread | None = None
         grpc_is_used()
-        self._admission = own and Admission(own, [tunnel.METHOD])
+        self._admission = None if own is None else Admission(own, [tunnel.METHOD])
         self._grpc = grpc.server(
             ThreadPoolExecutor(
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
