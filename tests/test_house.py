@@ -378,7 +378,7 @@ ONE_DOOR: dict[str, set[str]] = {
         call: {"service.connections.credentials", "service.connections.tls_socket"}
         for call in ("ssl.SSLContext",)
     },
-    "wrap_bio": {"service.connections.tls_socket"},
+    "wrap_bio": {"service.connections.credentials", "service.connections.tls_socket"},
     "wrap_socket": set(),
     "socket.create_connection": {
         *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback"),
