@@ -1,8 +1,9 @@
-"""Row `endurance`: memory, descriptors and threads of processes around which others are killed.
+"""Rows `endurance`: memory, descriptors and threads of processes around which others are killed.
 
 One dispatcher, one worker, and two trainers, of which one reads in order, live for half an hour at
-full rate. Two more workers and a trainer of the same job are killed in turn, and started again. A
-trainer is a process of its own, which reads one epoch after another:
+full rate. Two more workers and a trainer of the same job are killed in turn, and started again; in
+row `endurance_dispatcher` the dispatcher too. A trainer is a process of its own, which reads one
+epoch after another:
 
 python -m forebay.benchmarks.endurance DISPATCHER DATASET (shared|ordered)
 """
@@ -29,6 +30,7 @@ MINUTES = 30.0
 KILL_EVERY_S = 10.0  # a trainer takes several to start
 ELEMENTS = 400_000  # of an epoch
 BATCH = 100
+GIVEN_UP = ("--worker-timeout-ms", 60_000, "--client-timeout-ms", 120_000)  # the defaults
 SAMPLES = 60
 FIRST = 10  # samples before which caches still fill
 
@@ -49,27 +51,33 @@ class _Watched:
         self.threads.append(len(os.listdir(f"/proc/{pid}/task")))
 
 
-def endurance(setting: Setting) -> list[Finding]:
+def endurance(setting: Setting, *, dispatcher_dies: bool = False) -> list[Finding]:
     """What was held at most in the last quarter of the time, less the most of the quarter after
     the first samples. Measured once."""
     seconds = 10 * setting.seconds if setting.quick else 60 * MINUTES
+    directory = setting.directory("endurance")
     with contextlib.ExitStack() as stack:
-        dispatcher = stack.enter_context(our_dispatcher(setting.directory("endurance")))
+        dispatcher = our_dispatcher(directory, 0, *GIVEN_UP)
+        port = dispatcher.port
 
         def worker() -> Server:
             return our_worker(dispatcher)
 
-        def trainer(how: str) -> Responder:
+        def trainer(how: str = "shared") -> Responder:
             return Responder("forebay.benchmarks.endurance", dispatcher.address, how)
 
         watched = {
-            "dispatcher": _Watched(dispatcher),
             "worker": _Watched(stack.enter_context(worker())),
-            "trainer of a shared job": _Watched(stack.enter_context(trainer("shared"))),
+            "trainer of a shared job": _Watched(stack.enter_context(trainer())),
             "trainer in order": _Watched(stack.enter_context(trainer("ordered"))),
         }
-        starts: list[Callable[[], Responder]] = [worker, worker, lambda: trainer("shared")]
+        starts: list[Callable[[], Responder]] = [worker, worker, trainer]
         killed = [start() for start in starts]
+        if dispatcher_dies:
+            starts.append(lambda: our_dispatcher(directory, port, *GIVEN_UP))
+            killed.append(dispatcher)
+        else:
+            watched["dispatcher"] = _Watched(stack.enter_context(dispatcher))
         stack.callback(lambda: [*map(Responder.close, killed)])
         begun, kills = time.monotonic(), 0
         for number in range(1, SAMPLES + 1):
@@ -85,7 +93,7 @@ def endurance(setting: Setting) -> list[Finding]:
     what = f"{seconds / 60:.0f} min and {kills} kills around it"
     return [
         Result(
-            row="endurance",
+            row="endurance_dispatcher" if dispatcher_dies else "endurance",
             what=f"{name}, {what}: growth of its {kind}",
             unit=unit,
             better=Better.LESS,

@@ -93,6 +93,7 @@ ROWS: dict[str, Row] = {
     "fleet": fleet,
     "crowd": crowd,
     "endurance": endurance,
+    "endurance_dispatcher": functools.partial(endurance, dispatcher_dies=True),
     "restart": restart,
     "leases": leases,
     "get_split": get_split,
