@@ -60,7 +60,8 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     may_see = None if permissions is None else permissions.check_metrics
     metrics = None
     if options.http_port >= 0:
-        metrics = DispatcherMetrics(storage, candidate, refusal, admission and admission.denials)
+        denials = None if admission is None else admission.denials
+        metrics = DispatcherMetrics(storage, candidate, refusal, denials)
     sampling = None
     try:
         http = None

@@ -165,7 +165,7 @@ class Worker:
             self.address = advertised_address(options.address, bound)
             metrics = WorkerMetrics(
                 self.tasks, self.consumers, self._blocks.sessions, self.idle.budget,
-                self._condition, self._admission and self._admission.denials,
+                self._condition, None if self._admission is None else self._admission.denials,
             )  # fmt: skip
             self._http = open_http_thread(metrics, options, self._credentials)
             self._pipelines.python = PythonRules(

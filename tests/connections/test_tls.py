@@ -135,7 +135,7 @@ def refused_by_worker(
     addresses = only(worker, "tcp")
     if protocol == "grpc":
         pool = closing.enter_context(ThreadPoolExecutor(2))
-        admission = server and Admission(server)
+        admission = None if server is None else Admission(server)
         calls = grpc.server(pool, [tunnel.handlers(worker.serve, admission)])
         addresses = [("grpc", bind(calls, "127.0.0.1", 0, server))]
         calls.start()

@@ -167,7 +167,8 @@ def test_garbage_on_any_port_stops_nobody_and_nothing_grows(
     tmp_path: pathlib.Path, by: str
 ) -> None:
     authority = certificates.Authority(tmp_path / "ca")
-    server, rules = authority.issue("server").files(), {}
+    server = authority.issue("server").files()
+    rules: dict[str, str] = {}
     if by == "tokens":
         path = certificates.token(tmp_path / "cluster.token", "secret\n")
         server["token_file"] = path

@@ -200,7 +200,8 @@ def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
             (address, "x/Anything"),
         ):
             with connect(at, credentials=own) as channel, pytest.raises(grpc.RpcError) as denied:
-                [*channel.stream_stream(f"/{method}", None, None)(iter([b""]), timeout=30)]
+                call: Any = channel.stream_stream(f"/{method}", None, None)
+                [*call(iter([b""]), timeout=30)]
             assert denied.value.code() == grpc.StatusCode.UNAUTHENTICATED
         named = {"dispatcher": ("GetStatus", "other"), "worker": ("Transfer",)}
         for kind, methods in named.items():
