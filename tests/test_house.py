@@ -48,10 +48,11 @@ LAYERS: dict[str, set[str]] = {
     "service.core": {"journal", "storage", "service.errors"},
     "service.connections": {
         *("service.errors", "service.processes", "service.proto", "service.tracing"),
-        "journal.proto",
+        *("service.complaints", "journal.proto"),
     },
     "service.http": {
-        *("service.connections.admission", "service.connections.credentials", LOOSE, *WORDS)
+        *(f"service.connections.{module}" for module in ("admission", "credentials")),
+        *("service.connections.tls_socket", LOOSE, *WORDS),
     },
     "service.dashboard": {"service.core", "service.http", "journal", LOOSE},
     "service.dispatcher": {
@@ -377,7 +378,7 @@ ONE_DOOR: dict[str, set[str]] = {
         call: {"service.connections.credentials", "service.connections.tls_socket"}
         for call in ("ssl.SSLContext",)
     },
-    "wrap_bio": {"service.connections.tls_socket"},
+    "wrap_bio": {"service.connections.credentials", "service.connections.tls_socket"},
     "wrap_socket": set(),
     "socket.create_connection": {
         *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback"),

@@ -13,9 +13,12 @@ import hashlib
 import hmac
 import os
 import ssl
-from collections.abc import Iterable
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ..complaints import Complaints
 from ..errors import Unauthenticated
 from .credentials import BEARER, VARIABLES, Credentials
 
@@ -40,11 +43,34 @@ class Identity:
         return f"{self.kind} {', '.join(self.names)}".strip()
 
 
+class Denials:
+    """How many calls a server has denied, by method and reason. Thread-safe."""
+
+    def __init__(self, methods: Collection[str]) -> None:
+        """Calls of other methods, which a stranger may name at will, count together."""
+        self._methods = frozenset(methods)
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self.complaints = Complaints()  # of those that have proved nothing
+
+    def add(self, method: str, reason: str) -> None:
+        """`method` may have its service before a slash."""
+        name = method.rpartition("/")[2]
+        with self._lock:
+            self._counts[name if name in self._methods else "other", reason] += 1
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._counts)
+
+
 class Admission:
     """Says who the peers of a server are, and refuses those that prove nothing."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, methods: Collection[str] = ()) -> None:
+        """`methods` are those of the server's calls, without their services."""
         self.credentials = credentials
+        self.denials = Denials(methods)
         self.asks_for_token = bool(credentials.token_file)
 
     def of_token(self, given: str) -> Identity:

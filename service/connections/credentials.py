@@ -18,7 +18,7 @@ import ipaddress
 import os
 import ssl
 import stat
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import InvalidArgument
 from .reloaded import Reloaded
@@ -30,6 +30,14 @@ VARIABLES = {
     "token_file": "FOREBAY_TOKEN_FILE",
 }
 """The environment variable of each field of Credentials."""
+
+
+def _option(name: str) -> str:
+    """How errors name a field of Credentials: by its flag and its variable."""
+    return f"--{name.replace('_', '-')} ({VARIABLES[name]})"
+
+
+_CA, _CERT, _KEY, _TOKEN_FILE = map(_option, VARIABLES)
 
 _MAX_TOKEN_BYTES = 4096
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -104,18 +112,18 @@ class Credentials:
         if not self.tls_ca:
             raise InvalidArgument(
                 "credentials without tls_ca: a process that knows no authority cannot tell its "
-                f"peers from impostors; give tls_ca (--tls-ca, {VARIABLES['tls_ca']})"
+                f"peers from impostors; give tls_ca, {_CA}"
             )
         if bool(self.tls_cert) != bool(self.tls_key):
             has, lacks = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
             raise InvalidArgument(
-                f"credentials with {has} {getattr(self, has)} and without {lacks} "
-                f"({VARIABLES[lacks]}): give both, or neither"
+                f"credentials with {has} {getattr(self, has)} and without {lacks}, "
+                f"{_option(lacks)}: give both, or neither"
             )
         if not self.tls_cert and not self.token_file:
             raise InvalidArgument(
-                "credentials with tls_ca only prove nobody's identity: give tls_cert and tls_key "
-                "(--tls-cert, --tls-key), or token_file (--token-file)"
+                "credentials with tls_ca only prove nobody's identity: give tls_cert and tls_key, "
+                f"{_CERT} and {_KEY}, or token_file, {_TOKEN_FILE}"
             )
 
     def loaded(self) -> LoadedCredentials:
@@ -216,15 +224,14 @@ def credentials_of_server(options: _ServerOptions) -> Credentials | None:
         if not is_loopback(options.host):
             raise InvalidArgument(
                 f"--host {options.host} is not a loopback address, so other machines could reach "
-                "this server, and nothing would keep anybody out: give --tls-cert, --tls-key and "
-                "--tls-ca (and --token-file for tokens), or --insecure if you trust "
-                "every host that can reach it"
+                f"this server, and nothing would keep anybody out: give {_CERT}, {_KEY} and {_CA}, "
+                f"for tokens {_TOKEN_FILE}, too, or --insecure if you trust every host that can "
+                "reach it"
             )
         return None
     if not credentials.tls_cert:
         raise InvalidArgument(
-            f"a server needs a certificate, and has only {credentials}: give --tls-cert and "
-            "--tls-key"
+            f"a server needs a certificate, and has only {credentials}: give {_CERT} and {_KEY}"
         )
     credentials.loaded()
     return credentials
@@ -271,20 +278,21 @@ def _files_of(credentials: Credentials) -> Reloaded[LoadedCredentials]:
 
 def _load(credentials: Credentials) -> LoadedCredentials:
     """Raises InvalidArgument, with the file and what to do."""
-    ca = _read(credentials.tls_ca, "--tls-ca")
-    chain = _read(credentials.tls_cert, "--tls-cert") if credentials.tls_cert else b""
-    key = _read(credentials.tls_key, "--tls-key") if credentials.tls_key else b""
+    ca = _read(credentials.tls_ca, _CA)
+    chain = _read(credentials.tls_cert, _CERT) if credentials.tls_cert else b""
+    key = _read(credentials.tls_key, _KEY) if credentials.tls_key else b""
     tokens = [_token(path) for path in credentials.token_file.split(",") if path]
     names = [token.name for token in tokens]
     if len({*names}) < len(names):
         raise InvalidArgument(
-            f"--token-file {credentials.token_file} has two files whose names differ only in their "
-            "folders or endings: a token is known by its file's name; rename one"
+            f"{_TOKEN_FILE} {credentials.token_file} has two files whose names differ only in "
+            "their folders or endings: a token is known by its file's name; rename one"
         )
     client = client_context(credentials)
     server = http = None
     if chain:
-        server, http = (_context(ssl.PROTOCOL_TLS_SERVER, credentials, ca) for _ in range(2))
+        server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
+        http = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca, _HttpContext)
         server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
         http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
@@ -293,18 +301,47 @@ def _load(credentials: Credentials) -> LoadedCredentials:
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:
     """Of connections to servers. Raises InvalidArgument."""
-    ca = _read(credentials.tls_ca, "--tls-ca")
+    ca = _read(credentials.tls_ca, _CA)
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, ca)
 
 
-def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
+class _HttpTls(ssl.SSLObject):
+    """Keeps the alert of a handshake that fails, which asyncio would not send."""
+
+    outgoing: ssl.MemoryBIO
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            error.alert = self.outgoing.read()  # type: ignore[attr-defined]
+            raise
+
+
+class _HttpContext(ssl.SSLContext):
+    sslobject_class = _HttpTls
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **how: Any
+    ) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *args, **how)
+        assert isinstance(made, _HttpTls)
+        made.outgoing = outgoing
+        return made
+
+
+def _context(
+    protocol: int, credentials: Credentials, ca: bytes, kind: type[ssl.SSLContext] = ssl.SSLContext
+) -> ssl.SSLContext:
+    context = kind(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # names in comments
     except (ssl.SSLError, ValueError) as error:
         raise InvalidArgument(
-            f"--tls-ca {credentials.tls_ca} holds no certificates in PEM ({error}); give the "
+            f"{_CA} {credentials.tls_ca} holds no certificates in PEM ({error}); give the "
             "file of the authorities that sign your certificates"
         ) from None
     if credentials.tls_cert:
@@ -314,13 +351,12 @@ def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLConte
             reason = str(getattr(error, "reason", "") or error)
             if "MISMATCH" in reason:
                 raise InvalidArgument(
-                    f"the key --tls-key {credentials.tls_key} is not that of the certificate "
-                    f"--tls-cert {credentials.tls_cert}; give a pair that was issued together"
+                    f"the key {_KEY} {credentials.tls_key} is not that of the certificate "
+                    f"{_CERT} {credentials.tls_cert}; give a pair that was issued together"
                 ) from None
             raise InvalidArgument(
-                f"--tls-cert {credentials.tls_cert} or --tls-key {credentials.tls_key} cannot be "
-                f"used: {reason}; give a certificate and its key in PEM, the key without a "
-                "passphrase"
+                f"{_CERT} {credentials.tls_cert} or {_KEY} {credentials.tls_key} cannot be used: "
+                f"{reason}; give a certificate and its key in PEM, the key without a passphrase"
             ) from None
     return context
 
@@ -353,21 +389,21 @@ def _token(path: str) -> Token:
             text = file.read(_MAX_TOKEN_BYTES + 2)
     except OSError as error:
         raise InvalidArgument(
-            f"--token-file {path} cannot be read: {error.strerror}; give a file that this user may "
-            "read"
+            f"{_TOKEN_FILE} {path} cannot be read: {error.strerror}; give a file that this user "
+            "may read"
         ) from None
     if found.st_mode & _OPEN_TO_OTHERS and not _root_gave_it_to_this_group(found):
         raise InvalidArgument(
-            f"--token-file {path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users may "
+            f"{_TOKEN_FILE} {path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users may "
             f"use its token: chmod 600 {path}, or let root own it, with mode 440 and this "
             f"process's own group, {os.getegid()} (Kubernetes: runAsGroup and fsGroup)"
         )
     value = text.removesuffix(b"\n").removesuffix(b"\r")
     if not value:
-        raise InvalidArgument(f"--token-file {path} is empty; write a token into it, on one line")
+        raise InvalidArgument(f"{_TOKEN_FILE} {path} is empty; write a token into it, on one line")
     if len(value) > _MAX_TOKEN_BYTES or not all(0x20 < byte < 0x7F for byte in value):
         raise InvalidArgument(
-            f"--token-file {path} holds more than a token: a token is one line of at most "
+            f"{_TOKEN_FILE} {path} holds more than a token: a token is one line of at most "
             f"{_MAX_TOKEN_BYTES} visible ASCII characters, without spaces"
         )
     name, _ = os.path.splitext(os.path.basename(path))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
-import logging
 import re
 import socket
 import typing
@@ -28,8 +27,6 @@ from google.protobuf.message import DecodeError, Message
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
-
-log = logging.getLogger(__name__)
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
@@ -234,20 +231,20 @@ def in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def interceptors(credentials: Credentials | None) -> list[grpc.ServerInterceptor[Any, Any]]:
+def interceptors(admission: Admission | None) -> list[grpc.ServerInterceptor[Any, Any]]:
     """Of a threaded server: refuse calls without a token, if it asks for tokens."""
-    if credentials is None or not credentials.token_file:
+    if admission is None or not admission.asks_for_token:
         return []
-    return [_TokenInterceptor(Admission(credentials))]
+    return [_TokenInterceptor(admission)]
 
 
 def interceptors_async(
-    credentials: Credentials | None,
+    admission: Admission | None,
 ) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
     """The same, of a `grpc.aio` server."""
-    if credentials is None or not credentials.token_file:
+    if admission is None or not admission.asks_for_token:
         return []
-    return [_AsyncTokenInterceptor(Admission(credentials))]
+    return [_AsyncTokenInterceptor(admission)]
 
 
 class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
@@ -260,6 +257,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg] # gen
             return continuation(details)
 
         def refuse(_: object, context: grpc.ServicerContext) -> None:
+            _complain(self._admission, details.method, context.peer(), refusal)
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
 
         return grpc.stream_stream_rpc_method_handler(refuse)  # it waits for no message
@@ -275,6 +273,7 @@ class _AsyncTokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-a
             return await continuation(details)
 
         async def refuse(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            _complain(self._admission, details.method, context.peer(), refusal)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
@@ -285,9 +284,13 @@ def _refusal(admission: Admission, details: Any) -> str:
     try:
         admission.of_metadata(details.invocation_metadata or ())
     except Unauthenticated as error:
-        log.warning("refused a call of %.100r: %s", details.method, error)
         return str(error)
     return ""
+
+
+def _complain(admission: Admission, method: str, peer: str, refusal: str) -> None:
+    admission.denials.add(method, "unauthenticated")
+    admission.denials.complaints.warn("refused %.100r of %s: %s", method, peer, refusal)
 
 
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")

@@ -32,6 +32,9 @@ _CLOCKS = "check the clocks of both hosts"
 class TlsError(ConnectionError):
     """The peer has no TLS or no valid certificate, or refuses ours. Says what to do."""
 
+    kind = ""
+    """Of few values: what is wrong."""
+
 
 class PlainPeer(TlsError):
     """The peer does not speak TLS."""
@@ -210,8 +213,26 @@ class TlsSocket(socket.socket):
         )
 
     def _explained(self, error: ssl.SSLError) -> TlsError:
-        kind = PlainPeer if error.reason in _PLAIN_TO_TLS else TlsError
-        return kind(explain(error, self._peer, self._credentials, is_server=self._is_server))
+        cls = PlainPeer if is_plain(error) else TlsError
+        told = cls(explain(error, self._peer, self._credentials, is_server=self._is_server))
+        told.kind = kind_of(error)
+        return told
+
+
+def alert_of(error: ssl.SSLError) -> bytes:
+    """What is to be sent to the peer on an HTTP port, so that it knows why; perhaps nothing."""
+    alert: bytes = getattr(error, "alert", b"")
+    return alert
+
+
+def is_plain(error: ssl.SSLError) -> bool:
+    """Whether the peer does not speak TLS."""
+    return error.reason in _PLAIN_TO_TLS
+
+
+def kind_of(error: ssl.SSLError) -> str:
+    """What is wrong with the peer's TLS, in one of OpenSSL's words."""
+    return f"{error.reason} {getattr(error, 'verify_code', '')}"
 
 
 def explain(error: ssl.SSLError, peer: str, credentials: Credentials, *, is_server: bool) -> str:
@@ -219,7 +240,7 @@ def explain(error: ssl.SSLError, peer: str, credentials: Credentials, *, is_serv
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _of_their_certificate(error, peer, credentials)
-    if reason in _PLAIN_TO_TLS:
+    if is_plain(error):
         if is_server:
             return (
                 f"{peer} does not speak TLS, and this server does: give it credentials "

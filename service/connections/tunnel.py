@@ -24,6 +24,7 @@ from . import relay
 from .admission import Admission, Identity
 from .credentials import own_credentials
 from .grpc_server import connect, metadata_of
+from .tls_socket import TlsError, probe
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
     end = _ConsumersEnd(theirs, tunnel)
     if failure := tunnel.failure(timeout_s):
         end.close()
+        if "UNAVAILABLE" in failure and (fault := probe(address, own_credentials())):
+            raise TlsError(f"no tunnel through gRPC to {address}: {fault.what}")
         refused = "Connection refused" in failure
         kind = ConnectionRefusedError if refused else ConnectionError
         raise kind(f"no tunnel through gRPC to {address}: {failure}")

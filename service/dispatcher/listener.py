@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from ..connections.credentials import Credentials
+from ..connections.admission import Admission
 from ..connections.grpc_server import LEADER_KEY, SERVER_OPTIONS, bind, interceptors_async
 from ..errors import AddressInUse
 
@@ -30,13 +30,14 @@ class ServedPort:
     """A port on which `open` serves one role after another."""
 
     def __init__(
-        self, host: str, port: int, *, standby: bool, credentials: Credentials | None = None
+        self, host: str, port: int, *, standby: bool, admission: Admission | None = None
     ) -> None:
         """Bind host:port (0: any free one); `standby` is the first role. Raises AddressInUse."""
         self._host = host
-        self._credentials = credentials
+        self._admission = admission
+        self._credentials = None if admission is None else admission.credentials
         self._server = self._make_server(standby)
-        self.address = bind(self._server, host, port, credentials)
+        self.address = bind(self._server, host, port, self._credentials)
         self._port = int(self.address.rpartition(":")[2])
         self._started = False
 
@@ -71,7 +72,7 @@ class ServedPort:
 
     def _make_server(self, standby: bool) -> grpc.aio.Server:
         return grpc.aio.server(
-            interceptors=interceptors_async(self._credentials) or None,
+            interceptors=interceptors_async(self._admission) or None,
             options=STANDBY_OPTIONS if standby else SERVER_OPTIONS,
         )
 

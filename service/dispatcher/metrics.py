@@ -10,8 +10,9 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.snapshots import decode_snapshot
 from ...storage import Storage, StorageError
 from ...storage.durations import BOUNDS_S, Durations
+from ..connections.admission import Denials
 from ..core.state import Job, State
-from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured
+from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured, denied
 from ..slicing import in_slices
 from .candidate import Candidate
 from .dispatcher import Dispatcher
@@ -120,10 +121,17 @@ SNAPSHOT_AGE = Family(
 class DispatcherMetrics:
     """Implements `Observed` (service/http/server.py)."""
 
-    def __init__(self, storage: Storage, candidate: Candidate, standby: StandbyHandler) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        candidate: Candidate,
+        standby: StandbyHandler,
+        denials: Denials | None = None,
+    ) -> None:
         self._storage = storage
         self._candidate = candidate
         self._standby = standby
+        self._denials = denials
         self.dispatcher: Dispatcher | None = None  # while it leads
         self.counts = EventCounts()
         self._displaced = 0
@@ -176,6 +184,7 @@ class DispatcherMetrics:
             yield SEQUENCE(state.sequence)
         yield DISPLACED(self._displaced)
         yield REFUSED(self._standby.refused)
+        yield from denied(self._denials)
         for kind, count in [*self.counts.events.items()]:
             yield EVENTS(count, kind)
         yield from self.counts.splits.measured(SPLITS)

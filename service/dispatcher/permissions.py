@@ -110,6 +110,13 @@ class Permissions:
 
     def check(self, method: str, request: Any, state: State) -> None:
         """Check the current call. Raises PermissionDenied."""
+        try:
+            self._check(method, request, state)
+        except PermissionDenied:
+            self._admission.denials.add(method, "forbidden")
+            raise
+
+    def _check(self, method: str, request: Any, state: State) -> None:
         caller = current_caller(self._admission)
         (roles, describe), together = METHODS[method], False
         subject = describe(request, state)

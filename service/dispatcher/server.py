@@ -27,7 +27,7 @@ from .journal_reader import JournalProcess
 from .listener import ServedPort, StandbyHandler
 from .metrics import DispatcherMetrics
 from .options import DispatcherOptions
-from .permissions import Permissions
+from .permissions import METHODS, Permissions
 from .tensorflow_face import TensorFlowFace
 
 if TYPE_CHECKING:
@@ -49,18 +49,19 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     _check(options)
     credentials = credentials_of_server(options)
     serves_tf = serves_tensorflow(options, credentials)
-    admission = None if credentials is None else Admission(credentials)
+    admission = None if credentials is None else Admission(credentials, METHODS)
     permissions = _permissions(options, admission)
-    listener = ServedPort(
-        options.host, options.port, standby=options.standby, credentials=credentials
-    )
+    listener = ServedPort(options.host, options.port, standby=options.standby, admission=admission)
     bound = listener.address
     address = advertised_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
     refusal = StandbyHandler(candidate.leader)
-    metrics = DispatcherMetrics(storage, candidate, refusal) if options.http_port >= 0 else None
     may_see = None if permissions is None else permissions.check_metrics
+    metrics = None
+    if options.http_port >= 0:
+        denials = None if admission is None else admission.denials
+        metrics = DispatcherMetrics(storage, candidate, refusal, denials)
     sampling = None
     try:
         http = None

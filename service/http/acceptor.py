@@ -7,16 +7,16 @@ those that are late. What goes wrong with one is a line in the log, of each kind
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import logging
 import socket
-import time
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ..complaints import Complaints
 from ..connections.credentials import Credentials
-
-log = logging.getLogger(__name__)
+from ..connections.tls_socket import alert_of, explain, is_plain, kind_of
 
 MOST = 256
 """Open connections. Each may cost 100 KB, most of it for TLS."""
@@ -35,25 +35,13 @@ NEXT_S = KEEPALIVE_S + 15.0
 """How long it may take from one request to the next, the answer included."""
 
 _TICK_S = 1.0
-_SILENT_S = 60.0
+_FAREWELL_S = 1.0
 _BACKLOG = 128
 
-
-class Complaints:
-    """Warnings of which each kind is logged once a minute, with how many were left out."""
-
-    def __init__(self) -> None:
-        self._said: dict[str, tuple[float, int]] = {}  # when it was logged; how often not, since
-
-    def warn(self, text: str, *args: object) -> None:
-        """Log `text`, which is the kind, with its arguments."""
-        now = time.monotonic()
-        at, missed = self._said.get(text, (-_SILENT_S, 0))
-        if now < at + _SILENT_S:
-            self._said[text] = at, missed + 1
-            return
-        self._said[text] = now, 0
-        log.warning(text + (f" (and {missed} more of the kind)" if missed else ""), *args)
+_NOT_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    b"This port speaks TLS: use https.\n"
+)
 
 
 @dataclasses.dataclass
@@ -75,6 +63,7 @@ class Acceptor:
     ) -> None:
         """`serve` makes the protocol of a connection."""
         self._serve = serve
+        self._credentials = credentials
         self._context = None if credentials is None else credentials.http_context()
         self._complaints = complaints
         self._open: dict[int, _Accepted] = {}  # by file descriptor
@@ -147,14 +136,34 @@ class Acceptor:
     async def _connect(self, connection: _Accepted) -> None:
         loop = asyncio.get_running_loop()
         timeout_s = None if self._context is None else HEAD_S
-        try:
-            connection.transport, _ = await loop.connect_accepted_socket(
-                self._serve, connection.sock, ssl=self._context, ssl_handshake_timeout=timeout_s
-            )
-            connection.deadline = loop.time() + HEAD_S
-        except OSError as error:  # TLS errors and timeouts are some
-            self._complaints.warn("the TLS handshake of %s failed: %s", connection.host, error)
-            connection.sock.close()
+        number = connection.sock.fileno()
+        with connection.sock.dup() as spare:  # asyncio closes the other one
+            try:
+                connection.transport, _ = await loop.connect_accepted_socket(
+                    self._serve, connection.sock, ssl=self._context, ssl_handshake_timeout=timeout_s
+                )
+                connection.deadline = loop.time() + HEAD_S
+            except OSError as error:  # TLS errors and timeouts are some
+                connection.sock.close()
+                self._open.pop(number, None)
+                self._open[spare.fileno()] = dataclasses.replace(connection, sock=spare)
+                await self._refuse(connection.host, spare, error)
+
+    async def _refuse(self, host: str, sock: socket.socket, error: OSError) -> None:
+        """Tell both sides why there is no connection."""
+        if not isinstance(error, ssl.SSLError) or self._credentials is None:
+            why, kind, last = str(error), type(error).__name__, b""
+        else:
+            why = explain(error, host, self._credentials, is_server=True)
+            kind, last = kind_of(error), _NOT_TLS if is_plain(error) else alert_of(error)
+        self._complaints.warn("the TLS handshake of %s failed: %s", host, why, kind=kind)
+        if last:
+            with contextlib.suppress(OSError):
+                sock.send(last)
+                sock.shutdown(socket.SHUT_WR)
+                # If its request were unread at the end, the client would see a reset instead.
+                loop = asyncio.get_running_loop()
+                await asyncio.wait_for(loop.sock_recv(sock, 1 << 16), _FAREWELL_S)
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

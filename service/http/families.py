@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from ..connections.admission import Denials
 from ..user_metrics import cut_name
 
 MOST_LABELLED = 100
@@ -42,6 +43,20 @@ class Family(NamedTuple):
 
     def __call__(self, value: float | Buckets, *labels: object) -> Measured:
         return Measured(self, value, tuple(label_value(str(label)) for label in labels))
+
+
+DENIED = Family(
+    "forebay_denied_calls_total", "counter",
+    "Calls that were denied over gRPC: unauthenticated (no known token), or forbidden (by the "
+    "access file).",
+    ("method", "reason"),
+)  # fmt: skip
+
+
+def denied(denials: Denials | None) -> Iterator[Measured]:
+    """What a server has denied; nothing without credentials."""
+    for (method, reason), count in (denials.counts() if denials is not None else {}).items():
+        yield DENIED(count, method, reason)
 
 
 def label_value(text: str) -> str:

@@ -20,11 +20,13 @@ from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import BadHttpMethod
 
+from ..complaints import Complaints
 from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials
 from ..errors import AddressInUse, PermissionDenied, Unauthenticated
-from .acceptor import KEEPALIVE_S, Acceptor, Complaints
+from .acceptor import KEEPALIVE_S, Acceptor
 from .exposition import encode
 from .families import Measured
 
@@ -71,11 +73,20 @@ class _BadRequests(logging.LoggerAdapter[logging.Logger]):
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **how: Any) -> None:
         if isinstance(exc_info, HttpProcessingError):
-            said = " ".join(exc_info.message.split())[:200]
-            host = args[-1] if args else "somebody"
-            self._complaints.warn("a request of %s is not HTTP: %s", host, ascii(said))
+            self._complain(exc_info, *args)
         else:
             super().exception(msg, *args, exc_info=exc_info, **how)
+
+    def debug(self, msg: object, *args: object, exc_info: Any = None, **how: Any) -> None:
+        """Among others, TLS on a port without it."""
+        if isinstance(exc_info, BadHttpMethod):
+            self._complain(exc_info, *args)
+        else:
+            super().debug(msg, *args, exc_info=exc_info, **how)
+
+    def _complain(self, error: HttpProcessingError, *args: object) -> None:
+        said, host = " ".join(error.message.split())[:200], args[-1] if args else "somebody"
+        self._complaints.warn("a request of %s is not HTTP: %s", host, ascii(said))
 
 
 class HttpServer:
@@ -156,6 +167,8 @@ class HttpServer:
             try:
                 self.admit(request)
             except Unauthenticated as error:
+                if refused is refused_as_text:  # a browser may sign in
+                    self.complaints.warn("refused a request of %s: %s", request.remote, error)
                 return refused(request, 401, error)
             except PermissionDenied as error:
                 return refused(request, 403, error)

@@ -20,6 +20,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
+from ..complaints import Complaints
 from ..connections.admission import Admission, Identity
 from ..connections.credentials import Credentials
 from ..connections.data_keys import KnownKeys, UnfitCredential
@@ -99,6 +100,7 @@ class BlockServer:
         self._keys = keys
         self._checksums = checksums
         self.sessions = Sessions(linger_s, max_away_bytes)
+        self._complaints = Complaints()
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
         self._stopping = threading.Event()
@@ -319,14 +321,14 @@ class _Handler:
                     sender.join()
         except PlainPeer as error:
             assert self._tls is not None
-            _log.warning("refused a connection: %s", error)
+            self._complain(error)
             with contextlib.suppress(OSError):  # in its own words, which are plain
                 plain = b"".join(frames.encode(encode_refusal(f"this worker speaks TLS: {error}")))
                 self._tls.send_plain(plain)
         except ClosedEarly as error:  # as those that only look whether the port is open do
             _log.info("a connection ended: %s", error)
         except TlsError as error:
-            _log.warning("refused a connection: %s", error)
+            self._complain(error)
         except OSError as error:
             _log.info("the connection of %s ended: %s", self._peer, error)
         except ProtocolError as error:
@@ -338,6 +340,9 @@ class _Handler:
                 os.close(self._process)
             self._socket.close()
             self._server._remove(self)
+
+    def _complain(self, error: TlsError) -> None:
+        self._server._complaints.warn("refused a connection: %s", error, kind=error.kind)
 
     def _admitted(self) -> Connection:
         """The connection of a consumer that says who it is in time."""

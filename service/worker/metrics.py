@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ..connections.admission import Denials
 from ..delivery import MemoryBudget
-from ..http.families import MOST_LABELLED, Family, Made, Measured
+from ..http.families import MOST_LABELLED, Family, Made, Measured, denied
 from ..transport.sessions import Sessions
 from .running_tasks import RunningTasks
 from .task_consumers import TaskConsumers
@@ -95,12 +96,14 @@ class WorkerMetrics:
         sessions: Sessions,
         budget: MemoryBudget,
         condition: Callable[[], Condition],
+        denials: Denials | None = None,
     ) -> None:
         self._tasks = tasks
         self._consumers = consumers
         self._sessions = sessions
         self._budget = budget
         self._condition = condition
+        self._denials = denials
 
     def unhealthy(self) -> str:
         return "the thread of its heartbeats has ended" if self._condition().has_failed else ""
@@ -135,3 +138,4 @@ class WorkerMetrics:
         yield CONNECTIONS(self._sessions.connections - self._sessions.reconnects, "first")
         yield CONNECTIONS(self._sessions.reconnects, "again")
         yield AWAY(len(self._sessions.away()))
+        yield from denied(self._denials)

@@ -137,16 +137,17 @@ class Worker:
         self._heard_s: float | None = None  # when the dispatcher last answered a heartbeat
         self._http: HttpThread | None = None
         grpc_is_used()
+        self._admission = None if own is None else Admission(own, [tunnel.METHOD])
         self._grpc = grpc.server(
             ThreadPoolExecutor(
                 GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
             ),
             handlers=[
                 self._face.handlers(serves=serves_tensorflow(options, own)),
-                tunnel.handlers(self._blocks.serve, None if own is None else Admission(own)),
+                tunnel.handlers(self._blocks.serve, self._admission),
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
-            interceptors=interceptors(own),
+            interceptors=interceptors(self._admission),
             options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
         )
 
@@ -163,8 +164,9 @@ class Worker:
             bound = bind(self._grpc, options.host, options.port, self._credentials)
             self.address = advertised_address(options.address, bound)
             metrics = WorkerMetrics(
-                self.tasks, self.consumers, self._blocks.sessions, self.idle.budget, self._condition
-            )
+                self.tasks, self.consumers, self._blocks.sessions, self.idle.budget,
+                self._condition, None if self._admission is None else self._admission.denials,
+            )  # fmt: skip
             self._http = open_http_thread(metrics, options, self._credentials)
             self._pipelines.python = PythonRules(
                 may_run_python(options), options.processes, self.address

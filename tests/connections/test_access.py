@@ -6,10 +6,12 @@ import dataclasses
 import itertools
 import pathlib
 import queue
+import re
 import ssl
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import grpc
@@ -25,7 +27,7 @@ from forebay.service.client.waiting import fetch_status
 from forebay.service.connections import data_keys
 from forebay.service.connections.access import ROLES, AccessRules
 from forebay.service.connections.admission import Admission, Identity, of_certificate
-from forebay.service.connections.credentials import serves_tensorflow
+from forebay.service.connections.credentials import client_context, serves_tensorflow
 from forebay.service.connections.data_keys import KnownKeys, SigningKeys
 from forebay.service.connections.dispatcher_client import SERVICE, DispatcherClient
 from forebay.service.connections.grpc_server import connect
@@ -40,6 +42,7 @@ from forebay.service.errors import (
     ResourceExhausted,
     Unauthenticated,
 )
+from forebay.service.processes import free_port
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.servers import WorkerServer
 from forebay.service.transport import BlockClient, BlockServer
@@ -93,9 +96,17 @@ def rules(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def dispatcher(authority: Authority, rules: pathlib.Path) -> Iterator[DispatchServer]:
-    files: dict[str, Any] = authority.issue("dispatcher").files()
-    with DispatchServer(DispatcherConfig(**files, access_file=str(rules))) as dispatcher:
+def http_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def dispatcher(
+    authority: Authority, rules: pathlib.Path, http_port: int
+) -> Iterator[DispatchServer]:
+    options: dict[str, Any] = authority.issue("dispatcher").files()
+    options |= {"access_file": str(rules), "http_port": http_port}
+    with DispatchServer(DispatcherConfig(**options)) as dispatcher:
         yield dispatcher
 
 
@@ -481,6 +492,61 @@ def test_wrong_rules_are_refused(content: str, wrong: str, tmp_path: pathlib.Pat
     path.write_text(content)
     with pytest.raises(InvalidArgument, match=wrong):
         AccessRules(str(path))
+
+
+def test_new_rules_are_in_force_for_the_next_call_and_wrong_ones_are_not(
+    dispatcher: DispatchServer,
+    rules: pathlib.Path,
+    authority: Authority,
+    http_port: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    viewer, said, denied = client_context(authority.issue("viewer")), "", 0
+    sample = 'forebay_denied_calls_total{method="ListDatasets",reason="forbidden"} '
+
+    def counted() -> float:
+        url = f"https://localhost:{http_port}/metrics"
+        with urllib.request.urlopen(url, context=viewer, timeout=20) as answer:
+            (*_, count) = re.findall(
+                re.escape(sample) + "(.*)", f"{sample}0\n{answer.read().decode()}"
+            )
+        return float(count)
+
+    with (
+        using(authority.issue("newcomer")),
+        closing(DispatcherClient(dispatcher.target)) as client,
+    ):
+
+        def may_list() -> bool:
+            nonlocal denied
+            try:
+                client.call(pb.ListDatasetsRequest(), pb.ListDatasetsResponse, patience_s=20)
+            except PermissionDenied:
+                denied += 1
+                return False
+            return True
+
+        def complains(why: str) -> bool:
+            nonlocal said
+            assert may_list(), "the old rules stay in force"
+            said += capsys.readouterr().err
+            return (
+                re.search(f"--access-file {rules}: .* the old stay in force: .*{why}", said)
+                is not None
+            )
+
+        before = counted()
+        assert not may_list()
+        granted = f'{RULES}[[grant]]\nto = ["new*"]\nroles = ["viewer"]\n'
+        rules.write_text(granted)
+        wait_until(may_list)
+        rules.write_text(f"{granted}[[grant")
+        wait_until(lambda: complains("is not TOML: Expected"))
+        rules.write_text(granted.replace('"trainer"', '"king"'))
+        wait_until(lambda: complains("grant 1: 'king' is no role; use trainer"))
+        rules.write_text(RULES)
+        wait_until(lambda: not may_list())
+        assert counted() - before == denied
 
 
 def test_rules_need_tls_and_stock_clients_are_let_in_only_where_asked(server: Credentials) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import http.client
 import logging
 import os
 import pathlib
+import re
 import signal
 import socket
 import threading
@@ -13,21 +16,28 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, ForebayError
 from forebay.service.connections import credentials as module
-from forebay.service.connections import reloaded
+from forebay.service.connections import reloaded, tunnel
 from forebay.service.connections.admission import Admission, Identity
-from forebay.service.connections.credentials import credentials_of_server, own_credentials
+from forebay.service.connections.credentials import (
+    VARIABLES,
+    client_context,
+    credentials_of_server,
+    own_credentials,
+)
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind, connect, interceptors, metadata_of
 from forebay.service.connections.tls_socket import TlsSocket
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import InvalidArgument, Unauthenticated, Unavailable
+from forebay.service.http.families import Measured
+from forebay.service.http.server import HttpThread
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import transfer_pb2 as wire
 from forebay.service.transport import BlockServer, frames, messages
@@ -114,92 +124,163 @@ def test_blocks_of_all_sizes_arrive(
 
 
 def refused_by_worker(
-    closing: ExitStack, server: Credentials | None, client: Credentials | None
+    closing: ExitStack,
+    server: Credentials | None,
+    client: Credentials | None,
+    protocol: str = "tcp",
 ) -> str:
-    """Why a consumer cannot read over TCP."""
+    """Why a consumer cannot read over TCP, or gRPC."""
     worker = block_server(closing, server)
     task(worker, 1, 1)
+    addresses = only(worker, "tcp")
+    if protocol == "grpc":
+        pool = closing.enter_context(ThreadPoolExecutor(2))
+        admission = None if server is None else Admission(server)
+        calls = grpc.server(pool, [tunnel.handlers(worker.serve, admission)])
+        addresses = [("grpc", bind(calls, "127.0.0.1", 0, server))]
+        calls.start()
+        closing.callback(lambda: calls.stop(None).wait())
     with using(client):
-        reading = consumer(closing, worker, "tcp", reads=1, give_up_s=0.1)
+        reading = Consumer(addresses, reads=1, give_up_s=0.1, open_tunnel=tunnel.open_tunnel)
+        closing.callback(reading.client.close)
         said = reading.get()
     assert isinstance(said, str), said
     assert not worker.sessions.read_tasks()
     return said
 
 
+class Observed:
+    """Has no metrics."""
+
+    def unhealthy(self) -> str:
+        return ""
+
+    def unready(self) -> str:
+        return ""
+
+    async def measured(self) -> list[Measured]:
+        return []
+
+
+def refused_by_http(
+    closing: ExitStack, server: Credentials | None, client: Credentials | None
+) -> str:
+    """Why somebody cannot see a server's metrics."""
+    thread = HttpThread(Observed(), server)
+    closing.callback(thread.stop)
+    thread.start("127.0.0.1", 0)
+    port = int(thread.address.rpartition(":")[2])
+    asking = (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        if client is None
+        else http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=PATIENCE_S, context=client_context(client)
+        )
+    )
+    closing.callback(asking.close)
+    try:
+        asking.request("GET", "/metrics")
+        answer = asking.getresponse()
+    except OSError as error:
+        return str(error)
+    assert answer.status in (400, 401)
+    return answer.read().decode()
+
+
+class Case(NamedTuple):
+    server: Credentials | None
+    client: Credentials | None
+    client_says: str
+    server_says: str  # a pattern
+    browser_says: str
+    """At the HTTP port, where the client is not Forebay's."""
+
+
 @pytest.fixture(scope="module")
 def cases(
-    authority: Authority, stranger: Authority, server: Credentials, trainer: Credentials
-) -> dict[str, tuple[Credentials | None, Credentials | None, str, str]]:
+    authority: Authority,
+    stranger: Authority,
+    server: Credentials,
+    trainer: Credentials,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Case]:
     """What is wrong: the server's and the client's credentials, and what both of them say."""
     strange = stranger.issue("strange")
+    secret = token(tmp_path_factory.mktemp("tokens") / "t", "secret\n")
     expired = authority.issue("expired", begins=-9, ends=-1 / 24)  # or a clock is an hour off
     early = authority.issue("early", begins=1 / 24, ends=9)
     elsewhere = authority.issue("elsewhere", "elsewhere.example")
     return {
-        "a client of another authority": (
+        "a client of another authority": Case(
             server, mixed(strange, server), "does not accept the certificate",
             "unable to get local issuer certificate; give both sides certificates of",
+            "alert unknown ca",
         ),
-        "an expired client": (
+        "an expired client": Case(
             server, expired, f"it has expired; renew it, or {CLOCKS}",
-            f"certificate has expired; renew it; or {CLOCKS}",
+            f"certificate has expired; renew it; or {CLOCKS}", "alert certificate expired",
         ),
-        "a client of the next hour": (
+        "a client of the next hour": Case(
             server, early, "does not accept the certificate",
-            f"certificate is not yet valid; wait, or {CLOCKS}",
+            f"certificate is not yet valid; wait, or {CLOCKS}", "alert bad certificate",
         ),
-        "a server of another authority": (
+        "a client without a certificate": Case(
+            server, holder(server, secret), "asks for a certificate",
+            "no certificate", "no certificate was sent",
+        ),
+        "a server of another authority": Case(
             mixed(strange, server), trainer,
             "unable to get local issuer certificate; give both sides certificates of",
-            "no authority that it knows has signed it",
+            "no authority that it knows has signed it", "unable to get local issuer certificate",
         ),
-        "an expired server": (
+        "an expired server": Case(
             expired, trainer, f"certificate has expired; renew it; or {CLOCKS}",
-            f"it has expired; renew it, or {CLOCKS}",
+            f"it has expired; renew it, or {CLOCKS}", "certificate has expired",
         ),
-        "a server of the next hour": (
+        "a server of the next hour": Case(
             early, trainer, f"certificate is not yet valid; wait, or {CLOCKS}",
-            "does not accept the certificate",
+            "does not accept the certificate", "certificate is not yet valid",
         ),
-        "a server elsewhere": (
+        "a server elsewhere": Case(
             elsewhere, trainer, "not valid for '127.0.0.1'; have it issued with this name",
-            "does not accept the certificate",
+            "does not accept the certificate", "certificate is not valid for '127.0.0.1'",
         ),
-        "a plain client": (
-            server, None, "this worker speaks TLS", "does not speak TLS, and this server does",
+        "a plain client": Case(
+            server, None, "speaks TLS", "does not speak TLS, and this server does",
+            "This port speaks TLS: use https",
         ),
-        "a plain server": (None, trainer, "TLS", "it speaks TLS, and this process does not"),
+        "a plain server": Case(
+            None, trainer, "TLS", "speaks TLS, and this process does not|HTTPS traffic",
+            "wrong version number",
+        ),
     }  # fmt: skip
 
 
 CASES = [
     *("a client of another authority", "an expired client", "a client of the next hour"),
     *("a server of another authority", "an expired server", "a server of the next hour"),
-    *("a server elsewhere", "a plain client", "a plain server"),
+    *("a server elsewhere", "a client without a certificate", "a plain client", "a plain server"),
 ]
 
 
+@pytest.mark.parametrize("port", ["tcp", "grpc", "http"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_wrong_data_connection_is_refused_on_both_sides(
+def test_a_wrong_connection_is_refused_on_both_sides(
     closing: ExitStack,
     caplog: pytest.LogCaptureFixture,
-    cases: dict[str, tuple[Credentials | None, Credentials | None, str, str]],
+    cases: dict[str, Case],
     case: str,
+    port: str,
 ) -> None:
-    theirs, ours, client_says, server_says = cases[case]
+    theirs, ours, client_says, server_says, browser_says = cases[case]
     caplog.set_level(logging.INFO)
-    assert client_says in refused_by_worker(closing, theirs, ours)
-    closing.close()
-    assert server_says in caplog.text
-
-
-def test_a_client_without_a_certificate_is_told_so(
-    closing: ExitStack, server: Credentials, tmp_path: pathlib.Path, caplog: Any
-) -> None:
-    client = Credentials(tls_ca=server.tls_ca, token_file=token(tmp_path / "t", "secret\n"))
-    assert "asks for a certificate" in refused_by_worker(closing, server, client)
-    assert "has no certificate: give it --tls-cert" in caplog.text
+    if port == "http":
+        assert browser_says in refused_by_http(closing, theirs, ours)
+    else:
+        assert client_says in refused_by_worker(closing, theirs, ours, port)
+    if port != "grpc":  # gRPC's own server says nothing
+        reason = re.compile(f"127.0.0.1.*({server_says})")
+        wait_until(lambda: reason.search(caplog.text))
 
 
 @pytest.mark.parametrize("says", ["", "FBY1", "\x16\x03\x01\x02\x00\x01", "GET / HTTP/1.1\r\n\r\n"])
@@ -420,21 +501,39 @@ def test_credentials_that_cannot_be(server: Credentials, tmp_path: pathlib.Path)
             Credentials(**given)
 
 
+def without_rights() -> None:
+    """This thread may read only what its user may read, also as root."""
+    header = (ctypes.c_uint32 * 2)(0x20080522)  # of capset's third version
+    assert not ctypes.CDLL(None).capset(header, (ctypes.c_uint32 * 6)())
+
+
 def test_files_that_cannot_be_used(
     server: Credentials, trainer: Credentials, tmp_path: pathlib.Path
 ) -> None:
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nonsense")
     secret = pathlib.Path(server.tls_key).read_text()
-    for changed, wrong in (
-        ({"tls_key": trainer.tls_key}, f"{trainer.tls_key} is not that of the certificate"),
-        ({"tls_key": str(tmp_path / "none")}, "--tls-key .*none cannot be read: No such file"),
-        ({"tls_cert": str(nonsense)}, "cannot be used: .*give a certificate and its key in PEM"),
-        ({"tls_ca": str(nonsense)}, "nonsense holds no certificates in PEM"),
-    ):
-        with pytest.raises(InvalidArgument, match=wrong) as raised:
-            Credentials(**files(server) | changed).loaded()
-        assert secret not in str(raised.value)
+    locked = token(tmp_path / "locked", secret, 0o000)
+    ca, cert, key, secrets = (
+        rf"--{name.replace('_', '-')} \({variable}\) " for name, variable in VARIABLES.items()
+    )
+    with ThreadPoolExecutor(1, initializer=without_rights) as pool:
+        for changed, wrong in (
+            (
+                {"tls_key": trainer.tls_key},
+                f"the key {key}{trainer.tls_key} is not that of the certificate {cert}",
+            ),
+            ({"tls_key": str(tmp_path / "none")}, f"{key}.*none cannot be read: No such file"),
+            ({"tls_key": str(tmp_path)}, f"{key}{tmp_path} cannot be read: Is a directory; give a"),
+            ({"tls_key": locked}, f"{key}{locked} cannot be read: Permission denied; give a file"),
+            ({"tls_cert": str(nonsense)}, f"{cert}.* or {key}.* cannot be used: .*in PEM"),
+            ({"tls_ca": str(nonsense)}, f"{ca}{nonsense} holds no certificates in PEM"),
+            ({"token_file": locked}, f"{secrets}{locked} cannot be read: Permission denied"),
+        ):
+            found = pool.submit(Credentials(**files(server) | changed).loaded)
+            with pytest.raises(InvalidArgument, match=wrong) as raised:
+                found.result()
+            assert secret not in str(raised.value)
 
 
 def test_changed_files_are_in_force_unless_they_cannot_be_used(
@@ -636,7 +735,7 @@ def who(closing: ExitStack, theirs: Credentials, ours: Credentials) -> str:
     """Who a server thinks has called it."""
     pool = closing.enter_context(ThreadPoolExecutor(2))
     admission = Admission(theirs)
-    server = grpc.server(pool, handlers=[_Says(admission)], interceptors=interceptors(theirs))
+    server = grpc.server(pool, handlers=[_Says(admission)], interceptors=interceptors(admission))
     address = bind(server, "127.0.0.1", 0, theirs)
     server.start()
     try:

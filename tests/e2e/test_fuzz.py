@@ -1,4 +1,5 @@
-"""Garbage on each port of real servers with TLS and tokens, from strangers and from who is let in.
+"""Garbage on each port of real servers with TLS, from strangers and from who is let in: by tokens,
+or by certificates and an access file.
 
 FOREBAY_FUZZ says how many inputs each port gets; more by hand than here.
 """
@@ -14,9 +15,11 @@ import socket
 import grpc
 import pytest
 import tensorflow as tf
+from google.protobuf.wrappers_pb2 import BytesValue
 
 from forebay import service
 from forebay.service import Credentials
+from forebay.service.connections.access import ROLES
 from forebay.service.connections.dispatcher_client import SERVICE
 from forebay.service.connections.grpc_server import connect, metadata_of
 from forebay.service.dispatcher.permissions import METHODS
@@ -31,7 +34,7 @@ from ..cluster import WorkerProcess
 from ..standbys import wait_until
 from ..stock import DispatcherProcess
 
-INPUTS = int(os.environ.get("FOREBAY_FUZZ", "150"))
+INPUTS = int(os.environ.get("FOREBAY_FUZZ", "60"))
 """For each port, and each way to come."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600 + INPUTS)]
@@ -46,6 +49,11 @@ STARTS = (
     b"GET /",
     b"FBY1",
 )
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a message, which holds bytes or a message."""
+    return bytes([number << 3 | 2]) + BytesValue(value=content).SerializeToString()[1:]
 
 
 class Fuzzer:
@@ -99,9 +107,23 @@ class Fuzzer:
                 request = requests[name.rpartition("/")[2]]
                 poses = name.endswith("/WorkerHeartbeat")  # who is let in may pose as a worker
                 data = self.garbage() if number % 3 or poses else self._filled(request)
+                if name.endswith("/RegisterDataset"):
+                    data = self._nested()
                 call = channel.unary_unary(name, None, None)
                 with contextlib.suppress(grpc.RpcError):
                     call(data, timeout=5, metadata=metadata_of(self._own))
+
+    def _nested(self) -> bytes:
+        """The registration of a graph whose attributes have attributes, and so on; or groups of
+        unknown fields: more, perhaps, than protobuf reads."""
+        depth = self._dice.choice((10, 30, 33, 100, 101, 1_000))
+        if self._dice.random() < 0.5:
+            return b"\x7b" * depth + b"\x7c" * depth
+        attribute = field(2, b"x")
+        for _ in range(depth):
+            attribute = field(10, field(2, field(1, b"name") + field(2, attribute)))
+        graph = field(1, field(5, field(1, b"name") + field(2, attribute)))
+        return forebay_pb2.RegisterDatasetRequest(graph=graph).SerializeToString()
 
     def _filled(self, kind: type) -> bytes:
         """A message whose numbers and texts are anything."""
@@ -140,14 +162,25 @@ def descriptors(process: int) -> int:
     return len(os.listdir(f"/proc/{process}/fd"))
 
 
-def test_garbage_on_any_port_stops_nobody_and_nothing_grows(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("by", ["tokens", "certificates"])
+def test_garbage_on_any_port_stops_nobody_and_nothing_grows(
+    tmp_path: pathlib.Path, by: str
+) -> None:
     authority = certificates.Authority(tmp_path / "ca")
-    path = certificates.token(tmp_path / "cluster.token", "secret\n")
-    server = {**authority.issue("server").files(), "token_file": path}
-    own = Credentials(tls_ca=str(authority.file), token_file=path)
+    server = authority.issue("server").files()
+    rules: dict[str, str] = {}
+    if by == "tokens":
+        path = certificates.token(tmp_path / "cluster.token", "secret\n")
+        server["token_file"] = path
+        own = Credentials(tls_ca=str(authority.file), token_file=path)
+    else:
+        own = authority.issue("all")
+        access = tmp_path / "access.toml"
+        access.write_text(f'[[grant]]\nto = ["server", "all"]\nroles = {[*ROLES]}\n')
+        rules["access_file"] = str(access)
     http, worker_http, data = free_port(), free_port(), free_port()
     with (
-        DispatcherProcess(tmp_path / "j", http_port=http, **server) as dispatcher,
+        DispatcherProcess(tmp_path / "j", http_port=http, **server, **rules) as dispatcher,
         WorkerProcess(
             dispatcher.address, http_port=worker_http, data_port=data, **server
         ) as worker,

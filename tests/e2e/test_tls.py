@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from forebay import service
+from forebay.service.connections import dispatcher_client, tunnel
 from forebay.service.connections.credentials import NO_TENSORFLOW, client_context
 from forebay.service.connections.grpc_server import connect, metadata_of
 from forebay.service.processes import free_port
@@ -193,13 +194,26 @@ def test_a_token_is_enough_to_read_in_every_way_and_no_secret_is_shown(
             return shown[-1]
 
         assert '"workers"' in asked(client)
-        for port in ports.values():
+        for at, method in (
+            (address, f"{dispatcher_client.SERVICE}/GetStatus"),
+            (worker_address, f"{tunnel.SERVICE}/{tunnel.METHOD}"),
+            (address, "x/Anything"),
+        ):
+            with connect(at, credentials=own) as channel, pytest.raises(grpc.RpcError) as denied:
+                call: Any = channel.stream_stream(f"/{method}", None, None)
+                [*call(iter([b""]), timeout=30)]
+            assert denied.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        named = {"dispatcher": ("GetStatus", "other"), "worker": ("Transfer",)}
+        for kind, methods in named.items():
             request = urllib.request.Request(
-                f"https://localhost:{port}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
+                f"https://localhost:{ports[kind]}/metrics",
+                headers={"Authorization": f"Bearer {TOKEN}"},
             )
             with urllib.request.urlopen(request, context=client_context(own)) as answer:
                 shown.append(answer.read().decode())
-            assert "forebay_" in shown[-1]
+            for name in methods:
+                labels = f'method="{name}",reason="unauthenticated"'
+                assert f"forebay_denied_calls_total{{{labels}}} 1" in shown[-1]
         shown.append(command_lines())
         for process in (leader, worker):
             found = listening(process.pid)

@@ -28,7 +28,7 @@ from forebay.service.dispatcher import server as dispatcher_server
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import Permissions
 from forebay.service.errors import AddressInUse
-from forebay.service.http import acceptor
+from forebay.service.http import acceptor, families
 from forebay.service.http.exposition import encode
 from forebay.service.http.families import Buckets, Family, Measured, Tallies
 from forebay.service.http.server import HttpThread
@@ -51,9 +51,9 @@ NASTY = [
 
 
 def declared() -> list[Family]:
-    """The families of dispatchers, workers and clients, in the order of their modules."""
+    """The families of servers, dispatchers, workers and clients, in the order of their modules."""
     found: list[Family] = []
-    for module in (of_dispatchers, of_workers, of_clients):
+    for module in (families, of_dispatchers, of_workers, of_clients):
         for kept in vars(module).values():
             some = kept.values() if isinstance(kept, dict) else [kept]
             found += [one for one in some if isinstance(one, Family)]
@@ -223,8 +223,7 @@ def test_metrics_need_a_certificate_and_probes_do_not(
         authority.issue("server")
         wait_until(lambda: shown() != before)
         assert get(port, "/metrics", client_context(client))[0] == 200
-        with pytest.raises((OSError, http.client.HTTPException)):
-            get(port, "/healthz")  # without TLS
+        assert get(port, "/healthz") == (400, "This port speaks TLS: use https.\n")
 
 
 def test_metrics_need_a_token_and_probes_do_not(

@@ -1,0 +1,33 @@
+"""Complaints: warnings that a peer can provoke as often as it likes, limited in rate."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+log = logging.getLogger(__name__)
+
+_SILENT_S = 60.0
+
+
+class Complaints:
+    """Warnings of which each kind is logged once a minute, with how many were left out.
+
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: dict[str, tuple[float, int]] = {}  # when it was logged; how often not, since
+
+    def warn(self, text: str, *args: object, kind: str = "") -> None:
+        """Log `text` with its arguments. The kind is `text` and `kind`, of few values."""
+        now, key = time.monotonic(), text + kind
+        with self._lock:
+            at, missed = self._said.get(key, (-_SILENT_S, 0))
+            if now < at + _SILENT_S:
+                self._said[key] = at, missed + 1
+                return
+            self._said[key] = now, 0
+        log.warning(text + (f" (and {missed} more of the kind)" if missed else ""), *args)
