@@ -118,7 +118,7 @@ SNAPSHOT_AGE = Family(
 
 
 class DispatcherMetrics:
-    """Implements `Observed` (service/http/server.py)."""
+    """Implements `HealthAndMetrics` (service/http/server.py)."""
 
     def __init__(self, storage: Storage, candidate: Candidate, standby: StandbyHandler) -> None:
         self._storage = storage
