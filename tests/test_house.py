@@ -47,7 +47,8 @@ LAYERS: dict[str, set[str]] = {
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
     "service.connections": {
-        *("service.errors", "service.processes", "service.proto", "service.tracing"),
+        *("service.addresses", "service.errors", "service.processes", "service.proto"),
+        "service.tracing",
         "journal.proto",
     },
     "service.http": {

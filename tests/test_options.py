@@ -24,6 +24,8 @@ COMMANDS: dict[str, type[ServerOptions]] = {
 REQUIRED: dict[str, dict[str, Any]] = {"dispatcher": {}, "worker": {"dispatcher": "h:1"}}
 NAMES = {"dispatcher": DISPATCHER_NAMES, "worker": WORKER_NAMES}
 OF_WORDS = {
+    "host": "h",
+    "dispatcher": "h:1",
     "tags": "a,b",
     "data_transfer_protocol": "TCP",
     "retention_hours": "0.5",
