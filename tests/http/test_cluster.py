@@ -145,15 +145,13 @@ def test_a_wait_has_its_cause(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
             for _ in elements:
                 got.release()
 
-        before = {cause: waited(cause) for cause in ("no_task", "network", "dispatcher")}
+        before = {cause: waited(cause) for cause in ("no_task", "dispatcher")}
         reader = threading.Thread(target=read)
         reader.start()
         wait_until(lambda: waited("no_task") > before["no_task"])
         dispatcher.kill()
         wait_until(lambda: waited("dispatcher") > before["dispatcher"])
         dispatcher.restart()
-        with WorkerProcess(dispatcher.address, data_address=f"127.0.0.1:{free_port()}"):
-            wait_until(lambda: waited("network") > before["network"])
         with WorkerProcess(dispatcher.address) as worker:
             got.acquire()
             worker.kill()
