@@ -135,6 +135,7 @@ class BenchmarkReport:
     findings: list[Finding] = field(default_factory=list)
     took_s: dict[str, float] = field(default_factory=dict)  # by row
     failed: dict[str, str] = field(default_factory=dict)  # why, by row
+    interrupted: bool = False  # by Ctrl-C
 
     def of(self, kind: type[F]) -> list[F]:
         """The findings of that kind."""
@@ -209,16 +210,24 @@ def run(
                     if row not in SHARING:
                         setting.release()
                     report.findings += ROWS[row](setting)
-                except (ForebayError, OSError) as error:
+                except (ForebayError, OSError, KeyboardInterrupt) as error:
+                    if _is_interrupt(error):
+                        report.failed[row] = "interrupted, and with it the rest of the run"
+                        report.interrupted = True
+                        break
                     report.failed[row] = str(error)  # the others' figures are worth having
                     setting.release()
-                except KeyboardInterrupt:
-                    report.failed[row] = "interrupted, and with it the rest of the run"
-                    break
                 report.took_s[row] = round(time.perf_counter() - begun, 1)
         finally:
             setting.release()
     return report
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Also if a server that Ctrl-C ended, too, raised an error meanwhile."""
+    while not (error is None or isinstance(error, KeyboardInterrupt)):
+        error = error.__context__
+    return error is not None
 
 
 def write(report: BenchmarkReport, file: pathlib.Path) -> None:

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
+from .addresses import MAX_PORT, advertised, listened_on
 from .errors import InvalidArgument
 
 
@@ -87,6 +88,10 @@ def paths(given: str | Iterable[str]) -> tuple[str, ...]:
     listed = (given.split(",") if given else []) if isinstance(given, str) else list(given)
     if not all(isinstance(path, str) and path for path in listed):
         raise InvalidArgument(f"{given!r} has a path that is empty, or none; name files")
+    try:
+        "".join(listed).encode()
+    except UnicodeEncodeError:  # TensorFlow and gRPC take no other
+        raise InvalidArgument(f"the paths {listed} are not UTF-8; rename the files") from None
     return tuple(os.path.abspath(path) for path in listed)
 
 
@@ -97,13 +102,14 @@ class ServerOptions:
     Raises InvalidArgument for a value that its option does not allow. None means the default.
     """
 
-    port: Annotated[int, Option("Port to listen on; 0: any free one.", least=0, most=65535)] = 0
-    host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Option("Port to listen on; 0: any free one.", least=0, most=MAX_PORT)] = 0
+    host: Annotated[str, Option("Address to listen on.", convert=listened_on)] = "127.0.0.1"
     address: Annotated[
         str,
         Option(
             "HOST:PORT that clients connect to; %port% stands for the port. By default, the "
-            "address that it listens on."
+            "address that it listens on.",
+            convert=advertised,
         ),
     ] = ""
     http_port: Annotated[
@@ -112,7 +118,7 @@ class ServerOptions:
             "Port of --host for /metrics (Prometheus), /healthz and /readyz; 0: any free one, "
             "-1: none.",
             least=0,
-            most=65535,
+            most=MAX_PORT,
             off=-1,
         ),
     ] = -1

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
+from .addresses import WILDCARDS
 from .connections.credentials import credentials_of_server
 from .connections.dispatcher_client import SERVICE, DispatcherClient
-from .connections.grpc_server import WILDCARDS, advertised_address
+from .connections.grpc_server import advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of

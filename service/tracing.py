@@ -80,14 +80,15 @@ def _asked_for(part: str) -> TracerProvider | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         has_name = of("OTEL_SERVICE_NAME") or "service.name=" in of("OTEL_RESOURCE_ATTRIBUTES", "")
-        name = {} if has_name else {"service.name": f"forebay-{part}"}
-        provider = TracerProvider(resource=Resource.create(name), shutdown_on_exit=False)
+        own = {} if has_name else {"service.name": f"forebay-{part}"}
+        provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+        known = importlib.metadata.entry_points(group="opentelemetry_traces_exporter")
         made = []
         for exporter in exporters:
-            (found,) = importlib.metadata.entry_points(
-                group="opentelemetry_traces_exporter", name=otlp if exporter == "otlp" else exporter
-            )
-            made.append(found.load()())
+            name = otlp if exporter == "otlp" else exporter
+            if name not in known.names:
+                raise LookupError(f"{name} is none of {', '.join(sorted(known.names))}")
+            made.append(known[name].load()())
         for each in made:
             provider.add_span_processor(BatchSpanProcessor(each))
     except Exception as error:  # noqa: BLE001 - whatever a variable is wrong about

@@ -47,8 +47,8 @@ LAYERS: dict[str, set[str]] = {
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
     "service.connections": {
-        *("service.errors", "service.processes", "service.proto", "service.tracing"),
-        *("service.complaints", "journal.proto"),
+        *("service.addresses", "service.complaints", "service.errors", "service.processes"),
+        *("service.proto", "service.tracing", "journal.proto"),
     },
     "service.http": {
         *(f"service.connections.{module}" for module in ("admission", "credentials")),

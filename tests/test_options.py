@@ -24,6 +24,8 @@ COMMANDS: dict[str, type[ServerOptions]] = {
 REQUIRED: dict[str, dict[str, Any]] = {"dispatcher": {}, "worker": {"dispatcher": "h:1"}}
 NAMES = {"dispatcher": DISPATCHER_NAMES, "worker": WORKER_NAMES}
 OF_WORDS = {
+    "host": "h",
+    "dispatcher": "h:1",
     "tags": "a,b",
     "data_transfer_protocol": "TCP",
     "retention_hours": "0.5",
@@ -213,6 +215,8 @@ def test_values_that_make_no_sense() -> None:
         WorkerConfig("h:1", processes=100_000).options()
     with pytest.raises(InvalidArgument, match=r"\['a.so', ''\] has a path that is empty"):
         WorkerConfig("h:1", load_op_library=["a.so", ""]).options()
+    with pytest.raises(InvalidArgument, match=r"'\\udcff.so'\] are not UTF-8; rename the files"):
+        WorkerConfig("h:1", load_op_library=["a.so", "\udcff.so"]).options()
 
 
 def test_positions_and_zeros_are_the_peers() -> None:

@@ -72,6 +72,8 @@ def bench(
             _say_written(write_plots(report.as_json(), file))
         except ForebayError as error:
             print(f"no plot: {error}")
+    if report.interrupted:
+        raise KeyboardInterrupt
     if report.failed:
         raise ForebayError(f"not all was measured: {', '.join(report.failed)} failed, see above")
 

@@ -9,8 +9,10 @@ import signal
 
 import typer
 
+from ...storage.errors import StorageUnusable
 from ..connections.credentials import credentials_of_server, use_credentials
 from ..dispatcher.options import DispatcherOptions
+from ..errors import ForebayError
 from ..processes import DROPPED, EXIT_WITH_PARENT, end_with_parent
 from ..worker.options import WorkerOptions
 from .logs import FORMAT, LogFormat, log_to_stderr
@@ -32,9 +34,12 @@ def dispatcher(
     log_to_stderr(log_format)
     if exit_with_parent:
         end_with_parent()
-    stopped = asyncio.run(
-        serve(options, ready=lambda address: print(f"grpc://{address}", flush=True))
-    )
+    try:
+        stopped = asyncio.run(
+            serve(options, ready=lambda address: print(f"grpc://{address}", flush=True))
+        )
+    except StorageUnusable as error:
+        raise ForebayError(f"{error} (--storage, FOREBAY_STORAGE)") from error
     raise typer.Exit(0 if stopped else 1)
 
 

@@ -242,8 +242,8 @@ class Consumer:
 
     def _awaits(self) -> str:
         """For what it waits: one of CAUSES (meters.py)."""
-        links = self.links.all()
-        if links and not any(link.client.connected for _, link in links):
+        links = [x.client for uid, x in self.links.all() if not self._heartbeats.has_ended(uid)]
+        if links and not any(client.connected for client in links):
             return "network"
         if self._heartbeats.silent_s > 2 * HEARTBEAT_S:
             return "dispatcher"

@@ -89,6 +89,10 @@ class Heartbeats:
             self._refusing[uid] = why
         self.say_now()
 
+    def has_ended(self, uid: int) -> bool:
+        """Whether the process of a worker that was connected seems to have ended."""
+        return self._refusing.get(uid) is ConnectionRefused.ONCE_CONNECTED
+
     def say_now(self) -> None:
         """Sends the full report at once, because the pending heartbeat may wait for long. Ignores
         errors: the next heartbeat repeats the report, perhaps to another dispatcher.

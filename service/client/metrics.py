@@ -47,7 +47,7 @@ def metrics(registry: CollectorRegistry | None = None) -> dict[str, Any]:
       - `wait_seconds`: how many of these they waited, by cause. `workers`: connected workers sent
         nothing, as their pipelines are slow or have no splits, which the workers' own metrics
         tell apart. `network`: no connection to any of its workers. `dispatcher`: that does not
-        answer. `no_task`: no worker has a task of the epoch;
+        answer. `no_task`: no worker has a task of the epoch, or those that had one have ended;
       - `reconnects`: how often they connected to a worker again.
 
     A process that reads for this one, such as a DataLoader's worker, has metrics of its own.

@@ -24,6 +24,7 @@ from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
 from .. import tracing
+from ..addresses import parse_service
 from ..errors import (
     InvalidArgument,
     ProtocolError,
@@ -35,7 +36,7 @@ from ..errors import (
 from ..proto import forebay_pb2 as pb
 from . import relay
 from .credentials import Credentials, own_credentials
-from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, is_address, metadata_of
+from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, metadata_of
 from .reloaded import CHECK_S
 from .tls_socket import probe
 
@@ -65,37 +66,6 @@ COMPLAIN_AFTER_S = 2.0  # total of the pauses between attempts
 SHORT_PATIENCE_S = 10.0
 
 Response = TypeVar("Response", bound=Message)
-
-
-def parse_service(service: str | tuple[str, str]) -> list[str]:
-    """The dispatcher addresses that `service` names.
-
-    `service` is "grpc://host:port", "host:port", ("grpc", "host:port"), or several of the
-    strings, comma-separated. Raises InvalidArgument.
-    """
-    if isinstance(service, tuple):
-        if len(service) != 2 or service[0] != "grpc":
-            raise InvalidArgument(
-                f'service {service!r} is not a pair ("grpc", "host:port"); Forebay speaks grpc'
-            )
-        service = service[1]
-    if not isinstance(service, str):
-        raise InvalidArgument(
-            f"`service` must be a string, but `service` was of type {type(service)}. "
-            f"service={service}"
-        )
-    if not service:
-        raise InvalidArgument("`service` must not be empty")
-    addresses = []
-    for part in service.split(","):
-        protocol, separator, address = part.strip().rpartition("://")
-        if (separator and protocol != "grpc") or not is_address(address):
-            raise InvalidArgument(
-                f'service address {part.strip()!r} is not of the form "grpc://host:port" or '
-                '"host:port"'
-            )
-        addresses.append(address)
-    return addresses
 
 
 class DispatcherClient:

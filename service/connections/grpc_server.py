@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import ipaddress
-import re
 import socket
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from ..addresses import WILDCARDS, in_brackets
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
@@ -71,35 +70,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 ]
 """For every server. Without SO_REUSEPORT, a used port is an error. Clients may ping."""
 
-WILDCARDS = ("0.0.0.0", "::", "[::]", "")
-"""Hosts that a server can listen on, but that no client can connect to."""
-
 LEADER_KEY = "forebay-leader"
 """The metadata key with which a standby dispatcher gives the leader's address."""
-
-
-_LABEL = r"\w(?:[\w-]{0,61}\w)?"  # underscores are in names of Docker Compose
-_ADDRESS = re.compile(
-    rf"(?:\[([\w:.%-]+)\]|(?=[^:]{{1,253}}:)({_LABEL}(?:\.{_LABEL})*)\.?):(\d{{1,5}})", re.ASCII
-)
-_NUMBERS = re.compile(r"\d+(\.\d+){3}")
-MAX_PORT = 65535
-
-
-def is_address(text: str) -> bool:
-    """Whether it is a HOST:PORT to connect to. HOST is a name as DNS and Docker Compose have them,
-    an IPv4 address, or an IPv6 address in brackets."""
-    match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match[3]) <= MAX_PORT:
-        return False
-    try:
-        if match[1]:
-            ipaddress.IPv6Address(match[1])
-        elif _NUMBERS.fullmatch(match[2]):
-            ipaddress.IPv4Address(match[2])
-    except ValueError:
-        return False
-    return True
 
 
 def advertised_address(address: str, bound: str, option: str = "--address") -> str:
@@ -108,12 +80,6 @@ def advertised_address(address: str, bound: str, option: str = "--address") -> s
     Raises InvalidArgument if nobody could connect to it.
     """
     told = address.replace("%port%", bound.rpartition(":")[2]) or bound
-    if address and not is_address(told):
-        raise InvalidArgument(
-            f"{option} {address!r} is not of the form HOST:PORT; HOST is a name (letters, digits, "
-            "-, _ and .), an IPv4 address, or an IPv6 address in brackets; %port% stands for the "
-            "port that is listened on"
-        )
     host = told.rpartition(":")[0]
     if host in WILDCARDS:
         raise InvalidArgument(
@@ -224,11 +190,6 @@ def bind(server: Any, host: str, port: int, credentials: Credentials | None = No
             "choose another"
         ) from error
     return f"{in_brackets(host)}:{bound}"
-
-
-def in_brackets(host: str) -> str:
-    """The host as an address has it: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def interceptors(admission: Admission | None) -> list[grpc.ServerInterceptor[Any, Any]]:

@@ -74,7 +74,7 @@ PARTS = {
 Query = Mapping[str, str]
 
 
-class Sampled(Protocol):
+class SampledLoads(Protocol):
     """Of a dispatcher that leads."""
 
     series: Series
@@ -87,7 +87,7 @@ class DispatcherView(Protocol):
     """What is shown of a dispatcher."""
 
     @property
-    def samples(self) -> Sampled: ...
+    def samples(self) -> SampledLoads: ...
     def role(self) -> dict[str, Any]: ...
     def durable(self) -> int: ...
     async def status(self) -> dict[str, Any]: ...

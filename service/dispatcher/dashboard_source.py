@@ -11,14 +11,14 @@ from ..dashboard.split_map import mapped, shown_iterations
 from ..slicing import in_slices
 from .candidate import Candidate
 from .metrics import DispatcherMetrics
-from .samples import Samples
+from .samples import LoadSampler
 
 
 class DashboardSource:
     """Implements `DispatcherView` (service/dashboard/pages.py), on the dispatcher's event loop."""
 
     def __init__(self, metrics: DispatcherMetrics, candidate: Candidate) -> None:
-        self.samples = Samples(metrics)
+        self.samples = LoadSampler(metrics)
         self._metrics = metrics
         self._candidate = candidate
 

@@ -119,7 +119,7 @@ SNAPSHOT_AGE = Family(
 
 
 class DispatcherMetrics:
-    """Implements `Observed` (service/http/server.py)."""
+    """Implements `HealthAndMetrics` (service/http/server.py)."""
 
     def __init__(
         self,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..addresses import is_address, is_place
 from ..errors import InvalidArgument
 from ..options import Option, ServerOptions
 
 DEPLOYMENT_MODES = ("COLOCATED", "REMOTE", "HYBRID")
-MAX_PORT = 65535
 MOST_SAVES = 3
 """The default number of saves that a worker writes at a time; tf.data service's own."""
 
@@ -21,8 +20,6 @@ LEAST_SILENCE_MS = 50
 """The least timeout: members send three heartbeats in one, and cannot in a shorter one."""
 
 _FORMS = "give each worker HOST:PORT, HOST or HOST:%port%"
-_ADDRESS = re.compile(r"(?!.*://)[^\s,%]+(:%port(_[a-zA-Z0-9_]+)?%)?")
-_PORT = re.compile(r".*:([0-9]+)")
 
 
 def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -38,14 +35,12 @@ def _workers(given: str | Iterable[str]) -> tuple[str, ...]:
                 f"the list of workers has no address at place {place}: {given!r}; {_FORMS}"
             )
         address = address.strip()
-        port = _PORT.fullmatch(address)
-        is_one = address.isprintable() and _ADDRESS.fullmatch(address)
-        if not is_one or (port and int(port[1]) > MAX_PORT):
+        if not is_place(address):
             raise InvalidArgument(
                 f"no worker can have the address {address!r}, at place {place} of the list of "
                 f"workers; {_FORMS}"
             )
-        if port and address in listed:  # nobody would read its second shard
+        if is_address(address) and address in listed:  # nobody would read its second shard
             raise InvalidArgument(
                 f"the list of workers has {address!r} twice, and one worker is there: {given!r}; "
                 "give each worker a port of its own"

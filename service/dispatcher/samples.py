@@ -39,7 +39,7 @@ NOTED = {
 }
 
 
-class Samples:
+class LoadSampler:
     """Everything runs on the dispatcher's event loop."""
 
     def __init__(self, metrics: DispatcherMetrics) -> None:

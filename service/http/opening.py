@@ -12,11 +12,11 @@ from ..errors import InvalidArgument
 from ..options import ServerOptions
 
 if TYPE_CHECKING:
-    from .server import HttpServer, HttpThread, Observed
+    from .server import HealthAndMetrics, HttpServer, HttpThread
 
 
 async def open_http(
-    observed: Observed,
+    observed: HealthAndMetrics,
     options: ServerOptions,
     credentials: Credentials | None,
     may_see: Callable[[Identity], None] | None = None,
@@ -39,7 +39,7 @@ async def open_http(
 
 
 def open_http_thread(
-    observed: Observed, options: ServerOptions, credentials: Credentials | None
+    observed: HealthAndMetrics, options: ServerOptions, credentials: Credentials | None
 ) -> HttpThread | None:
     """The same, in a thread."""
     if options.http_port < 0:

@@ -51,7 +51,7 @@ def refused_as_text(_: web.Request, status: int, error: Exception) -> web.Respon
     return web.Response(status=status, text=f"{error}\n", headers=headers)
 
 
-class Observed(Protocol):
+class HealthAndMetrics(Protocol):
     """What the port tells of."""
 
     def unhealthy(self) -> str:
@@ -94,7 +94,7 @@ class HttpServer:
 
     def __init__(
         self,
-        observed: Observed,
+        observed: HealthAndMetrics,
         credentials: Credentials | None,
         may_see: Callable[[Identity], None] | None = None,
     ) -> None:
@@ -247,7 +247,7 @@ class HttpThread:
 
     def __init__(
         self,
-        observed: Observed,
+        observed: HealthAndMetrics,
         credentials: Credentials | None,
         may_see: Callable[[Identity], None] | None = None,
     ) -> None:

@@ -56,7 +56,8 @@ class RayWorkers:
         all nodes. With a port other than 0, a node can have one worker.
 
         Each worker reserves `resources` of Ray, such as {"CPU": 8, "forebay": 1}. By default, each
-        node that has them now gets one worker, and after a node's death Ray waits for a new node.
+        node that has them, free or in use, gets one worker: Ray waits until they are free. After a
+        node's death it waits for a new node.
         With a number of `workers`, Ray spreads them over its nodes, and a node can have several.
 
         Raises InvalidArgument; Unavailable if Ray does not reserve the resources within `timeout_s`
@@ -85,7 +86,8 @@ class RayWorkers:
             if not self._group.wait(timeout_s):
                 raise Unavailable(
                     f"Ray did not reserve {dict(resources)} for each of {number} workers within "
-                    f"{timeout_s:g} s: `ray status` shows what is free"
+                    f"{timeout_s:g} s: `ray status` shows what is free; ask for less, or give a "
+                    "number of `workers`: by default each node gets one, also if it is in use"
                 )
             made = ray.remote(_Actor)
             for index in range(number):

@@ -85,7 +85,7 @@ class ReadsInOrder:
 
     _job: TrainingJob
     _last: weakref.ref[Any] | None = None  # the iteration that may be open
-    _unless_ordered = "or save the number of epochs for initial_epoch"
+    _advice_if_unordered = "or save the number of epochs for initial_epoch"
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins at the state's position; one that is open is left.
@@ -101,7 +101,8 @@ class ReadsInOrder:
         """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
         if (ordered := self._job.how.ordered) is None:
             raise FailedPrecondition(
-                f"only an ordered read has a position: give ordered=True, {self._unless_ordered}"
+                "only an ordered read has a position: give ordered=True, "
+                f"{self._advice_if_unordered}"
             )
         return ordered
 

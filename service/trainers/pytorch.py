@@ -97,7 +97,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
     of the job are over than `initial_epoch`, or on a parameter server.
     """
 
-    _unless_ordered = "or save initial_epoch, and use PyTorch's own DataLoader"
+    _advice_if_unordered = "or save initial_epoch, and use PyTorch's own DataLoader"
 
     def __init__(
         self,

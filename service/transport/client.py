@@ -49,7 +49,8 @@ over a Unix socket: the kernel reports its end, so a silent worker there is mere
 UNFIT_S = 20.0
 """The client gives up after the worker has refused its credentials as unfit for so long, although
 the dispatcher has signed another one meanwhile: files of a certificate or token may be new to one
-of the three only."""
+of the three only. Longer than the 5 s of a call's token (TOKEN_REPLACED_S of the dispatcher's
+client): three processes look at their files, and the next credential comes with a heartbeat."""
 
 _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken

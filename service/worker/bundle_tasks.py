@@ -18,7 +18,7 @@ from ..pipelines import Pipeline, Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
 from .bundle_reports import BundleReports
-from .tasks import TaskParts, WorkerTask
+from .tasks import TaskDependencies, WorkerTask
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class BundleTask(WorkerTask):
     output: BundlesOutput
 
     def __init__(
-        self, task: pb.Task, output: BundlesOutput, parts: TaskParts, reports: BundleReports
+        self, task: pb.Task, output: BundlesOutput, needs: TaskDependencies, reports: BundleReports
     ) -> None:
         """`reports` collects what is told of its bundles."""
-        super().__init__(task, output, parts)
+        super().__init__(task, output, needs)
         output.on_trace = self.pipeline.spans.begin
         self._reports = reports
         # Once: in a run's thread, `task.order` was another object than a message (protobuf 6.33).
@@ -87,7 +87,7 @@ class BundleTask(WorkerTask):
             self.pipeline.close()
 
     def _work(self) -> None:
-        with self._parts.starting:
+        with self._needs.starting:
             pipeline, at_once = self.pipeline.open_bundles(), self.pipeline.bundles_at_once()
         definition = self.pipeline.definition
         self._splits = min(map(source_size, definition.sources), default=0)

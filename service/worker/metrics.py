@@ -87,7 +87,7 @@ class Condition(NamedTuple):
 
 
 class WorkerMetrics:
-    """Implements `Observed` (service/http/server.py)."""
+    """Implements `HealthAndMetrics` (service/http/server.py)."""
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..addresses import MAX_PORT, advertised, parse_service
 from ..connections.protocols import SERVED, transfer_protocol
 from ..errors import FailedPrecondition, InvalidArgument
 from ..options import Option, ServerOptions
@@ -14,6 +15,7 @@ from ..options import Option, ServerOptions
 def _some_dispatcher(address: str) -> str:
     if not address:
         raise InvalidArgument("the dispatcher's address is empty; give its HOST:PORT")
+    parse_service(address)
     return address
 
 
@@ -22,7 +24,7 @@ def _served_protocol(name: str) -> str | None:
 
 
 def _data_address(address: str) -> str:
-    return address.replace("%dts_port%", "%port%")  # tf.data service's name
+    return advertised(address.replace("%dts_port%", "%port%"))  # tf.data service's name
 
 
 def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -47,7 +49,7 @@ class WorkerOptions(ServerOptions):
         Option("HOST:PORT of the dispatcher; several, comma-separated.", convert=_some_dispatcher),
     ]
     data_port: Annotated[
-        int, Option("Port of the data connections; 0: any free one.", least=0, most=65535)
+        int, Option("Port of the data connections; 0: any free one.", least=0, most=MAX_PORT)
     ] = 0
     data_address: Annotated[
         str,

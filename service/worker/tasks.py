@@ -45,7 +45,7 @@ class DeliveryCounter:
             return self._changed.wait_for(lambda: self._settled >= elements, timeout_s)
 
 
-class TaskParts(NamedTuple):
+class TaskDependencies(NamedTuple):
     """What a worker's tasks share."""
 
     dispatcher: DispatcherClient
@@ -66,13 +66,13 @@ class WorkerTask(ABC):
 
     is_parked = False
 
-    def __init__(self, task: pb.Task, output: TaskOutput, parts: TaskParts) -> None:
+    def __init__(self, task: pb.Task, output: TaskOutput, needs: TaskDependencies) -> None:
         self.task = task
         self.output = output
         self.pipeline = TaskPipeline(
-            task, parts.dispatcher, parts.pipelines, parts.observer, parts.datasets
+            task, needs.dispatcher, needs.pipelines, needs.observer, needs.datasets
         )
-        self._parts = parts
+        self._needs = needs
         self._ended = False  # for good
         self._thread = self._new_thread()
 
@@ -153,7 +153,7 @@ class WorkerTask(ABC):
         except BaseException as bug:  # consumers must not wait for ever
             self.output.fail("INTERNAL", f"the worker failed: {bug!r}")
             self._ended = True
-            self._parts.report(self, Ended(self.task.task_id))
+            self._needs.report(self, Ended(self.task.task_id))
             raise
 
     @abstractmethod
@@ -169,10 +169,10 @@ class WorkerTask(ABC):
             self.output.cancel()
         if not self.pipeline.cancelled.is_set():
             if isinstance(end, TaskFailed):
-                self._parts.observer.failed(self.task, error)
+                self._needs.observer.failed(self.task, error)
             else:
-                self._parts.observer.ended_early(self.task, feed_failed or error)
-        self._parts.report(self, Ended(self.task.task_id))
+                self._needs.observer.ended_early(self.task, feed_failed or error)
+        self._needs.report(self, Ended(self.task.task_id))
 
 
 class TaskRunner(WorkerTask):
@@ -188,12 +188,12 @@ class TaskRunner(WorkerTask):
         self,
         task: pb.Task,
         output: TaskOutput,
-        parts: TaskParts,
+        needs: TaskDependencies,
         counter: DeliveryCounter | None = None,
     ) -> None:
         """With `counter`, which the output reports to, the task completes only once its elements
         are acknowledged or dropped."""
-        super().__init__(task, output, parts)
+        super().__init__(task, output, needs)
         output.on_trace = self._trace
         self._counter = counter
         self._put = self._put_bytes = 0  # elements; their bytes
@@ -339,8 +339,8 @@ class TaskRunner(WorkerTask):
                 pass  # elements in flight, or held by consumers that never return
         # If the dispatcher gave the task up, the pipeline's end doesn't mean that data ended.
         event = Ended(task_id) if self.pipeline.given_up else HandedOut(task_id, data_over)
-        if Complete(task_id) in self._parts.report(self, event):
-            self._parts.dispatcher.call(
+        if Complete(task_id) in self._needs.report(self, event):
+            self._needs.dispatcher.call(
                 pb.CompleteTaskRequest(task_id=task_id, metrics=self.pipeline.metrics()),
                 pb.CompleteTaskResponse,
                 closed=self._cancelled,
@@ -348,7 +348,7 @@ class TaskRunner(WorkerTask):
 
     def _produce(self) -> bool:
         """Run the pipeline. False if the task must park before the output is complete."""
-        with self._parts.starting:
+        with self._needs.starting:
             if self._cancelled.is_set():
                 return True
             with self._parking:

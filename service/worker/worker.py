@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ...journal.proto import events_pb2 as ev
+from ..addresses import parse_service
 from ..connections import tunnel
 from ..connections.admission import Admission
 from ..connections.credentials import (
@@ -29,7 +30,7 @@ from ..connections.credentials import (
     serves_tensorflow,
 )
 from ..connections.data_keys import KnownKeys
-from ..connections.dispatcher_client import DispatcherClient, parse_service
+from ..connections.dispatcher_client import DispatcherClient
 from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind, interceptors
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
@@ -62,7 +63,7 @@ from .saves import StreamWriters
 from .task_consumers import TaskConsumers
 from .task_pipeline import Datasets, Pipelines
 from .task_states import JournalSeen, Listed, StopAsked
-from .tasks import DeliveryCounter, TaskParts, TaskRunner, WorkerTask
+from .tasks import DeliveryCounter, TaskDependencies, TaskRunner, WorkerTask
 
 if TYPE_CHECKING:
     from ..http.server import HttpThread
@@ -114,7 +115,7 @@ class Worker:
             checksums=options.payload_checksums,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
-        self._parts = TaskParts(
+        self._needs = TaskDependencies(
             self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
             self.tasks.report, Datasets(self._dispatcher),
         )  # fmt: skip
@@ -268,11 +269,11 @@ class Worker:
     def _make(self, task: pb.Task) -> WorkerTask:
         if task.HasField("order"):
             bundles = BundlesOutput(budget=self.idle.budget)
-            return BundleTask(task, bundles, self._parts, self._bundle_reports)
+            return BundleTask(task, bundles, self._needs, self._bundle_reports)
         # A completed shard is never read again, so it completes only once its elements arrived.
         counter = DeliveryCounter() if task.num_shards else None
         output = _output(task, self._options, counter, self.idle.budget)
-        return TaskRunner(task, output, self._parts, counter)
+        return TaskRunner(task, output, self._needs, counter)
 
     def _drain(self) -> bool:
         give_up_s = time.monotonic() + self._options.drain_timeout_ms / 1000

@@ -20,6 +20,7 @@ import typer
 
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.addresses import is_address
 from forebay.service.cli import app, extras, main
 from forebay.service.cli.console import plain_console
 from forebay.service.cli.dataset import render as render_datasets
@@ -27,7 +28,6 @@ from forebay.service.cli.status import render
 from forebay.service.client.datasets import DatasetInfo, list_datasets, remove_dataset
 from forebay.service.client.waiting import wait_for_workers
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.connections.grpc_server import is_address
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.structure import describe
@@ -151,14 +151,23 @@ class TestErrors:
             *(f"{64 * 'a'}:1", f"{130 * 'a.'}b:1", "\udcff:1", "a/b:1", "a@b:1"),
         ):
             assert not is_address(wrong), wrong
-        assert """"ho'st:%port%" is not of the form HOST:PORT""" in error_of(
-            "dispatcher", "--address=ho'st:%port%"
-        )
         everywhere = ("--host=0.0.0.0", "--insecure")
         assert "--address HOST:%port%" in error_of("dispatcher", *everywhere)
-        for options in (("--address=a:b",), everywhere):
-            assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *options)
-        assert "'a b:1'" in error_of("worker", "--dispatcher=a b:1")
+        assert "HOST:" in error_of("worker", "--dispatcher=127.0.0.1:1", *everywhere)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong", "what"),
+        [
+            ("HOST", "not a host", "the host 'not a host' is not a name (letters"),
+            ("ADDRESS", "ho'st:%port%", """"ho'st:%port%" is not of the form HOST:PORT"""),
+            ("DATA_ADDRESS", "a:b", "'a:b' is not of the form HOST:PORT"),
+            ("DISPATCHER", "a b:1", "service address 'a b:1' is not of the form"),
+        ],
+    )
+    def test_a_wrong_variable_is_named(self, name: str, wrong: str, what: str) -> None:
+        given = {"FOREBAY_DISPATCHER": "127.0.0.1:1", f"FOREBAY_{name}": wrong}
+        message = error_of("worker", code=2, **given)
+        assert what in message and f"'FOREBAY_{name}'" in message
 
     def test_a_level_to_log_at(self) -> None:
         assert "'loud'" in error_of("dispatcher", FOREBAY_LOG_LEVEL="loud")
@@ -167,7 +176,8 @@ class TestErrors:
         assert " DEBUG " in done.stderr and "forebay: storage 'ftp://x'" in done.stderr
 
     def test_a_storage_that_cannot_be_used(self, tmp_path: pathlib.Path) -> None:
-        assert "scheme" in error_of("dispatcher", "--storage", "ftp://host/x")
+        message = error_of("dispatcher", FOREBAY_STORAGE="ftp://host/x")
+        assert "scheme" in message and message.endswith("(--storage, FOREBAY_STORAGE)")
         assert "can be made" in error_of("dispatcher", "--storage", "/proc/forebay")
         (tmp_path / "file").write_text("")
         assert str(tmp_path / "file") in error_of("dispatcher", "--storage", tmp_path / "file")

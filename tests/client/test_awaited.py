@@ -145,6 +145,25 @@ class TestWaiting:
             consumer.mode.heard(news)
             assert consumer.mode.awaited() == "the other consumers, before round 3"
 
+    def test_a_wait_is_for_the_network_only_while_workers_live(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Heartbeats, "say_now", lambda _: None)
+        with consuming() as consumer:
+            consumer.mode.update(tasks(1, 2))
+            assert consumer._awaits() == "workers"
+            Client.all[11].connected = Client.all[12].connected = False
+            assert consumer._awaits() == "network"
+            for why, counts_as in (
+                (ConnectionRefused.NEVER_CONNECTED, "network"),
+                (ConnectionRefused.ONCE_CONNECTED, "no_task"),
+            ):
+                for uid in Client.all:
+                    consumer._heartbeats.refused(uid, why)
+                assert consumer._awaits() == counts_as
+            consumer._heartbeats.refused(12, None)  # it listens again
+            assert consumer._awaits() == "network"
+
     def test_a_consumer_that_takes_received_blocks_does_not_wait(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

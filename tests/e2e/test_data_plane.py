@@ -21,7 +21,7 @@ from forebay.service import DispatchServer, WorkerConfig, WorkerServer
 from forebay.service.processes import free_port
 
 from ..cluster import WorkerProcess
-from ..http.test_cluster import scraped, value
+from ..scrapes import scraped, value
 from ..stock import DispatcherProcess
 from ..transport.peers import Damage, MeddlingProxy
 

@@ -21,8 +21,8 @@ from forebay.service.processes import free_port
 
 from .. import forks
 from ..cluster import WorkerProcess
-from ..http.test_cluster import get, scraped, value
 from ..pipelines.compositions import write_save
+from ..scrapes import get, scraped, value
 from ..standbys import status, wait_until
 from ..stock import DispatcherProcess, ServerProcess
 

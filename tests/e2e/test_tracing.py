@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import pathlib
+import re
 import threading
 from collections.abc import Iterator
 
@@ -81,15 +82,19 @@ def test_a_trace_leads_from_the_trainer_to_the_decision(
             dispatcher.target, lambda n: [n, n + 1], splits=range(1000)
         )
 
-        def read(environment: dict[str, str]) -> str:
+        def read(environment: dict[str, str]) -> tuple[str, str]:
             arguments = ["-c", TRAINER, dispatcher.target, dataset_id]
-            return forks.run(arguments, environment=environment).stdout.strip()
+            done = forks.run(arguments, environment=environment)
+            return done.stdout.strip(), done.stderr
 
-        assert read({}) == "2000 False"
-        shown = read({**asked, "OTEL_TRACES_EXPORTER": "otlp, console"})  # the spec allows a list
+        assert read({})[0] == "2000 False"
+        exporters = "OTEL_TRACES_EXPORTER"  # a list, as in the spec
+        shown, _ = read({**asked, exporters: "otlp, console"})
         assert "2000 True" in shown and '"name": "forebay.next"' in shown
-        wrong = {"OTEL_PYTHON_TRACER_PROVIDER": "nope"}
-        assert read({**asked, **wrong}).startswith("2000 ")  # it is not traced, and reads
+        wrong = {"OTEL_PYTHON_TRACER_PROVIDER": "nope", exporters: "otlp, consol"}
+        shown, warned = read({**asked, **wrong})  # it is not traced, and reads
+        assert shown.startswith("2000 ")
+        assert re.search(r"exporter consol cannot be used .*is none of console, otlp", warned)
 
         def chain(span: Span) -> Iterator[tuple[str, str]]:
             own, name = received[span.span_id][0], span.name

@@ -32,7 +32,7 @@ from forebay.service.worker.bundle_tasks import BundleTask
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended
-from forebay.service.worker.tasks import TaskParts
+from forebay.service.worker.tasks import TaskDependencies
 
 from ..delivery.contract import block, numbers
 
@@ -117,7 +117,7 @@ class Task:
         order = ev.OrderSpec(bundles=BUNDLES, bundle_splits=BUNDLE_SPLITS, seed=7)
         self.runner = BundleTask(
             pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order), self.output,
-            TaskParts(
+            TaskDependencies(
                 dispatcher, threading.Semaphore(), pipelines, Observer(),
                 lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
             ),

@@ -23,7 +23,7 @@ from forebay.service.worker.memory import memory_limit
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete
-from forebay.service.worker.tasks import TaskParts, TaskRunner
+from forebay.service.worker.tasks import TaskDependencies, TaskRunner
 
 TIMEOUT_S = 30
 MOST = 100
@@ -116,7 +116,7 @@ def make() -> Iterator[Callable[[Splits], tuple[TaskRunner, IdleTasks, set[int]]
     def make(splits: Splits) -> tuple[TaskRunner, IdleTasks, set[int]]:
         runner = TaskRunner(
             pb.Task(task_id=1, num_sources=1), AnyOutput(1000),
-            TaskParts(
+            TaskDependencies(
                 splits,  # type: ignore[arg-type]
                 threading.Semaphore(), OneAnElement(), Observer(), lambda *_: [Complete(1)],
             ),

@@ -30,7 +30,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Datasets, Pipelines
 from forebay.service.worker.task_states import Complete, Ended, HandedOut
-from forebay.service.worker.tasks import DeliveryCounter, TaskParts, TaskRunner
+from forebay.service.worker.tasks import DeliveryCounter, TaskDependencies, TaskRunner
 
 TIMEOUT_S = 30
 
@@ -66,15 +66,15 @@ class Untravelled(Pipelines):
         return SimpleNamespace(blocks=blocks, cancel=lambda: None)
 
 
-def parts(dispatcher: Any, pipelines: Pipelines, report: Any) -> TaskParts:
-    return TaskParts(dispatcher, threading.Semaphore(), pipelines, Observer(), report)
+def needs(dispatcher: Any, pipelines: Pipelines, report: Any) -> TaskDependencies:
+    return TaskDependencies(dispatcher, threading.Semaphore(), pipelines, Observer(), report)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is a bug
 def test_a_block_that_cannot_be_sent_fails_its_task_while_no_dispatcher_answers() -> None:
     output = AnyOutput()
     runner = TaskRunner(
-        pb.Task(task_id=1, num_sources=1), output, parts(Away(), Untravelled(), lambda *_: [])
+        pb.Task(task_id=1, num_sources=1), output, needs(Away(), Untravelled(), lambda *_: [])
     )  # fmt: skip
     runner.start()
     opened = output.open(ANY)
@@ -112,7 +112,7 @@ def test_a_shard_counts_as_read_only_when_its_last_element_has_arrived(arrives: 
     dispatcher, counter = Heard(), DeliveryCounter()
     output = AnyOutput(listener=counter)
     runner = TaskRunner(
-        pb.Task(task_id=1), output, parts(dispatcher, Numbers(), lambda *_: [Complete(1)]), counter
+        pb.Task(task_id=1), output, needs(dispatcher, Numbers(), lambda *_: [Complete(1)]), counter
     )  # fmt: skip
     runner.start()
     opened = output.open(ANY)
@@ -141,7 +141,7 @@ def test_a_pipeline_that_has_ended_does_not_wait_for_trainers() -> None:
 
     output = AnyOutput()
     runner = TaskRunner(
-        pb.Task(task_id=1), output, parts(Heard(), Closed(), lambda *_: [])
+        pb.Task(task_id=1), output, needs(Heard(), Closed(), lambda *_: [])
     )  # fmt: skip
     runner.start()
     opened = output.open(AnyBlock(hands_back=True))
@@ -187,7 +187,7 @@ def test_a_task_that_was_given_up_skips_a_split_and_delivers_what_it_made() -> N
         return []
 
     runner = TaskRunner(
-        pb.Task(task_id=1, num_sources=1), output, parts(GivingUp(), Skipping(), tell)
+        pb.Task(task_id=1, num_sources=1), output, needs(GivingUp(), Skipping(), tell)
     )  # fmt: skip
     runner.start()
     opened = output.open(ANY)
@@ -282,7 +282,7 @@ def test_a_cached_task_ends_only_with_its_worker(drained: bool) -> None:
 
     runner = TaskRunner(
         pb.Task(task_id=1, cross_trainer_cache=True), output,
-        parts(dispatcher, Drained() if drained else Numbers(), tell),
+        needs(dispatcher, Drained() if drained else Numbers(), tell),
     )  # fmt: skip
     runner.start()
     trainers = [output.open(Cached(name)) for name in "ab"]
