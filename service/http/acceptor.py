@@ -137,7 +137,13 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         timeout_s = None if self._context is None else HEAD_S
         number = connection.sock.fileno()
-        with connection.sock.dup() as spare:  # asyncio closes the other one
+        try:
+            spare = connection.sock.dup()  # asyncio closes the other one
+        except OSError as error:  # such as no more file descriptors
+            self._complaints.warn("cannot accept a connection: %s", error)
+            connection.sock.close()
+            return
+        with spare:
             try:
                 connection.transport, _ = await loop.connect_accepted_socket(
                     self._serve, connection.sock, ssl=self._context, ssl_handshake_timeout=timeout_s
@@ -145,7 +151,8 @@ class Acceptor:
                 connection.deadline = loop.time() + HEAD_S
             except OSError as error:  # TLS errors and timeouts are some
                 connection.sock.close()
-                self._open.pop(number, None)
+                if self._open.get(number) is connection:
+                    del self._open[number]
                 self._open[spare.fileno()] = dataclasses.replace(connection, sock=spare)
                 await self._refuse(connection.host, spare, error)
 
