@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
 import pytest
 
 from . import manifests
@@ -9,8 +13,10 @@ from .images import Images
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
-    return Images(tmp_path_factory.mktemp("images"))
+def images() -> Iterator[Images]:
+    """They are large: on a disk, and not kept."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", ignore_cleanup_errors=True) as directory:
+        yield Images(pathlib.Path(directory))
 
 
 @pytest.fixture(scope="session")

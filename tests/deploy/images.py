@@ -171,7 +171,9 @@ class Images:
             into = stage.inside(target)
             if found.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(found, into, symlinks=True, ignore=None if of else ignored)
+                shutil.copytree(
+                    found, into, symlinks=True, ignore=None if of else ignored, dirs_exist_ok=True
+                )
             else:
                 shutil.copy2(found, into)
 

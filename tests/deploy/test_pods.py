@@ -93,7 +93,7 @@ def test_pods_serve_and_fail_over(
         pods.start("forebay-redis-0", command=redis)
         names = ("forebay-dispatcher-0", "forebay-dispatcher-1")
         dispatchers = {name: pods.start(name, image="dispatcher") for name in names}
-        worker = pods.start("forebay-worker-0", image="any-worker", readable=DEVELOPMENT)
+        worker = pods.start("forebay-worker-0", image="worker")
 
         def leads(name: str) -> bool:
             return probe(at[name], "/readyz") == 200
@@ -137,6 +137,16 @@ def test_pods_serve_and_fail_over(
         for process in (worker, *dispatchers.values()):  # SIGTERM, as the images say
             assert process.end(60) == 0
     assert images.target("dispatcher").stop_signal == "SIGTERM"
+
+
+def test_a_worker_of_python_datasets_has_their_packages(
+    images: Images, tmp_path: pathlib.Path
+) -> None:
+    tmp_path.chmod(0o777)
+    modules = "apache_beam, array_record, forebay.service, pyarrow, tensorflow, tensorflow_datasets"
+    command = ("python", "-c", f"import {modules}")
+    checks = images.container("worker-python", {}, writable={"/tmp": tmp_path}, command=command)
+    assert checks.finish(100) == 0
 
 
 def healthy(images: Images, env: dict[str, str], folder: pathlib.Path) -> int:
