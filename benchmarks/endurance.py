@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..service import ShardingPolicy
+from ..service.dispatcher.options import DispatcherOptions
 from ..service.processes import ChildProcess
 from .cases import ENDLESS
 from .machine import memory_mb
@@ -30,7 +31,11 @@ MINUTES = 30.0
 KILL_EVERY_S = 10.0  # a trainer takes several to start
 ELEMENTS = 400_000  # of an epoch
 BATCH = 100
-GIVEN_UP = ("--worker-timeout-ms", 60_000, "--client-timeout-ms", 120_000)  # the defaults
+_DEFAULTS = DispatcherOptions()
+GIVEN_UP = (
+    *("--worker-timeout-ms", _DEFAULTS.worker_timeout_ms),
+    *("--client-timeout-ms", _DEFAULTS.client_timeout_ms),
+)
 SAMPLES = 60
 FIRST = 10  # samples before which caches still fill
 
@@ -57,7 +62,13 @@ def endurance(setting: Setting, *, dispatcher_dies: bool = False) -> list[Findin
     seconds = 10 * setting.seconds if setting.quick else 60 * MINUTES
     directory = setting.directory("endurance")
     with contextlib.ExitStack() as stack:
+        killed: list[Responder] = []
+        stack.callback(lambda: [*map(Responder.close, reversed(killed))])
         dispatcher = our_dispatcher(directory, 0, *GIVEN_UP)
+        if dispatcher_dies:
+            killed.append(dispatcher)
+        else:
+            stack.enter_context(dispatcher)
         port = dispatcher.port
 
         def worker() -> Server:
@@ -72,13 +83,12 @@ def endurance(setting: Setting, *, dispatcher_dies: bool = False) -> list[Findin
             "trainer in order": _Watched(stack.enter_context(trainer("ordered"))),
         }
         starts: list[Callable[[], Responder]] = [worker, worker, trainer]
-        killed = [start() for start in starts]
         if dispatcher_dies:
-            starts.append(lambda: our_dispatcher(directory, port, *GIVEN_UP))
-            killed.append(dispatcher)
+            starts.insert(0, lambda: our_dispatcher(directory, port, *GIVEN_UP))
         else:
-            watched["dispatcher"] = _Watched(stack.enter_context(dispatcher))
-        stack.callback(lambda: [*map(Responder.close, killed)])
+            watched["dispatcher"] = _Watched(dispatcher)
+        for start in starts[len(killed) :]:
+            killed.append(start())  # noqa: PERF401 - each is closed if a later one does not start
         begun, kills = time.monotonic(), 0
         for number in range(1, SAMPLES + 1):
             while time.monotonic() < begun + seconds * number / SAMPLES:

@@ -53,6 +53,7 @@ MIXER = 2_654_435_761
 KILL_AT = 1_000  # elements after which a worker is killed
 AFTERWARDS = 4_000  # elements that are taken then
 STEP_S = 0.002
+MOST_WAIT_S = 3.0
 
 
 def positions(setting: Setting) -> list[Finding]:
@@ -229,7 +230,7 @@ def dead_worker(setting: Setting) -> list[Finding]:
                 better=Better.LESS,
                 ours=found[way],
                 peer=found["once"],
-                required_ratio=1,
+                required=MOST_WAIT_S,
             )
             for way, name in (("ordered", "in order"), ("least", "at least once"))
         )

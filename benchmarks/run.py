@@ -201,8 +201,9 @@ def run(
             machine=describe(setting.path),
             calibrations_ms=setting.calibrations_ms,
         )
+        rows = rows or [*ROWS]
+        row = rows[0]
         try:
-            rows = rows or [*ROWS]
             for number, row in enumerate(rows):
                 progress(row, number, len(rows))
                 begun = time.perf_counter()
@@ -210,14 +211,17 @@ def run(
                     if row not in SHARING:
                         setting.release()
                     report.findings += ROWS[row](setting)
-                except (ForebayError, OSError, KeyboardInterrupt) as error:
+                except (ForebayError, OSError) as error:
                     if _is_interrupt(error):
-                        report.failed[row] = "interrupted, and with it the rest of the run"
-                        report.interrupted = True
-                        break
+                        raise
                     report.failed[row] = str(error)  # the others' figures are worth having
                     setting.release()
                 report.took_s[row] = round(time.perf_counter() - begun, 1)
+        except BaseException as error:
+            if not _is_interrupt(error):
+                raise
+            report.failed[row] = "interrupted, and with it the rest of the run"
+            report.interrupted = True
         finally:
             setting.release()
     return report
@@ -225,9 +229,11 @@ def run(
 
 def _is_interrupt(error: BaseException | None) -> bool:
     """Also if a server that Ctrl-C ended, too, raised an error meanwhile."""
-    while not (error is None or isinstance(error, KeyboardInterrupt)):
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
         error = error.__context__
-    return error is not None
+    return False
 
 
 def write(report: BenchmarkReport, file: pathlib.Path) -> None:

@@ -123,7 +123,7 @@ class Faults:
             name = " | ".join(", ".join(side) for side in fault.sides)
         else:
             lives = self._members[fault.role][fault.number].lives
-            name = lives[-1].name if lives else None  # such as of a group's third trainer
+            name = lives[-1].name if lives else None  # its process has not started yet
         self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
     def _may_empty_storage(self) -> bool:

@@ -6,8 +6,6 @@ import logging
 import threading
 import time
 
-log = logging.getLogger(__name__)
-
 _SILENT_S = 60.0
 
 
@@ -17,7 +15,8 @@ class Complaints:
     Thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
         self._lock = threading.Lock()
         self._said: dict[str, tuple[float, int]] = {}  # when it was logged; how often not, since
 
@@ -30,4 +29,4 @@ class Complaints:
                 self._said[key] = at, missed + 1
                 return
             self._said[key] = now, 0
-        log.warning(text + (f" (and {missed} more of the kind)" if missed else ""), *args)
+        self._log.warning(text + (f" (and {missed} more of the kind)" if missed else ""), *args)

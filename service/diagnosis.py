@@ -190,7 +190,7 @@ class _OfJob:
             ),
             (
                 "no_task", "a worker to get a task of it",
-                "start workers before trainers: `forebay status --wait-workers` waits for them",
+                "start workers first (`forebay status --wait-workers`), or see why they ended",
             ),
         ):  # fmt: skip
             if (share := self._awaits(cause)) > WAITS:

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from .addresses import MAX_PORT, advertised, listened_on
+from .address_forms import MAX_PORT, checked_address, checked_host
 from .errors import InvalidArgument
 
 
@@ -103,13 +103,13 @@ class ServerOptions:
     """
 
     port: Annotated[int, Option("Port to listen on; 0: any free one.", least=0, most=MAX_PORT)] = 0
-    host: Annotated[str, Option("Address to listen on.", convert=listened_on)] = "127.0.0.1"
+    host: Annotated[str, Option("Address to listen on.", convert=checked_host)] = "127.0.0.1"
     address: Annotated[
         str,
         Option(
             "HOST:PORT that clients connect to; %port% stands for the port. By default, the "
             "address that it listens on.",
-            convert=advertised,
+            convert=checked_address,
         ),
     ] = ""
     http_port: Annotated[

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from .addresses import WILDCARDS
+from .address_forms import WILDCARDS
 from .connections.credentials import credentials_of_server
 from .connections.dispatcher_client import SERVICE, DispatcherClient
 from .connections.grpc_server import advertised_address

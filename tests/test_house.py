@@ -47,12 +47,12 @@ LAYERS: dict[str, set[str]] = {
     LOOSE: WORDS,
     "service.core": {"journal", "storage", "service.errors"},
     "service.connections": {
-        *("service.addresses", "service.complaints", "service.errors", "service.processes"),
+        *("service.address_forms", "service.complaints", "service.errors", "service.processes"),
         *("service.proto", "service.tracing", "journal.proto"),
     },
     "service.http": {
-        *(f"service.connections.{module}" for module in ("admission", "credentials")),
-        *("service.connections.tls_socket", LOOSE, *WORDS),
+        *("service.connections.admission", "service.connections.credentials"),
+        *("service.connections.http_tls", "service.connections.tls_socket", LOOSE, *WORDS),
     },
     "service.dashboard": {"service.core", "service.http", "journal", LOOSE},
     "service.dispatcher": {
@@ -378,7 +378,7 @@ ONE_DOOR: dict[str, set[str]] = {
         call: {"service.connections.credentials", "service.connections.tls_socket"}
         for call in ("ssl.SSLContext",)
     },
-    "wrap_bio": {"service.connections.credentials", "service.connections.tls_socket"},
+    "wrap_bio": {"service.connections.http_tls", "service.connections.tls_socket"},
     "wrap_socket": set(),
     "socket.create_connection": {
         *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback"),

@@ -242,12 +242,13 @@ class Consumer:
 
     def _awaits(self) -> str:
         """For what it waits: one of CAUSES (meters.py)."""
-        links = [x.client for uid, x in self.links.all() if not self._heartbeats.has_ended(uid)]
-        if links and not any(client.connected for client in links):
+        heard = self._heartbeats
+        clients = [link.client for uid, link in self.links.all() if not heard.has_ended(uid)]
+        if clients and not any(client.connected for client in clients):
             return "network"
         if self._heartbeats.silent_s > 2 * HEARTBEAT_S:
             return "dispatcher"
-        return "workers" if links else "no_task"
+        return "workers" if clients else "no_task"
 
     def is_ours(self) -> bool:
         """Whether this process made the consumer. A fork shares its connections: leave them be."""

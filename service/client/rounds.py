@@ -269,11 +269,12 @@ class RoundsMode(Mode):
         task_id = key[0]
         with self._step:
             task = self._tasks.get(task_id)
-            wanted = task is not None and not task.is_all_here()
-            if task is not None and wanted:
+            if task is not None and task.is_all_here():
+                task = None
+            if task is not None:
                 task.blocks.append(_Arrived(client, block))
                 task.received += block.count
-        if not wanted:
+        if task is None:
             client.taken(block)
 
     def deliver(self, client: Client, key: Key, block: Block) -> None:

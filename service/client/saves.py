@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import snapshot_pb2
 
 from ...journal.proto import events_pb2 as ev
-from ..addresses import parse_service
+from ..address_forms import parse_service
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..pipelines.tf_data.element_specs import encode_element_spec, plain

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import hmac
+import logging
 import os
 import ssl
 import threading
@@ -21,6 +22,8 @@ from typing import Any
 from ..complaints import Complaints
 from ..errors import Unauthenticated
 from .credentials import BEARER, VARIABLES, Credentials
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +54,6 @@ class Denials:
         self._methods = frozenset(methods)
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self.complaints = Complaints()  # of those that have proved nothing
 
     def add(self, method: str, reason: str) -> None:
         """`method` may have its service before a slash."""
@@ -71,6 +73,7 @@ class Admission:
         """`methods` are those of the server's calls, without their services."""
         self.credentials = credentials
         self.denials = Denials(methods)
+        self.complaints = Complaints(log)
         self.asks_for_token = bool(credentials.token_file)
 
     def of_token(self, given: str) -> Identity:

@@ -18,9 +18,10 @@ import ipaddress
 import os
 import ssl
 import stat
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import InvalidArgument
+from .http_tls import HttpContext
 from .reloaded import Reloaded
 
 VARIABLES = {
@@ -292,7 +293,7 @@ def _load(credentials: Credentials) -> LoadedCredentials:
     server = http = None
     if chain:
         server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
-        http = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca, _HttpContext)
+        http = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca, HttpContext)
         server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
         http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
@@ -303,33 +304,6 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
     """Of connections to servers. Raises InvalidArgument."""
     ca = _read(credentials.tls_ca, _CA)
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, ca)
-
-
-class _HttpTls(ssl.SSLObject):
-    """Keeps the alert of a handshake that fails, which asyncio would not send."""
-
-    outgoing: ssl.MemoryBIO
-
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        except ssl.SSLWantReadError:
-            raise
-        except ssl.SSLError as error:
-            error.alert = self.outgoing.read()  # type: ignore[attr-defined]
-            raise
-
-
-class _HttpContext(ssl.SSLContext):
-    sslobject_class = _HttpTls
-
-    def wrap_bio(
-        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **how: Any
-    ) -> ssl.SSLObject:
-        made = super().wrap_bio(incoming, outgoing, *args, **how)
-        assert isinstance(made, _HttpTls)
-        made.outgoing = outgoing
-        return made
 
 
 def _context(

@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 
 from ...journal.proto import events_pb2 as ev
 from .. import tracing
-from ..addresses import parse_service
+from ..address_forms import parse_service
 from ..errors import (
     InvalidArgument,
     ProtocolError,

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from ..addresses import WILDCARDS, in_brackets
+from ..address_forms import WILDCARDS, in_brackets
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
@@ -251,7 +251,7 @@ def _refusal(admission: Admission, details: Any) -> str:
 
 def _complain(admission: Admission, method: str, peer: str, refusal: str) -> None:
     admission.denials.add(method, "unauthenticated")
-    admission.denials.complaints.warn("refused %.100r of %s: %s", method, peer, refusal)
+    admission.complaints.warn("refused %.100r of %s: %s", method, peer, refusal)
 
 
 _call: ContextVar[grpc.aio.ServicerContext[bytes, bytes]] = ContextVar("forebay-call")

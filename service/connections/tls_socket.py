@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..errors import InvalidArgument
 from .admission import Identity, of_certificate
 from .credentials import Credentials, client_context
 
@@ -219,12 +220,6 @@ class TlsSocket(socket.socket):
         return told
 
 
-def alert_of(error: ssl.SSLError) -> bytes:
-    """What is to be sent to the peer on an HTTP port, so that it knows why; perhaps nothing."""
-    alert: bytes = getattr(error, "alert", b"")
-    return alert
-
-
 def is_plain(error: ssl.SSLError) -> bool:
     """Whether the peer does not speak TLS."""
     return error.reason in _PLAIN_TO_TLS
@@ -331,7 +326,7 @@ def probe(address: str, credentials: Credentials | None, timeout_s: float = 2.0)
         return TlsFault(str(error), 0)
     except TlsError as error:
         return TlsFault(str(error), 1)
-    except OSError:
+    except (OSError, InvalidArgument):  # such as a file that is just being replaced
         return None
 
 

@@ -70,8 +70,8 @@ JOB_WAITS = Family(
 )  # fmt: skip
 JOB_WAITS_FOR = Family(
     "forebay_job_wait_cause_ratio", "gauge",
-    "The same by what they waited for: workers, network, dispatcher, or no_task (a worker with a "
-    "task).",
+    "The same by what they waited for: workers, network, dispatcher, or no_task (a worker that has "
+    "a task and has not ended).",
     ("job_id", "cause"),
 )  # fmt: skip
 JOB_BUSY = Family(

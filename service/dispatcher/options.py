@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..addresses import is_address, is_place
+from ..address_forms import is_address, is_place
 from ..errors import InvalidArgument
 from ..options import Option, ServerOptions
 

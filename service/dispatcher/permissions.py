@@ -7,7 +7,6 @@ grant allows.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,8 +18,6 @@ from ..errors import PermissionDenied, ResourceExhausted
 from ..pipelines.definitions import has_no_code
 from ..proto import forebay_pb2 as pb
 from .quotas import excess_of_datasets, excess_of_jobs, user_name
-
-log = logging.getLogger(__name__)
 
 
 class Subject(NamedTuple):
@@ -112,8 +109,9 @@ class Permissions:
         """Check the current call. Raises PermissionDenied."""
         try:
             self._check(method, request, state)
-        except PermissionDenied:
+        except PermissionDenied as error:
             self._admission.denials.add(method, "forbidden")
+            self._admission.complaints.warn("refused: %s", error, kind=method)
             raise
 
     def _check(self, method: str, request: Any, state: State) -> None:
@@ -170,9 +168,7 @@ class Permissions:
             if able:
                 why = f"its grants do not cover {_named(subject)}"
             rules = f"--access-file {self._rules.path} of the dispatcher"
-            reason = f"{caller} may not {what}: {why} ({rules})"
-            log.warning("refused: %s", reason)
-            raise PermissionDenied(reason)
+            raise PermissionDenied(f"{caller} may not {what}: {why} ({rules})")
         return fitting
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..complaints import Complaints
 from ..connections.credentials import Credentials
-from ..connections.tls_socket import alert_of, explain, is_plain, kind_of
+from ..connections.http_tls import alert_of
+from ..connections.tls_socket import explain, is_plain, kind_of
 
 MOST = 256
 """Open connections. Each may cost 100 KB, most of it for TLS."""
@@ -134,32 +135,35 @@ class Acceptor:
             await asyncio.sleep(0)  # a flood leaves time to others
 
     async def _connect(self, connection: _Accepted) -> None:
-        loop = asyncio.get_running_loop()
-        timeout_s = None if self._context is None else HEAD_S
-        number = connection.sock.fileno()
+        loop, number = asyncio.get_running_loop(), connection.sock.fileno()
+        spare = None
         try:
-            spare = connection.sock.dup()  # asyncio closes the other one
-        except OSError as error:  # such as no more file descriptors
-            self._complaints.warn("cannot accept a connection: %s", error)
+            if self._context is not None:
+                spare = connection.sock.dup()  # asyncio closes the other one
+            connection.transport, _ = await loop.connect_accepted_socket(
+                self._serve,
+                connection.sock,
+                ssl=self._context,
+                ssl_handshake_timeout=None if self._context is None else HEAD_S,
+            )
+            connection.deadline = loop.time() + HEAD_S
+        except OSError as error:  # TLS errors and timeouts are some
             connection.sock.close()
-            return
-        with spare:
-            try:
-                connection.transport, _ = await loop.connect_accepted_socket(
-                    self._serve, connection.sock, ssl=self._context, ssl_handshake_timeout=timeout_s
-                )
-                connection.deadline = loop.time() + HEAD_S
-            except OSError as error:  # TLS errors and timeouts are some
-                connection.sock.close()
-                if self._open.get(number) is connection:
-                    del self._open[number]
-                self._open[spare.fileno()] = dataclasses.replace(connection, sock=spare)
-                await self._refuse(connection.host, spare, error)
+            if spare is None:
+                self._complaints.warn("cannot serve a connection: %s", error)
+                return
+            if self._open.get(number) is connection:
+                del self._open[number]
+            self._open[spare.fileno()] = dataclasses.replace(connection, sock=spare)
+            await self._refuse(connection.host, spare, error)
+        finally:
+            if spare is not None:
+                spare.close()
 
     async def _refuse(self, host: str, sock: socket.socket, error: OSError) -> None:
         """Tell both sides why there is no connection."""
         if not isinstance(error, ssl.SSLError) or self._credentials is None:
-            why, kind, last = str(error), type(error).__name__, b""
+            why, kind, last = str(error) or "it hung up", type(error).__name__, b""
         else:
             why = explain(error, host, self._credentials, is_server=True)
             kind, last = kind_of(error), _NOT_TLS if is_plain(error) else alert_of(error)

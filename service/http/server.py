@@ -108,7 +108,7 @@ class HttpServer:
         self.app.router.add_get("/healthz", self._state(observed.unhealthy))
         self.app.router.add_get("/readyz", self._state(observed.unready))
         self.app.router.add_get("/metrics", self.admitted(self._metrics))
-        self.complaints = Complaints()
+        self.complaints = Complaints(log)
         self._acceptor: Acceptor | None = None
         self._runner = web.AppRunner(
             self.app,
@@ -171,6 +171,7 @@ class HttpServer:
                     self.complaints.warn("refused a request of %s: %s", request.remote, error)
                 return refused(request, 401, error)
             except PermissionDenied as error:
+                self.complaints.warn("refused a request of %s: %s", request.remote, error)
                 return refused(request, 403, error)
             return await handler(request)
 

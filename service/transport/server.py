@@ -100,7 +100,7 @@ class BlockServer:
         self._keys = keys
         self._checksums = checksums
         self.sessions = Sessions(linger_s, max_away_bytes)
-        self._complaints = Complaints()
+        self._complaints = Complaints(_log)
         self._handlers: set[_Handler] = set()
         self._lock = threading.Lock()  # of _handlers
         self._stopping = threading.Event()

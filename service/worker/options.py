@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..addresses import MAX_PORT, advertised, parse_service
+from ..address_forms import MAX_PORT, checked_address, parse_service
 from ..connections.protocols import SERVED, transfer_protocol
 from ..errors import FailedPrecondition, InvalidArgument
 from ..options import Option, ServerOptions
@@ -24,7 +24,7 @@ def _served_protocol(name: str) -> str | None:
 
 
 def _data_address(address: str) -> str:
-    return advertised(address.replace("%dts_port%", "%port%"))  # tf.data service's name
+    return checked_address(address.replace("%dts_port%", "%port%"))  # tf.data service's name
 
 
 def _tags(given: str | Iterable[str]) -> tuple[str, ...]:

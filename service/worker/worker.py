@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ...journal.proto import events_pb2 as ev
-from ..addresses import parse_service
+from ..address_forms import parse_service
 from ..connections import tunnel
 from ..connections.admission import Admission
 from ..connections.credentials import (

@@ -20,7 +20,7 @@ import typer
 
 from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.addresses import is_address
+from forebay.service.address_forms import is_address
 from forebay.service.cli import app, extras, main
 from forebay.service.cli.console import plain_console
 from forebay.service.cli.dataset import render as render_datasets

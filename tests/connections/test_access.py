@@ -535,18 +535,21 @@ def test_new_rules_are_in_force_for_the_next_call_and_wrong_ones_are_not(
                 is not None
             )
 
-        before = counted()
-        assert not may_list()
-        granted = f'{RULES}[[grant]]\nto = ["new*"]\nroles = ["viewer"]\n'
-        rules.write_text(granted)
-        wait_until(may_list)
-        rules.write_text(f"{granted}[[grant")
-        wait_until(lambda: complains("is not TOML: Expected"))
-        rules.write_text(granted.replace('"trainer"', '"king"'))
-        wait_until(lambda: complains("grant 1: 'king' is no role; use trainer"))
-        rules.write_text(RULES)
-        wait_until(lambda: not may_list())
-        assert counted() - before == denied
+        try:
+            before = counted()
+            assert not may_list()
+            granted = f'{RULES}[[grant]]\nto = ["new*"]\nroles = ["viewer"]\n'
+            rules.write_text(granted)
+            wait_until(may_list)
+            rules.write_text(f"{granted}[[grant")
+            wait_until(lambda: complains("is not TOML: Expected"))
+            rules.write_text(granted.replace('"trainer"', '"king"'))
+            wait_until(lambda: complains("grant 1: 'king' is no role; use trainer"))
+            rules.write_text(RULES)
+            wait_until(lambda: not may_list())
+            assert counted() - before == denied
+        finally:
+            rules.write_text(RULES)
 
 
 def test_rules_need_tls_and_stock_clients_are_let_in_only_where_asked(server: Credentials) -> None:

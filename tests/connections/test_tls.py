@@ -250,7 +250,8 @@ def cases(
             "This port speaks TLS: use https",
         ),
         "a plain server": Case(
-            None, trainer, "TLS", "speaks TLS, and this process does not|HTTPS traffic",
+            None, trainer, "does not speak TLS, and this process has credentials",
+            "speaks TLS, and this process does not|HTTPS traffic",
             "wrong version number",
         ),
     }  # fmt: skip

@@ -98,7 +98,7 @@ class Fuzzer:
             self.send(address, self.garbage(*good), tls=True)
 
     def calls(self, address: str) -> None:
-        """Of each method, with a token."""
+        """Of each method, with all that this peer is known by."""
         methods = [f"/{SERVICE}/{name}" for name in METHODS]
         requests = {name: getattr(forebay_pb2, f"{name}Request") for name in METHODS}
         with connect(address, credentials=self._own) as channel:
@@ -107,18 +107,20 @@ class Fuzzer:
                 request = requests[name.rpartition("/")[2]]
                 poses = name.endswith("/WorkerHeartbeat")  # who is let in may pose as a worker
                 data = self.garbage() if number % 3 or poses else self._filled(request)
-                if name.endswith("/RegisterDataset"):
-                    data = self._nested()
-                call = channel.unary_unary(name, None, None)
-                with contextlib.suppress(grpc.RpcError):
-                    call(data, timeout=5, metadata=metadata_of(self._own))
+                self._call(channel, name, data)
+            for depth in (10, 30, 33, 100, 101, 1_000):
+                self._call(channel, f"/{SERVICE}/RegisterDataset", self._nested(depth))
+                self._call(channel, f"/{SERVICE}/GetStatus", b"\x7b" * depth + b"\x7c" * depth)
 
-    def _nested(self) -> bytes:
-        """The registration of a graph whose attributes have attributes, and so on; or groups of
-        unknown fields: more, perhaps, than protobuf reads."""
-        depth = self._dice.choice((10, 30, 33, 100, 101, 1_000))
-        if self._dice.random() < 0.5:
-            return b"\x7b" * depth + b"\x7c" * depth
+    def _call(self, channel: grpc.Channel, name: str, data: bytes) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            call = channel.unary_unary(name, None, None)
+            call(data, timeout=5, metadata=metadata_of(self._own))
+
+    @staticmethod
+    def _nested(depth: int) -> bytes:
+        """The registration of a graph whose attributes have attributes, and so on: more, perhaps,
+        than protobuf reads."""
         attribute = field(2, b"x")
         for _ in range(depth):
             attribute = field(10, field(2, field(1, b"name") + field(2, attribute)))

@@ -166,8 +166,8 @@ def clocked(count: int) -> tf.data.Dataset:
 
 CHOICE = (
     r"because of '\S+' \(DirectedInterleaveDataset\): it chooses among several datasets, and a "
-    "bundle has a range of one. Read each dataset by itself, and choose where you train; or choose "
-    "within a function of flat_map"
+    "bundle is a range of one dataset's splits. Read each dataset by itself, and choose where you "
+    "train; or choose within a function of flat_map"
 )
 
 

@@ -121,8 +121,9 @@ def require_bundles(walk: SourceWalk) -> None:
     for node in walk.choices:
         raise _no_bundle(
             node,
-            "it chooses among several datasets, and a bundle has a range of one. Read each dataset "
-            "by itself, and choose where you train; or choose within a function of flat_map",
+            "it chooses among several datasets, and a bundle is a range of one dataset's splits. "
+            "Read each dataset by itself, and choose where you train; or choose within a function "
+            "of flat_map",
         )
     for node in walk.repeats:
         raise _no_bundle(

@@ -12,7 +12,7 @@ MAX_PORT = 65535
 WILDCARDS = ("0.0.0.0", "::", "[::]", "")
 """Hosts that a server can listen on, but that no client can connect to."""
 
-HOSTS = "a name (letters, digits, -, _ and .), an IPv4 address, or an IPv6 address in brackets"
+HOST_FORMS = "a name (letters, digits, -, _ and .), an IPv4 address, or an IPv6 address in brackets"
 
 _LABEL = r"\w(?:[\w-]{0,61}\w)?"  # underscores are in names of Docker Compose
 _ADDRESS = re.compile(
@@ -48,20 +48,20 @@ def in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def listened_on(host: str) -> str:
+def checked_host(host: str) -> str:
     """A host that a server may listen on. Raises InvalidArgument."""
     is_host = isinstance(host, str) and is_address(f"{in_brackets(host)}:1")
     if host not in WILDCARDS and not is_host:
-        raise InvalidArgument(f"the host {host!r} is not {HOSTS}")
+        raise InvalidArgument(f"the host {host!r} is not {HOST_FORMS}")
     return host
 
 
-def advertised(address: str) -> str:
+def checked_address(address: str) -> str:
     """An address that a server may tell its clients; "" is none. Raises InvalidArgument."""
-    if address and not is_address(str(address).replace("%port%", "1")):
+    if address and not is_address(re.sub(":%port%$", ":1", str(address))):
         raise InvalidArgument(
-            f"{address!r} is not of the form HOST:PORT; HOST is {HOSTS}; %port% stands for the "
-            "port that is listened on"
+            f"{address!r} is not of the form HOST:PORT; HOST is {HOST_FORMS}; %port% stands for "
+            "the port that is listened on"
         )
     return address
 
