@@ -147,6 +147,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
             *(
                 ("data_keys", "hmac"),
                 ("credentials", "ssl"),
+                ("http_tls", "ssl"),
                 ("reloaded", "os"),
             ),
             ("grpc_server", "grpc"),
@@ -375,7 +376,7 @@ ONE_DOOR: dict[str, set[str]] = {
         for call in ("insecure_channel", "add_insecure_port")
     },
     **{
-        call: {"service.connections.credentials", "service.connections.tls_socket"}
+        call: {f"service.connections.{at}" for at in ("credentials", "http_tls", "tls_socket")}
         for call in ("ssl.SSLContext",)
     },
     "wrap_bio": {"service.connections.http_tls", "service.connections.tls_socket"},
