@@ -9,9 +9,6 @@ from .errors import InvalidArgument
 
 MAX_PORT = 65535
 
-WILDCARDS = ("0.0.0.0", "::", "[::]", "")
-"""Hosts that a server can listen on, but that no client can connect to."""
-
 HOST_FORMS = "a name (letters, digits, -, _ and .), an IPv4 address, or an IPv6 address in brackets"
 
 _LABEL = r"\w(?:[\w-]{0,61}\w)?"  # underscores are in names of Docker Compose
@@ -48,10 +45,18 @@ def in_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether it is a host that a server can listen on, but that no client can connect to."""
+    try:
+        return not host or ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
 def checked_host(host: str) -> str:
     """A host that a server may listen on. Raises InvalidArgument."""
     is_host = isinstance(host, str) and is_address(f"{in_brackets(host)}:1")
-    if host not in WILDCARDS and not is_host:
+    if not (is_host or is_wildcard(host)):
         raise InvalidArgument(f"the host {host!r} is not {HOST_FORMS}")
     return host
 

@@ -17,13 +17,13 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from .address_forms import WILDCARDS
+from .address_forms import is_wildcard
 from .connections.credentials import credentials_of_server
 from .connections.dispatcher_client import SERVICE, DispatcherClient
 from .connections.grpc_server import advertised_address
@@ -180,7 +180,7 @@ class DispatchServer(_Server):
 
     def __init__(self, config: DispatcherConfig | Any | None = None, start: bool = True) -> None:
         self._config = _config_of(config or DispatcherConfig(), DispatcherConfig)
-        self._options = _secured(_at_localhost(self._config.options(), WILDCARDS))
+        self._options = _secured(_at_localhost(self._config.options(), wildcard=True))
         self._process: ChildProcess | None = None
         self._log: threading.Thread | None = None
         self._target = f"grpc://{told}" if (told := _address_before_start(self._options)) else ""
@@ -370,12 +370,11 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
     return kind(**{name: value for name, value in said.items() if name in known})
 
 
-def _at_localhost(options: Options, hosts: Collection[str] = ()) -> Options:
-    """By default, advertise localhost, as tf.data service's own servers do.
-
-    The same goes for servers that listen on one of `hosts`.
-    """
-    if options.address or options.host not in (ServerOptions.host, *hosts):
+def _at_localhost(options: Options, *, wildcard: bool = False) -> Options:
+    """By default, advertise localhost, as tf.data service's own servers do; with `wildcard` also if
+    it listens on all addresses."""
+    is_default = options.host == ServerOptions.host
+    if options.address or not (is_default or (wildcard and is_wildcard(options.host))):
         return options
     return dataclasses.replace(options, address="localhost:%port%")
 

@@ -341,9 +341,20 @@ def _nobody() -> bytes:
 
 
 def _read(path: str, option: str) -> bytes:
+    return _content(path, option)[0]
+
+
+def _content(path: str, option: str, most: int = -1) -> tuple[bytes, os.stat_result]:
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        # A pipe would wait for its writer.
+        with open(path, "rb", opener=lambda p, how: os.open(p, how | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise InvalidArgument(
+                    f"{option} {path} is no regular file; give one, as it is read again when it "
+                    "changes"
+                )
+            return file.read(most), found
     except OSError as error:
         raise InvalidArgument(
             f"{option} {path} cannot be read: {error.strerror}; give a file that this user may read"
@@ -357,15 +368,7 @@ def _root_gave_it_to_this_group(found: os.stat_result) -> bool:
 
 
 def _token(path: str) -> Token:
-    try:
-        with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            text = file.read(_MAX_TOKEN_BYTES + 2)
-    except OSError as error:
-        raise InvalidArgument(
-            f"{_TOKEN_FILE} {path} cannot be read: {error.strerror}; give a file that this user "
-            "may read"
-        ) from None
+    text, found = _content(path, _TOKEN_FILE, _MAX_TOKEN_BYTES + 2)
     if found.st_mode & _OPEN_TO_OTHERS and not _root_gave_it_to_this_group(found):
         raise InvalidArgument(
             f"{_TOKEN_FILE} {path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users may "

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from ..address_forms import WILDCARDS, in_brackets
+from ..address_forms import in_brackets, is_wildcard
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
@@ -81,7 +81,7 @@ def advertised_address(address: str, bound: str, option: str = "--address") -> s
     """
     told = address.replace("%port%", bound.rpartition(":")[2]) or bound
     host = told.rpartition(":")[0]
-    if host in WILDCARDS:
+    if is_wildcard(host):
         raise InvalidArgument(
             f"clients cannot connect to {host!r}, which is to listen on every address of this "
             f"host: say the one that they reach it at, {option} HOST:%port%"

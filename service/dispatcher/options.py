@@ -165,7 +165,8 @@ class DispatcherOptions(ServerOptions):
     worker_timeout_ms: Annotated[
         int,
         Option(
-            "Give up a worker that is silent for so long; -1: never.",
+            "Give up a worker that is silent for so long, --reconnect-grace-ms at least; "
+            "-1: never.",
             least=LEAST_SILENCE_MS,
             off=-1,
         ),

@@ -20,7 +20,8 @@ from ..connections.http_tls import alert_of
 from ..connections.tls_socket import explain, is_plain, kind_of
 
 MOST = 256
-"""Open connections. Each may cost 100 KB, most of it for TLS."""
+"""Open connections. Each may cost 100 KB, most of it for TLS, and two descriptors until its
+handshake is over."""
 
 MOST_OF_ADDRESS = 32
 """Open connections of one address. Probes and scrapers have one or two; with a proxy or NAT before

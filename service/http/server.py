@@ -22,6 +22,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import BadHttpMethod
 
+from ..address_forms import in_brackets
 from ..complaints import Complaints
 from ..connections.admission import Admission, Identity, of_certificate
 from ..connections.credentials import Credentials
@@ -133,7 +134,7 @@ class HttpServer:
                 f"--http-port: cannot listen on {host}:{port}: {why}; give each server of a host "
                 "a port of its own, or 0 for any free one"
             ) from error
-        self.address = f"{host}:{found}"
+        self.address = f"{in_brackets(host)}:{found}"
         log.info("%s/metrics", self.url(self.address))
 
     def url(self, address: str) -> str:

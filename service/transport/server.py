@@ -166,7 +166,7 @@ class BlockServer:
         except BlockingIOError:  # the connection is gone again
             return
         except OSError as error:  # such as no more file descriptors
-            _log.warning("cannot accept a consumer's connection: %s", error)
+            self._complaints.warn("cannot accept a consumer's connection: %s", error)
             self._stopping.wait(_TICK_S)
             return
         sock.setblocking(True)
@@ -195,14 +195,14 @@ class BlockServer:
         peer = f"consumer at {address[0]}:{address[1]}" if address else "consumer on this host"
         with self._lock:
             if address is not None and self._strangers(address[0]) >= MAX_STRANGERS:
-                _log.warning(
+                self._complaints.warn(
                     "closed a connection of the %s: %d others of that address have not said who "
                     "they are yet", peer, MAX_STRANGERS,
                 )  # fmt: skip
                 sock.close()
                 return
             if len(self._handlers) >= MAX_CONNECTIONS or self._stopping.is_set():
-                _log.warning(
+                self._complaints.warn(
                     "closed a connection of the %s: the worker stops, or has %d already",
                     peer, MAX_CONNECTIONS,
                 )  # fmt: skip
@@ -212,7 +212,7 @@ class BlockServer:
             try:
                 handler.start()  # before stop() looks for it
             except RuntimeError as error:  # no more threads: the consumer may retry
-                _log.warning("closed a connection of the %s: %s", peer, error)
+                self._complaints.warn("closed a connection of the %s: %s", peer, error)
                 handler.drop()
                 return
             self._handlers.add(handler)
@@ -332,7 +332,7 @@ class _Handler:
         except OSError as error:
             _log.info("the connection of %s ended: %s", self._peer, error)
         except ProtocolError as error:
-            _log.warning("closed the connection of %s: %s", self._peer, error)
+            self._server._complaints.warn("closed the connection of %s: %s", self._peer, error)
         finally:
             if self._lender is not None:
                 self._lender.close()  # at once: reference cycles would keep its memory for a while

@@ -514,7 +514,8 @@ def test_files_that_cannot_be_used(
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nonsense")
     secret = pathlib.Path(server.tls_key).read_text()
-    locked = token(tmp_path / "locked", secret, 0o000)
+    locked, pipe = token(tmp_path / "locked", secret, 0o000), tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)  # which nobody writes to
     ca, cert, key, secrets = (
         rf"--{name.replace('_', '-')} \({variable}\) " for name, variable in VARIABLES.items()
     )
@@ -530,6 +531,8 @@ def test_files_that_cannot_be_used(
             ({"tls_cert": str(nonsense)}, f"{cert}.* or {key}.* cannot be used: .*in PEM"),
             ({"tls_ca": str(nonsense)}, f"{ca}{nonsense} holds no certificates in PEM"),
             ({"token_file": locked}, f"{secrets}{locked} cannot be read: Permission denied"),
+            ({"tls_key": str(pipe)}, f"{key}{pipe} is no regular file; give one"),
+            ({"token_file": str(pipe)}, f"{secrets}{pipe} is no regular file; give one"),
         ):
             found = pool.submit(Credentials(**files(server) | changed).loaded)
             with pytest.raises(InvalidArgument, match=wrong) as raised:

@@ -465,6 +465,15 @@ def test_what_may_differ_each_time_is_named(function: Any, reason: str) -> None:
     assert len(named) == 1 and re.search(reason, named[0]), named
 
 
+@pytest.mark.parametrize(("seed", "named"), [(None, ["RandomDataset"]), (0, []), (7, [])])
+def test_a_choice_without_a_seed_is_named(seed: int | None, named: list[str]) -> None:
+    def chosen(_: Any) -> Dataset:
+        return tf.data.Dataset.sample_from_datasets([count(5), count(7)], seed=seed)
+
+    found = nondeterministic(graph_of(count(3).flat_map(chosen)))
+    assert [re.search(r"\((Random\w+)\)", one)[1] for one in found] == named  # type: ignore[index]
+
+
 def order_of(x: Any) -> Any:
     """A number that tells the order of a shuffle."""
     return count(9).shuffle(9).reduce(x - x, ten_times)

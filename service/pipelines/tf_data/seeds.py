@@ -116,7 +116,7 @@ def nondeterministic(graph: bytes) -> list[str]:
 def _why_nondeterministic(body: _Body, node: pb.NodeDef) -> Iterator[str]:
     if node.op in _SHUFFLES and _is_unseeded(body, node):  # still unseeded: no key reached it
         yield _NO_SEEDS
-    if node.op not in _DETERMINISTIC:
+    if node.op not in _DETERMINISTIC and not _is_seeded_source(body, node):
         yield from (
             why for why, beginnings in _NONDETERMINISTIC.items() if node.op.startswith(beginnings)
         )
@@ -326,6 +326,15 @@ def _seed_shuffle(body: _Body, node: pb.NodeDef, salt: int) -> None:
 def _is_unseeded(body: _Body, node: pb.NodeDef) -> bool:
     """Whether TensorFlow would draw the seeds of a shuffle."""
     return [body.value_of(seed) for seed in node.input[2:4]] == [0, 0]
+
+
+def _is_seeded_source(body: _Body, node: pb.NodeDef) -> bool:
+    """Whether it is tf.data.Dataset.random with a seed, the same in each iteration; such as that of
+    sample_from_datasets."""
+    if node.op not in ("RandomDataset", "RandomDatasetV2"):
+        return False
+    drawn = body.value_of(node.input[0]) == 0
+    return not drawn and not node.attr["rerandomize_each_iteration"].b
 
 
 def _number_elements(body: _Body, node: pb.NodeDef) -> bool:
