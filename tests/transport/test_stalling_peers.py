@@ -257,7 +257,7 @@ def test_more_connections_than_are_allowed(
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", worker.port), TIMEOUT_S) as refused:
                 assert refused.recv(1) == b""
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == 1  # a minute
     for number, peer in enumerate(peers, 1):
         peer.give(1)
         assert peer.hear().block.index == number
