@@ -55,6 +55,7 @@ class _TaskRounds:
         self.ended = False  # by its worker, which drains
         self.reported = False  # whether the dispatcher knows that all of an ended task was taken
         self.stop: int | None = None  # if removed, the round from which on nobody reads it
+        self.is_freed = False  # whether it takes up no credit any more
         self.blocks: deque[_Arrived] = deque()  # the first one starts with the next element
 
     def is_over(self) -> bool:
@@ -242,11 +243,13 @@ class RoundsMode(Mode):
         elements of its new task as well, which shares the credit.
         """
         with self._step:
-            here = {task_id: task for task_id, task in self._tasks.items() if task.is_all_here()}
+            here = {i: task for i, task in self._tasks.items() if task.is_all_here()}
+            for task_id in [i for i, task in here.items() if task.is_over()]:
+                del self._tasks[task_id]
+            here = {i: task for i, task in here.items() if not task.is_freed}
             blocks = [arrived for task in here.values() for arrived in task.blocks]
-            for task_id, task in here.items():
-                if task.is_over():
-                    del self._tasks[task_id]
+            for task in here.values():
+                task.is_freed = True
         if not here:
             return
         for arrived in blocks:

@@ -138,6 +138,8 @@ def test_a_removed_task_leaves_the_credit_to_the_next_one_of_its_worker(
     assert next(blocks) is NOTHING
     assert Client.all[11].held == 0 and Client.all[11].stopped == [1]
     assert Client.all[11].reads == [1, 3]
+    Client.all[11].send(1, 4)  # was on its way
+    assert Client.all[11].held == 0
     Client.all[11].send(3, 9)
     assert numbers(next(blocks)) == [9, 2]
     assert Client.all[11].held == 0
