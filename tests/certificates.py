@@ -7,6 +7,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import trustme
 
@@ -65,3 +66,12 @@ def using(credentials: Credentials | None) -> Iterator[None]:
             os.environ.pop(variable, None)
             if value is not None:
                 os.environ[variable] = value
+
+
+def files(credentials: Credentials) -> dict[str, Any]:
+    """Credentials as options of a server."""
+    return {**credentials.files()}
+
+
+def holder(server: Credentials, path: str) -> Credentials:
+    return Credentials(tls_ca=server.tls_ca, token_file=path)

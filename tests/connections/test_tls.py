@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import logging
 import os
@@ -23,19 +22,15 @@ import pytest
 
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, ForebayError
 from forebay.service.connections import credentials as module
-from forebay.service.connections import reloaded, tunnel
+from forebay.service.connections import tunnel
 from forebay.service.connections.admission import Admission, Identity
 from forebay.service.connections.credentials import (
-    VARIABLES,
     client_context,
-    credentials_of_server,
-    own_credentials,
 )
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.grpc_server import bind, connect, interceptors, metadata_of
 from forebay.service.connections.tls_socket import TlsSocket
-from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.service.errors import InvalidArgument, Unauthenticated, Unavailable
+from forebay.service.errors import Unauthenticated, Unavailable
 from forebay.service.http.families import Measured
 from forebay.service.http.server import HttpThread
 from forebay.service.proto import forebay_pb2 as pb
@@ -44,50 +39,15 @@ from forebay.service.transport import BlockServer, frames, messages
 from forebay.service.transport import server as block_servers
 from forebay.service.transport.server import MAX_STRANGERS
 
-from ..certificates import Authority, token, using
+from ..certificates import Authority, files, holder, token, using
 from ..standbys import wait_until
 from ..stock import GRAPH
 from ..transport.peers import UID, Consumer, only, say, task
 
+pytestmark = pytest.mark.usefixtures("at_once")
+
 PATIENCE_S = 20
 CLOCKS = "check the clocks of both hosts"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("other"))
-
-
-@pytest.fixture(scope="module")
-def server(authority: Authority) -> Credentials:
-    return authority.issue("server")
-
-
-@pytest.fixture(scope="module")
-def trainer(authority: Authority) -> Credentials:
-    return authority.issue("trainer", "trainer.example")
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are looked at whenever they are needed."""
-    monkeypatch.setattr(reloaded, "CHECK_S", 0.0)
-
-
-def files(credentials: Credentials) -> dict[str, Any]:
-    """As options of a server."""
-    return {**credentials.files()}
 
 
 def mixed(own: Credentials, authorities: Credentials) -> Credentials:
@@ -443,10 +403,6 @@ def with_tokens(server: Credentials, tmp_path: pathlib.Path) -> Credentials:
     return Credentials(**files(server) | {"token_file": ",".join(tokens)})
 
 
-def holder(server: Credentials, path: str) -> Credentials:
-    return Credentials(tls_ca=server.tls_ca, token_file=path)
-
-
 def test_a_token_opens_a_data_connection(
     closing: ExitStack, with_tokens: Credentials, tmp_path: pathlib.Path, caplog: Any
 ) -> None:
@@ -464,124 +420,6 @@ def test_a_token_opens_a_data_connection(
     wait_until(lambda: "the token is not one that is known here" in caplog.text)
     certificate = Credentials(**files(with_tokens) | {"token_file": ""})
     assert "no token was sent" in refused_by_worker(closing, with_tokens, certificate)
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "wrong"),
-    [
-        ("secret", 0o644, "has mode 0644, so other users may use its token: chmod 600"),
-        ("secret", 0o640, "has mode 0640"),
-        ("", 0o600, "is empty; write a token into it"),
-        ("\n", 0o600, "is empty"),
-        ("one\ntwo\n", 0o600, "holds more than a token"),
-        ("a b", 0o600, "holds more than a token"),
-        ("ö", 0o600, "holds more than a token"),
-        ("x" * 5000, 0o600, "holds more than a token"),
-    ],
-)
-def test_token_files_that_are_refused(
-    server: Credentials, tmp_path: pathlib.Path, text: str, mode: int, wrong: str
-) -> None:
-    path = token(tmp_path / "token", text, mode)
-    with pytest.raises(InvalidArgument, match=wrong) as raised:
-        holder(server, path).loaded()
-    assert path in str(raised.value)
-
-
-# -- files -----------------------------------------------------------------------------------------
-
-
-def test_credentials_that_cannot_be(server: Credentials, tmp_path: pathlib.Path) -> None:
-    for given, wrong in (
-        ({"tls_cert": "a", "tls_key": "b"}, "without tls_ca"),
-        ({"tls_ca": "c", "tls_cert": "a"}, "with tls_cert .* and without tls_key"),
-        ({"tls_ca": "c"}, "prove nobody's identity"),
-        ({"tls_ca": 5}, "must be the path of a file"),
-    ):
-        with pytest.raises(InvalidArgument, match=wrong):
-            Credentials(**given)
-
-
-def without_rights() -> None:
-    """This thread may read only what its user may read, also as root."""
-    header = (ctypes.c_uint32 * 2)(0x20080522)  # of capset's third version
-    assert not ctypes.CDLL(None).capset(header, (ctypes.c_uint32 * 6)())
-
-
-def test_files_that_cannot_be_used(
-    server: Credentials, trainer: Credentials, tmp_path: pathlib.Path
-) -> None:
-    nonsense = tmp_path / "nonsense"
-    nonsense.write_text("nonsense")
-    secret = pathlib.Path(server.tls_key).read_text()
-    locked, pipe = token(tmp_path / "locked", secret, 0o000), tmp_path / "pipe"
-    os.mkfifo(pipe, 0o600)  # which nobody writes to
-    ca, cert, key, secrets = (
-        rf"--{name.replace('_', '-')} \({variable}\) " for name, variable in VARIABLES.items()
-    )
-    with ThreadPoolExecutor(1, initializer=without_rights) as pool:
-        for changed, wrong in (
-            (
-                {"tls_key": trainer.tls_key},
-                f"the key {key}{trainer.tls_key} is not that of the certificate {cert}",
-            ),
-            ({"tls_key": str(tmp_path / "none")}, f"{key}.*none cannot be read: No such file"),
-            ({"tls_key": str(tmp_path)}, f"{key}{tmp_path} cannot be read: Is a directory; give a"),
-            ({"tls_key": locked}, f"{key}{locked} cannot be read: Permission denied; give a file"),
-            ({"tls_cert": str(nonsense)}, f"{cert}.* or {key}.* cannot be used: .*in PEM"),
-            ({"tls_ca": str(nonsense)}, f"{ca}{nonsense} holds no certificates in PEM"),
-            ({"token_file": locked}, f"{secrets}{locked} cannot be read: Permission denied"),
-            ({"tls_key": str(pipe)}, f"{key}{pipe} is no regular file; give one"),
-            ({"token_file": str(pipe)}, f"{secrets}{pipe} is no regular file; give one"),
-        ):
-            found = pool.submit(Credentials(**files(server) | changed).loaded)
-            with pytest.raises(InvalidArgument, match=wrong) as raised:
-                found.result()
-            assert secret not in str(raised.value)
-
-
-def test_changed_files_are_in_force_unless_they_cannot_be_used(
-    authority: Authority, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = authority.issue("changing")
-    first = found.loaded()
-    assert found.loaded() is first
-    key = pathlib.Path(found.tls_key)
-    kept = key.read_bytes()
-    key.write_bytes(b"half")
-    assert found.loaded() is first
-    assert caplog.text.count("the old stay in force") == 1
-    assert found.loaded() is first
-    assert caplog.text.count("the old stay in force") == 1
-    key.write_bytes(kept)
-    assert found.loaded().chain == first.chain
-    authority.issue("changing")
-    assert found.loaded().chain != first.chain
-
-
-# -- binding ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", ""])
-def test_a_bind_beyond_loopback_needs_tls(host: str, server: Credentials) -> None:
-    with pytest.raises(InvalidArgument, match=r"give --tls-cert.* or --insecure"):
-        credentials_of_server(DispatcherOptions(host=host))
-    assert credentials_of_server(DispatcherOptions(host=host, insecure=True)) is None
-    given = DispatcherOptions(host=host, **files(server))
-    assert credentials_of_server(given) == server
-    with using(server):
-        assert credentials_of_server(DispatcherOptions(host=host)) == server
-        with pytest.raises(ForebayError, match=r"give --tls-cert .* and --tls-key"):
-            missing = DispatcherOptions(host=host, tls_ca=server.tls_ca, token_file="x")
-            credentials_of_server(missing)
-    with pytest.raises(InvalidArgument, match="--insecure beside"):
-        credentials_of_server(DispatcherOptions(host=host, insecure=True, **files(server)))
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.1"])
-def test_loopback_needs_none(host: str) -> None:
-    assert own_credentials() is None
-    assert credentials_of_server(DispatcherOptions(host=host)) is None
 
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -789,15 +627,6 @@ def test_new_files_are_in_force_for_the_next_handshake(
     pathlib.Path(theirs.tls_cert).write_bytes(pathlib.Path(again.tls_cert).read_bytes())
     pathlib.Path(theirs.tls_key).write_bytes(pathlib.Path(again.tls_key).read_bytes())
     assert ask(renewed).startswith("certificate other")
-
-
-def test_only_a_list_of_tokens_has_commas(server: Credentials) -> None:
-    assert Credentials(tls_ca="/a,b/ca", token_file="/x,/y").files() == {
-        "tls_ca": "/a,b/ca",
-        "token_file": "/x,/y",
-    }
-    with pytest.raises(InvalidArgument, match="comma beside which there is no file"):
-        Credentials(tls_ca=server.tls_ca, token_file="/x,")
 
 
 def test_a_fork_has_its_credentials_whatever_other_threads_did(server: Credentials) -> None:
