@@ -50,7 +50,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
 
     made.clear()
     made_of_bundles.clear()
-    kept = Traces()
+    kept = Traces(most_driven=0)
     monkeypatch.setattr(tf_data, "RunTrace", Counted)
     monkeypatch.setattr(tf_data, "BundleTrace", CountedOfBundles)
     monkeypatch.setattr(tf_data, "TRACES", kept)
@@ -162,6 +162,38 @@ def test_bundles_share_one_trace() -> None:
     assert values(bundle(later, 6)) == expected(6)
     later.close()
     assert (len(made_of_bundles), made) == (1, [])
+
+
+def test_what_drives_bundles_stays_for_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few datasets; what drives the others' ends."""
+    kept = Traces(most_driven=1)
+    monkeypatch.setattr(tf_data, "TRACES", kept)
+    graphs = [graph_of(count(100).map(lambda i, by=by: i * by)) for by in (1, 2)]
+    known = steps()
+
+    def task(by: int) -> set[threading.Thread]:
+        """A task of two bundles at a time; the new steps."""
+        sources = [ev.SplitSource(count=100)]
+        spec = tf.TensorSpec([], tf.int64)
+        pipeline = TfDataPipeline(graphs[by - 1], sources, element_spec=spec)
+        for first in (0, 10):
+            runs = [pipeline.bundle(SplitRange(n, 5, 0), number=n, seed=0) for n in (first, 5)]
+            both = [run.blocks() for run in runs]
+            heads = [next(blocks) for blocks in both]  # both have begun
+            assert heads[0].count + sum(block.count for block in both[0]) == 5
+            assert heads[1].count + sum(block.count for block in both[1]) == 5
+            assert sum(values(pipeline.bundle(SplitRange(9, 1, 0), number=9, seed=0))) == 9 * by
+        pipeline.close()
+        return steps() - known
+
+    once = task(1)
+    assert len(once) == 2
+    assert task(1) == once
+    twice = task(2)
+    assert len(twice) == 2 and not once & twice
+    assert task(2) == twice
+    kept.forget_idle()
+    assert steps() == known
 
 
 def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces) -> None:
@@ -289,7 +321,9 @@ def test_a_cancelled_run_ends_though_its_step_lasts(
         finally:
             assert let_end.wait(timeout=90)
 
+    freed: list[RunTrace | BundleTrace] = []
     monkeypatch.setattr(trace, "drive", drive_and_last)
+    monkeypatch.setattr(trace, "close", lambda trace: freed.append(trace))
     monkeypatch.setattr(drivers, "UNWIND_S", 0)
     dataset = count(1 << 40).map(lambda i: i * 10)
     sources = [ev.SplitSource(count=1 << 40)]
@@ -304,19 +338,18 @@ def test_a_cancelled_run_ends_though_its_step_lasts(
         blocks.close()
         return {queue._name for queue in run._queues}
 
-    def users() -> list[int]:
-        return traces.users()
-
     with ThreadPoolExecutor(1) as pool:
         try:
             first, second = (pool.submit(cancelled).result(timeout=30) for _ in range(2))
             assert not first & second
             pool.submit(pipeline.close).result(timeout=30)
-            assert sum(users())
+            traces.forget_idle()
+            assert not freed
         finally:
             let_end.set()
     wait_for_steps()
-    assert not sum(users())
+    traces.forget_idle()
+    assert len(freed) == 1
 
 
 def test_a_run_ends_after_what_its_pipeline_has_open() -> None:

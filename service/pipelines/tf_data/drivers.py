@@ -2,7 +2,9 @@
 
 The driver of a long run works for that run and ends with it. A bundle driver serves one bundle
 after another: a request, with the bundle's range and the handles of its queues, comes through a
-queue too. So between two bundles TensorFlow makes only iterators.
+queue too. So between two bundles TensorFlow makes only iterators. To begin a driver takes it 30 to
+120 ms of processor time, as it optimizes the dataset and prepares each function, and a task needs
+one for each bundle that it has open. So bundle drivers stay for the next task of the same dataset.
 
 A long run is over when its pipeline closes the run's queue, at its end. TensorFlow has dropped the
 user's iterators by then, and nothing of the pipeline is left. The call itself may return much
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -51,43 +53,53 @@ class Driver:
         """
         self.error: PipelineError | None = None  # set before the queue is closed
         self.queue = queue
+        self.stop = OwnedQueue(STOP)
+        self.ended: Future[None] = Future()
         self._drive = drive
-        self._stop = OwnedQueue(STOP)
-        self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="forebay-pipeline", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Wait a little until the step has ended. The caller has closed its queues, or its feed."""
-        # Close `stop` here, where waiting for a lock of the pipeline blocks nobody else. And late:
-        # while TensorFlow cancels, a returning function call waits for that and holds its locks.
-        if not wait([self._ended], UNWIND_S).done:
-            self._stop.close()
-        if wait([self._ended], UNWIND_S).done:
-            self._thread.join()
+    def finish(self) -> None:
+        """Have the step end once its pipeline has."""
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Call this in the driver's thread once the step has ended; at once if it has."""
-        self._ended.add_done_callback(lambda _: callback())
+        self.ended.add_done_callback(lambda _: callback())
 
-    @property
-    def has_ended(self) -> bool:
-        return self._ended.done()
-
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
-            self._drive(self._stop)
+            self._drive(self.stop)
         except tf.errors.OpError as error:
             self.error = pipeline_error(error)
         except Exception as error:  # noqa: BLE001 - such as a message that is not UTF-8
             self.error = PipelineError("UNKNOWN", f"the pipeline failed: {error!r}")
         finally:
-            self._ended.set_result(None)
+            self.ended.set_result(None)
             self.queue.close()
-            self._stop.release()
+            self.stop.release()
+
+
+def end(drivers: Sequence[Driver]) -> None:
+    """Wait a little until the steps have ended. The caller has closed their queues or feeds."""
+    for driver in drivers:
+        driver.finish()
+    # Close `stop` here, where waiting for a lock of the pipeline blocks nobody else. And late:
+    # while TensorFlow cancels, a returning function call waits for that and holds its locks.
+    for driver in _not_ended(drivers):
+        driver.stop.close()
+    left = _not_ended(drivers)
+    for driver in drivers:
+        if driver not in left:
+            driver.join()
+
+
+def _not_ended(drivers: Sequence[Driver]) -> list[Driver]:
+    """In a little while."""
+    wait([driver.ended for driver in drivers], UNWIND_S)
+    return [driver for driver in drivers if not driver.ended.done()]
 
 
 class LongRun:
@@ -112,7 +124,7 @@ class LongRun:
     def end(self, driver: Driver, *, complete: bool) -> None:
         if not complete:  # else its pipeline has ended
             self._loaded.cancel()
-            driver.end()
+            end([driver])
         self._variant = None
 
     def release(self) -> None:
@@ -143,24 +155,26 @@ class BundleDriver(Driver):
         self.queue = queues[0]
         handles = [queue.handle for queue in queues]
         self._requests.enqueue([np.array(numbers, np.int64), *handles])
-        if self.has_ended:  # before this queue was registered for its end
+        if self.ended.done():  # before this queue was registered for its end
             self.queue.close()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         self._requests.close()
-        super().end()
         self.when_ended(self._requests.release)
 
 
-class Drivers:
-    """The drivers of a pipeline's bundles: one for each concurrent bundle. Thread-safe."""
+class BundleDrivers:
+    """A trace with its drivers: one for each concurrent bundle, for whoever reads bundles of the
+    trace. Thread-safe."""
 
     def __init__(self, trace: BundleTrace) -> None:
         self.trace = trace
         self._lock = threading.Lock()
         self._idle: list[BundleDriver] = []
         self._begun: list[BundleDriver] = []  # all drivers whose steps may still run
-        self._closed = False
+
+    def may_be_shared(self, loaded: object) -> bool:
+        return True
 
     def take(self, queues: list[OwnedQueue]) -> BundleDriver:
         with self._lock:
@@ -168,37 +182,39 @@ class Drivers:
                 return self._idle.pop()
         driver = BundleDriver(self.trace, queues[0])
         with self._lock:
-            self._begun = [begun for begun in self._begun if not begun.has_ended] + [driver]
+            self._begun = [begun for begun in self._begun if not begun.ended.done()] + [driver]
         return driver
 
     def give_back(self, driver: BundleDriver) -> None:
         """Return a driver that has finished its bundle."""
         with self._lock:
-            if not self._closed:
-                self._idle.append(driver)
-                return
-        driver.end()
+            self._idle.append(driver)
+
+    def rest(self) -> None:
+        """End idle drivers."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        end(idle)
 
     def close(self) -> None:
-        """End idle drivers now, and others when they are given back. Idempotent."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for driver in idle:
-            driver.end()
+        """End the drivers, and free TensorFlow's resources once all steps have ended. No bundle may
+        still run."""
+        self.rest()
+        self._close_after(self._begun)
 
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call this once all steps have ended. Take no driver afterwards."""
-        if self._begun:
-            self._begun.pop().when_ended(lambda: self.when_ended(callback))
+    def _close_after(self, begun: Sequence[BundleDriver]) -> None:
+        if begun:
+            begun[0].when_ended(lambda: self._close_after(begun[1:]))
         else:
-            callback()
+            self.trace.close()
 
 
 class DrivenBundle:
     """Drives one bundle."""
 
-    def __init__(self, drivers: Drivers, numbers: list[int], release: Callable[[], None]) -> None:
+    def __init__(
+        self, drivers: BundleDrivers, numbers: list[int], release: Callable[[], None]
+    ) -> None:
         """`numbers` are a request's, as in BundleTrace.make_requests."""
         self._drivers = drivers
         self._numbers = numbers
@@ -215,7 +231,7 @@ class DrivenBundle:
         if complete:
             self._drivers.give_back(self._driver)
         else:
-            driver.end()
+            end([driver])
 
 
 def pipeline_error(error: Any) -> PipelineError:

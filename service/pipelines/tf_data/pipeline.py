@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import weakref
@@ -16,13 +17,13 @@ from ... import structure
 from ...blocks import BLOCK_BYTES
 from ..splits import SplitFeed, SplitRange
 from .bundles import BundleGraph
-from .drivers import UNWIND_S, DrivenBundle, Drivers, LongRun, pipeline_error
+from .drivers import UNWIND_S, BundleDrivers, DrivenBundle, LongRun, pipeline_error
 from .element_specs import component_specs
 from .feeds import TracedGraph
 from .run import TfDataRun
 from .seeds import key_of
 from .split_sources import split_sources
-from .traces import BundleTrace, L, RunTrace, T, Traces
+from .traces import BundleTrace, K, L, RunTrace, T, Traces
 
 TRACES = Traces()
 """Of this process."""
@@ -93,28 +94,29 @@ class TfDataPipeline:
             bundles.users += 1
         numbers = [splits.first, splits.count, key_of(seed, number), start]
         source = DrivenBundle(bundles.drivers, numbers, lambda: self._leave(bundles))
-        return TfDataRun(bundles.trace, source, number, start)
+        return TfDataRun(bundles.drivers.trace, source, number, start)
 
     def close(self) -> None:
-        """Free the bundles' shared resources once none is running. Idempotent.
+        """Idempotent. The bundles' drivers stay for the next pipeline of this graph.
 
         Waits a little for TensorFlow to free the resources of long runs that have ended.
         """
         with self._lock:
             bundles, self._bundles = self._bundles, None
         if bundles is not None:
-            bundles.drivers.close()
             self._leave(bundles)
         for source in list(self._long_runs):
             source.join(UNWIND_S)
 
     def _open_bundles(self) -> _Bundles:
-        def make() -> BundleTrace:
-            return self._trace(
-                BundleTrace, BundleGraph(self._graph, self._sources), BUNDLE_BLOCK_BYTES
-            )
+        def make() -> BundleDrivers:
+            graph = BundleGraph(self._graph, self._sources)
+            return BundleDrivers(self._trace(BundleTrace, graph, BUNDLE_BLOCK_BYTES))
 
-        return _Bundles(*self._load(self._sources, make, Drivers, "bundles"))
+        drivers, _, release = self._load(
+            self._sources, make, lambda _: contextlib.ExitStack(), "bundles"
+        )
+        return _Bundles(drivers, release)
 
     def _trace(
         self,
@@ -132,10 +134,10 @@ class TfDataPipeline:
     def _load(
         self,
         sources: Sequence[ev.SplitSource] | None,
-        make: Callable[[], T],
-        load: Callable[[T], L],
+        make: Callable[[], K],
+        load: Callable[[K], L],
         kind: str = "",
-    ) -> tuple[T, L, Callable[[], None]]:
+    ) -> tuple[K, L, Callable[[], None]]:
         known = None if sources is None else tuple(s.SerializeToString() for s in sources)
         try:
             return TRACES.load((*self._key, known, kind), len(self._graph), make, load)
@@ -147,7 +149,7 @@ class TfDataPipeline:
             bundles.users -= 1
             last = not bundles.users
         if last:
-            bundles.drivers.when_ended(bundles.release)
+            bundles.release()
 
 
 def warm_up() -> None:
@@ -176,10 +178,9 @@ class _OneSplit:
 
 
 class _Bundles:
-    """The shared resources of a pipeline's bundles."""
+    """What a pipeline's bundles share."""
 
-    def __init__(self, trace: BundleTrace, drivers: Drivers, release: Callable[[], None]) -> None:
-        self.trace = trace
+    def __init__(self, drivers: BundleDrivers, release: Callable[[], None]) -> None:
         self.drivers = drivers
         self.release = release
         self.users = 1  # the runs, and the pipeline until it is closed

@@ -36,14 +36,31 @@ MAX_BLOCK_ELEMENTS = 8192
 QUANTUM_BYTES = 4096  # the unit of the queue's budget where sizes differ
 QUEUE_BLOCKS = 2
 KEPT_TRACES = 64
+KEPT_DRIVEN = 4
+"""How many unused traces keep what drives them, such as those of a training's and a validation's
+datasets. A driver has some 4 threads and a few hundred KB."""
 KEPT_BYTES = 32 << 20  # limit of the kept traces' graphs; TensorFlow copies each several times
 
 Tensor = Any
 T = TypeVar("T", bound="Trace")
+K = TypeVar("K", bound="Kept")
 L = TypeVar("L", bound="Loaded")
 
 STOP = QueueSpec(1, (tf.bool,), ((),))
 """The queue that a step waits for while it drives; see Driver."""
+
+
+class Kept(Protocol):
+    """A trace, as `Traces` keeps it."""
+
+    def may_be_shared(self, loaded: Any, /) -> bool:
+        """Whether runs share nothing but the trace; `loaded` is any run's."""
+
+    def rest(self) -> None:
+        """End threads that wait for the next run."""
+
+    def close(self) -> None:
+        """Free TensorFlow's resources. Idempotent. No run may still use it."""
 
 
 class Loaded(Protocol):
@@ -102,10 +119,6 @@ class Trace:
         self._queues = [QueueSpec(min(capacity, 2 * MAX_BLOCK_ELEMENTS), dtypes, shapes)]
         if self.varies:
             self._queues.append(QueueSpec(self.quanta, (tf.bool,), ((),)))
-
-    def may_be_shared(self, loaded: Any) -> bool:
-        """Whether runs share nothing but the trace; `loaded` is any run's."""
-        return True
 
     def make_queues(self) -> list[OwnedQueue]:
         """New queues for a run: the main one and, if sizes vary, the budget."""
@@ -167,7 +180,6 @@ class Trace:
         return state
 
     def close(self) -> None:
-        """Free TensorFlow's resources. Idempotent. No run may still use it."""
         self._graph.close()
         self.traced = None
 
@@ -237,6 +249,9 @@ class RunTrace(Trace):
         options = dataset_ops._VariantDataset(loaded.variant, self._graph.component_specs).options()
         return self._graph.may_be_shared(options.merge(self._options))
 
+    def rest(self) -> None:
+        """Nothing waits for the next run."""
+
 
 class BundleTrace(Trace):
     """Drives the bundles of a queue of requests, each into its own queues, and closes those after
@@ -304,25 +319,32 @@ class _Entry:
         self.size = size
         self.users = 0
         self.tracing = threading.Lock()
-        self.trace: Trace | None = None
+        self.trace: Kept | None = None
         self.shared = True
 
 
 class Traces:
     """Traces, shared by key; those used last are kept for later runs.
 
-    Thread-safe. Keeps at most `most` unused traces, of graphs with at most `most_bytes` together.
+    Thread-safe. Keeps at most `most` unused traces, of graphs with at most `most_bytes` together,
+    and `most_driven` of them with their threads.
     """
 
-    def __init__(self, most: int = KEPT_TRACES, most_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self,
+        most: int = KEPT_TRACES,
+        most_bytes: int = KEPT_BYTES,
+        most_driven: int = KEPT_DRIVEN,
+    ) -> None:
         self._most = most
+        self._most_driven = most_driven
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the last used is last
 
     def load(
-        self, key: Hashable, size: int, make: Callable[[], T], load: Callable[[T], L]
-    ) -> tuple[T, L, Callable[[], None]]:
+        self, key: Hashable, size: int, make: Callable[[], K], load: Callable[[K], L]
+    ) -> tuple[K, L, Callable[[], None]]:
         """The trace under `key`, which `make` creates if needed; what `load` makes of it for a run;
         and a function to call when the run is over. `size` is the graph's, in bytes. Raises what
         these functions raise.
@@ -330,7 +352,7 @@ class Traces:
         with self._lock:
             entry = self._entries.setdefault(key, _Entry(size))
             entry.users += 1
-        trace: T | None = None
+        trace: K | None = None
         loaded: L | None = None
 
         def release() -> None:
@@ -342,7 +364,7 @@ class Traces:
 
         try:
             with entry.tracing:  # one traces while the others wait
-                trace = cast("T | None", entry.trace)
+                trace = cast("K | None", entry.trace)
                 if trace is None and entry.shared:
                     trace = make()
                     loaded = load(trace)
@@ -376,10 +398,14 @@ class Traces:
             idle = [item for item in self._entries.items() if not item[1].users]
             count, size = len(idle), sum(own.size for _, own in idle)
             dropped = []
+            resting = [own.trace for _, own in idle[: max(0, count - self._most_driven)]]
             for name, own in idle:
                 if own.trace is None or count > self._most or size > self._most_bytes:
                     count, size = count - 1, size - own.size
                     dropped.append(self._entries.pop(name))
+        for trace in resting:
+            if trace is not None:
+                trace.rest()
         _close(dropped)
 
 
