@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,10 +22,10 @@ from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.graphs import all_nodes
 from forebay.service.pipelines.tf_data.map_functions import run_in_calling_thread
-from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+from forebay.service.pipelines.tf_data.pipeline import BUNDLE_BLOCK_BYTES, TfDataPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.pipelines.tf_data.split_sources import split_sources
-from forebay.service.pipelines.tf_data.traces import Traces
+from forebay.service.pipelines.tf_data.traces import QUEUE_BLOCKS, Traces
 from forebay.service.proto import graph_pb2
 
 from .. import forks
@@ -208,7 +209,7 @@ def test_another_process_has_the_same_elements() -> None:
         import tensorflow as tf
 
         from forebay.service.pipelines import SplitRange
-        from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
+        from forebay.service.pipelines.tf_data.pipeline import BUNDLE_BLOCK_BYTES, TfDataPipeline
 
         pipeline = TfDataPipeline(base64.b64decode(sys.argv[1]))
         for number in map(int, sys.argv[2:]):
@@ -232,6 +233,23 @@ def test_another_process_has_the_same_elements() -> None:
     printed = [run.stdout.splitlines() for run in (one, other)]
     assert len(set(printed[0])) == 3
     assert set(printed[0]) == set(printed[1])
+
+
+@pytest.mark.parametrize("size", [1000, 8000])
+def test_a_bundle_makes_a_few_blocks_ahead(size: int) -> None:
+    """Also of small elements whose sizes vary."""
+    text = "x" * size
+    pipeline = pipeline_of(count(99_000).map(lambda x: tf.strings.substr(text, 0, size)))
+    run = pipeline.bundle(SplitRange(0, 99_000, 0), number=0, seed=0)
+    blocks = run.blocks()
+    next(blocks)
+    (queue, _), before = run._queues, -1
+    while (now := queue.size()) > before:  # until it is full
+        before = now
+        time.sleep(0.5)
+    assert 0 < now * size <= 2 * QUEUE_BLOCKS * BUNDLE_BLOCK_BYTES
+    blocks.close()
+    pipeline.close()
 
 
 def test_a_driver_is_made_once_for_bundles_one_after_another(

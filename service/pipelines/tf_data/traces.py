@@ -75,6 +75,8 @@ class Trace:
     This class has what long runs and bundles share; subclasses make `traced`.
     """
 
+    least_varying_bytes = 0  # that an element whose size varies counts as
+
     def __init__(
         self,
         graph: TracedGraph | BundleGraph,
@@ -99,7 +101,7 @@ class Trace:
         self.block_bytes = block_bytes
         fixed = [c.fixed_bytes for c in self.columns if c.fixed_bytes is not None]
         self.varies = len(fixed) < len(self.columns)
-        element_bytes = sum(fixed)
+        element_bytes = max(sum(fixed), self.least_varying_bytes if self.varies else 0)
         # One element a block: large ones, and those without a common rank.
         self.alone = element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
         most = 1 if self.alone else block_bytes // max(1, element_bytes)
@@ -256,6 +258,10 @@ class RunTrace(Trace):
 class BundleTrace(Trace):
     """Drives the bundles of a queue of requests, each into its own queues, and closes those after
     the bundle."""
+
+    # Each of the many open bundles fills its queue, while others lack elements that are read next.
+    # Elements that are smaller than a quantum are bounded by their number alone.
+    least_varying_bytes = QUANTUM_BYTES
 
     def __init__(self, graph: BundleGraph, *layout: Any) -> None:
         super().__init__(graph, *layout)
