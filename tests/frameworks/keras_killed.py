@@ -39,8 +39,8 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lives(live: Callable[..., None], *arguments: Any) -> bool:
-    """Whether a process that calls this comes to its end. If not, it was killed, or preempted."""
+def started(live: Callable[..., None], *arguments: Any) -> int:
+    """The id of a process that calls this."""
     process = os.fork()
     if not process:
         try:
@@ -52,7 +52,12 @@ def lives(live: Callable[..., None], *arguments: Any) -> bool:
         finally:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return process
+
+
+def lives(live: Callable[..., None], *arguments: Any) -> bool:
+    """Whether a process that calls this comes to its end. If not, it was killed, or preempted."""
+    code = os.waitstatus_to_exitcode(os.waitpid(started(live, *arguments), 0)[1])
     assert code in (0, -signal.SIGKILL, 143), code
     return code == 0
 

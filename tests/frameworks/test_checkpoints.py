@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import subprocess
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,6 +32,32 @@ def digits(target: str) -> str:
     return service.register_dataset(target, tf.data.Dataset.from_tensor_slices(pairs))
 
 
+def said_by(
+    process: forks.Fork | ChildProcess, go_on: Callable[[], None], target: str
+) -> list[str]:
+    """Its lines. It waits for `go_on` and another worker where it says so."""
+    said = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.finish)
+        stack.callback(process.kill)
+        while line := process.line():
+            said.append(line)
+            if line == "another worker":
+                stack.enter_context(WorkerProcess(target.removeprefix("grpc://")).until_told())
+                go_on()
+    return said
+
+
+def _jax(directory: pathlib.Path) -> dict[str, str]:
+    """Environment variables: Keras is on JAX, which compiles once for all processes."""
+    return {
+        "KERAS_BACKEND": "jax",
+        "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
 @pytest.mark.timeout(240)
 def test_keras_has_the_losses_of_a_training_that_was_not_killed(
@@ -48,26 +75,26 @@ def test_keras_has_the_losses_of_a_training_that_was_not_killed(
         process = forks.Fork(program)
         go_on = process.close_input
     else:
-        cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
         python = [str(request.getfixturevalue("frameworks")), *program]
-        environment = {**cache, "KERAS_BACKEND": backend}
+        environment = {**_jax(tmp_path), "KERAS_BACKEND": backend}
         process = ChildProcess(python, None, piped=True, environment=environment)
         assert process.stdin is not None
         go_on = process.stdin.close
-    with contextlib.ExitStack() as stack:
-        stack.callback(process.finish)
-        stack.callback(process.kill)
-        said = []
-        while line := process.line():
-            said.append(line)
-            if line == "another worker":
-                stack.enter_context(WorkerProcess(target.removeprefix("grpc://")).until_told())
-                go_on()
+    said = said_by(process, go_on, target)
     assert said[-1:] == [f"done on {backend}"], said
+
+
+@pytest.mark.timeout(240)
+def test_keras_goes_on_with_other_numbers_of_trainers(
+    frameworks: pathlib.Path, target: str, digits: str, tmp_path: pathlib.Path
+) -> None:
+    """Two in step, killed twice, with another worker; then one, which is killed, and three. Two
+    have the losses of two that were not killed, and each step its elements."""
+    program = [str(frameworks), str(HERE / "keras_trainers.py"), target, digits, str(tmp_path)]
+    process = ChildProcess(program, None, piped=True, environment=_jax(tmp_path))
+    assert process.stdin is not None
+    said = said_by(process, process.stdin.close, target)
+    assert said[-1:] == ["done"], said
 
 
 @pytest.mark.timeout(240)

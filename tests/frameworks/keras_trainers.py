@@ -1,0 +1,135 @@
+"""What test_checkpoints.py has several trainers of Keras do, on JAX.
+
+python keras_trainers.py TARGET DATASET_ID FOLDER
+
+A training in step by `keras.distribution.DataParallel` is killed again and again, and goes on with
+other numbers of processes. Each process of it is a fork of this one, which only imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import warnings
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from keras_killed import DATASET_ID, FOLDER, TARGET, Says, model_of, started, what
+
+import forebay.keras
+from forebay.jax import ServiceDataset
+from forebay.service.processes import free_port
+
+GLOBAL_BATCH, EPOCHS, EPOCH_STEPS = 24, 2, 20
+STEPS = EPOCHS * EPOCH_STEPS
+
+
+class Seen(ServiceDataset):
+    """Writes which elements each step has."""
+
+    def __init__(self, seen: pathlib.Path, **how: Any) -> None:
+        super().__init__(TARGET, DATASET_ID, ordered=True, seed=1, **how)
+        self.seen = seen.open("a", buffering=1)
+
+    def __iter__(self) -> Iterator[Any]:
+        for pixels, labels in super().__iter__():
+            step = self.state_dict()["position"] // GLOBAL_BATCH
+            rows = [zlib.crc32(row.tobytes()) for row in np.asarray(pixels)]
+            self.seen.write(json.dumps([step, rows]) + "\n")
+            yield pixels, labels
+
+
+def train(folder: pathlib.Path, process: int, processes: int, port: int, at: int) -> None:
+    """Saves behind each fifth step. Is killed behind a step, unless it is 0."""
+    if processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    model, position = model_of()
+    saved = folder / f"saved {process}"  # each process saves, as it takes all to read a weight
+    backup = keras.callbacks.BackupAndRestore(saved, save_freq=5, double_checkpoint=True)
+    says = Says(folder / f"said by {processes}", position, "step" if at else None, at)
+    read = Seen(folder / f"seen by {processes}", batch_size=GLOBAL_BATCH // processes)
+    model.fit(
+        forebay.keras.Epochs(read, position=position),
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[says, backup, position],
+    )
+    assert len(jax.devices()) == processes, jax.devices()
+
+
+def trains(folder: pathlib.Path, processes: int, at: int = 0) -> None:
+    """A life of the training, from the files of its first process. One is killed at a step, and
+    the others with it."""
+    for process in range(1, processes):
+        shutil.rmtree(folder / f"saved {process}", ignore_errors=True)
+        if (folder / "saved 0").exists():
+            shutil.copytree(folder / "saved 0", folder / f"saved {process}")
+    port, dies = free_port(), random.randrange(processes)
+    lives = [
+        started(train, folder, process, processes, port, at if process == dies else 0)
+        for process in range(processes)
+    ]
+    while lives:
+        ended, status = os.wait()
+        lives.remove(ended)
+        code = os.waitstatus_to_exitcode(status)
+        assert code == (-signal.SIGKILL if at else 0), code
+        if at:
+            for process in lives:
+                os.kill(process, signal.SIGKILL)
+
+
+def elements(folder: pathlib.Path, processes: int) -> dict[int, set[int]]:
+    """By step."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for line in (folder / f"seen by {processes}").read_text().splitlines():
+        step, rows = json.loads(line)
+        found[step].update(rows)
+    return found
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", "Your input ran out of data")
+    seed = random.randrange(1 << 32)
+    print("seed", seed, flush=True)
+    random.seed(seed)
+    undisturbed, killed = pathlib.Path(FOLDER, "undisturbed"), pathlib.Path(FOLDER, "killed")
+    for folder in undisturbed, killed:
+        folder.mkdir()
+    trains(undisturbed, 2)
+    expected, losses = elements(undisturbed, 2), what(undisturbed / "said by 2")
+    assert {*expected} == {*range(1, STEPS + 1)}, [*expected]
+    assert {len(rows) for rows in expected.values()} == {GLOBAL_BATCH}
+    assert len(losses) == STEPS + EPOCHS
+
+    trains(killed, 2, random.randint(6, 9))
+    print("another worker", flush=True)
+    sys.stdin.read()  # until it is there
+    trains(killed, 2, random.randint(12, 16))
+    found = what(killed / "said by 2")
+    assert found == {step: losses[step] for step in found}
+    trains(killed, 1, random.randint(EPOCH_STEPS + 4, EPOCH_STEPS + 9))
+    trains(killed, 3)
+    steps: dict[int, set[int]] = defaultdict(set)
+    for processes in 1, 2, 3:
+        for step, rows in elements(killed, processes).items():
+            assert rows <= expected[step], (processes, step)
+            steps[step] |= rows
+    assert steps == expected
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
