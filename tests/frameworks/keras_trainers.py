@@ -19,31 +19,35 @@ import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from keras_killed import DATASET_ID, FOLDER, TARGET, Says, model_of, started, what
 
 import forebay.keras
 from forebay.jax import ServiceDataset
 from forebay.service.processes import free_port
 
+killed_program: Any = import_module("keras_killed")
+TARGET, DATASET_ID, FOLDER = sys.argv[1:4]
 GLOBAL_BATCH, EPOCHS, EPOCH_STEPS = 24, 2, 20
 STEPS = EPOCHS * EPOCH_STEPS
 
 
-class Seen(ServiceDataset):
-    """Writes which elements each step has."""
+class Seen:
+    """A dataset that writes which elements each step has."""
 
-    def __init__(self, seen: pathlib.Path, **how: Any) -> None:
-        super().__init__(TARGET, DATASET_ID, ordered=True, seed=1, **how)
-        self.seen = seen.open("a", buffering=1)
+    def __init__(self, seen: pathlib.Path, dataset: ServiceDataset) -> None:
+        self.seen, self.dataset = seen.open("a", buffering=1), dataset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
 
     def __iter__(self) -> Iterator[Any]:
-        for pixels, labels in super().__iter__():
-            step = self.state_dict()["position"] // GLOBAL_BATCH
+        for pixels, labels in self.dataset:
+            step = self.dataset.state_dict()["position"] // GLOBAL_BATCH
             rows = [zlib.crc32(row.tobytes()) for row in np.asarray(pixels)]
             self.seen.write(json.dumps([step, rows]) + "\n")
             yield pixels, labels
@@ -55,18 +59,22 @@ def train(folder: pathlib.Path, process: int, processes: int, port: int, at: int
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-    model, position = model_of()
+    model, position = killed_program.model_of()
     saved = folder / f"saved {process}"  # each process saves, as it takes all to read a weight
     backup = keras.callbacks.BackupAndRestore(saved, save_freq=5, double_checkpoint=True)
-    says = Says(folder / f"said by {processes}", position, "step" if at else None, at)
-    read = Seen(folder / f"seen by {processes}", batch_size=GLOBAL_BATCH // processes)
+    kind = "step" if at else None
+    says = killed_program.Says(folder / f"said by {processes}", position, kind, at)
+    batch_size = GLOBAL_BATCH // processes
+    read = ServiceDataset(TARGET, DATASET_ID, ordered=True, seed=1, batch_size=batch_size)
     model.fit(
-        forebay.keras.Epochs(read, position=position),
+        forebay.keras.Epochs(Seen(folder / f"seen by {processes}", read), position=position),
         epochs=EPOCHS,
         verbose=0,
         callbacks=[says, backup, position],
     )
     assert len(jax.devices()) == processes, jax.devices()
+    if processes > 1:
+        jax.distributed.shutdown()  # waits for all
 
 
 def trains(folder: pathlib.Path, processes: int, at: int = 0) -> None:
@@ -77,18 +85,25 @@ def trains(folder: pathlib.Path, processes: int, at: int = 0) -> None:
         if (folder / "saved 0").exists():
             shutil.copytree(folder / "saved 0", folder / f"saved {process}")
     port, dies = free_port(), random.randrange(processes)
-    lives = [
-        started(train, folder, process, processes, port, at if process == dies else 0)
+    started = [
+        killed_program.started(
+            train, folder, process, processes, port, at if process == dies else 0
+        )
         for process in range(processes)
     ]
-    while lives:
-        ended, status = os.wait()
-        lives.remove(ended)
-        code = os.waitstatus_to_exitcode(status)
-        assert code == (-signal.SIGKILL if at else 0), code
+    try:
         if at:
-            for process in lives:
-                os.kill(process, signal.SIGKILL)
+            assert code_of(started.pop(dies)) == -signal.SIGKILL
+        while not at and started:
+            assert code_of(started.pop()) == 0
+    finally:
+        for process in started:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+def code_of(process: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def elements(folder: pathlib.Path, processes: int) -> dict[int, set[int]]:
@@ -109,7 +124,7 @@ def main() -> None:
     for folder in undisturbed, killed:
         folder.mkdir()
     trains(undisturbed, 2)
-    expected, losses = elements(undisturbed, 2), what(undisturbed / "said by 2")
+    expected, losses = elements(undisturbed, 2), killed_program.what(undisturbed / "said by 2")
     assert {*expected} == {*range(1, STEPS + 1)}, [*expected]
     assert {len(rows) for rows in expected.values()} == {GLOBAL_BATCH}
     assert len(losses) == STEPS + EPOCHS
@@ -117,9 +132,10 @@ def main() -> None:
     trains(killed, 2, random.randint(6, 9))
     print("another worker", flush=True)
     sys.stdin.read()  # until it is there
-    trains(killed, 2, random.randint(12, 16))
-    found = what(killed / "said by 2")
+    trains(killed, 2, second := random.randint(12, 16))
+    found = killed_program.what(killed / "said by 2")
     assert found == {step: losses[step] for step in found}
+    assert len(found) >= second
     trains(killed, 1, random.randint(EPOCH_STEPS + 4, EPOCH_STEPS + 9))
     trains(killed, 3)
     steps: dict[int, set[int]] = defaultdict(set)

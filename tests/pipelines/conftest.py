@@ -5,13 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.service import pipelines
-from forebay.service.pipelines.tf_data.pipeline import TRACES
+from forebay.service.pipelines.tf_data import pipeline
+from forebay.service.pipelines.tf_data.traces import Traces
 
 
 @pytest.fixture(autouse=True, scope="module")
-def ends_with_its_pipeline() -> Iterator[None]:
-    """What drives bundles: these tests look whether threads are left."""
+def no_kept_drivers() -> Iterator[None]:
+    """These tests look whether threads are left."""
     pipelines.forget_idle()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TRACES, "_most_driven", 0)
+        patch.setattr(pipeline, "TRACES", Traces(most_with_drivers=0))
         yield
+        pipelines.forget_idle()

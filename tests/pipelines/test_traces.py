@@ -50,7 +50,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
 
     made.clear()
     made_of_bundles.clear()
-    kept = Traces(most_driven=0)
+    kept = Traces(most_with_drivers=0)
     monkeypatch.setattr(tf_data, "RunTrace", Counted)
     monkeypatch.setattr(tf_data, "BundleTrace", CountedOfBundles)
     monkeypatch.setattr(tf_data, "TRACES", kept)
@@ -164,36 +164,61 @@ def test_bundles_share_one_trace() -> None:
     assert (len(made_of_bundles), made) == (1, [])
 
 
-def test_what_drives_bundles_stays_for_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few datasets; what drives the others' ends."""
-    kept = Traces(most_driven=1)
+def test_bundle_drivers_are_kept_for_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few datasets; the others' end."""
+    kept = Traces(most_with_drivers=1)
     monkeypatch.setattr(tf_data, "TRACES", kept)
-    graphs = [graph_of(count(100).map(lambda i, by=by: i * by)) for by in (1, 2)]
-    known = steps()
+    monkeypatch.setattr(drivers, "MAX_IDLE", 2)
+    graphs = [graph_of(untuned(count(100).map(lambda i, by=by: i * by))) for by in (1, 2)]
+    wait_for_steps()
 
     def task(by: int) -> set[threading.Thread]:
-        """A task of two bundles at a time; the new steps."""
+        """A task of three bundles at a time; the steps that are left."""
         sources = [ev.SplitSource(count=100)]
         spec = tf.TensorSpec([], tf.int64)
         pipeline = TfDataPipeline(graphs[by - 1], sources, element_spec=spec)
-        for first in (0, 10):
-            runs = [pipeline.bundle(SplitRange(n, 5, 0), number=n, seed=0) for n in (first, 5)]
-            both = [run.blocks() for run in runs]
-            heads = [next(blocks) for blocks in both]  # both have begun
-            assert heads[0].count + sum(block.count for block in both[0]) == 5
-            assert heads[1].count + sum(block.count for block in both[1]) == 5
-            assert sum(values(pipeline.bundle(SplitRange(9, 1, 0), number=9, seed=0))) == 9 * by
+        for first in (0, 30):
+            runs = [
+                pipeline.bundle(SplitRange(n, 9, 0), number=n, seed=0)
+                for n in range(first, first + 30, 10)
+            ]
+            under_way = [run.blocks() for run in runs]
+            heads = [next(blocks) for blocks in under_way]  # all have begun
+            for n, (head, blocks) in enumerate(zip(heads, under_way, strict=True)):
+                got = [int(v) for b in (head, *blocks) for v in b.components[0].elements()]
+                assert got == [by * (first + 10 * n + i) for i in range(9)]
         pipeline.close()
-        return steps() - known
+        return steps()
 
-    once = task(1)
-    assert len(once) == 2
-    assert task(1) == once
-    twice = task(2)
-    assert len(twice) == 2 and not once & twice
-    assert task(2) == twice
+    try:
+        once = task(1)
+        assert len(once) == 2
+        assert task(1) & once == once
+        twice = task(2)
+        assert len(twice - once) == 2
+    finally:
+        kept.forget_idle()
+        wait_for_steps()
+    assert not kept.users()
+
+
+def test_an_idle_driver_that_has_failed_drives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Traces()
+    monkeypatch.setattr(tf_data, "TRACES", kept)
+    dataset = untuned(count(100).map(lambda i: i + 1))
+    sources = [ev.SplitSource(count=100)]
+    pipeline = TfDataPipeline(graph_of(dataset), sources, element_spec=dataset.element_spec)
+    before = steps()
+    assert values(pipeline.bundle(SplitRange(0, 2, 0), number=0, seed=0)) == [1, 2]
+    (driver,) = steps() - before
+    (entry,) = kept._entries.values()
+    assert isinstance(entry.kept, drivers.BundleDrivers)
+    entry.kept._idle[0].stop.close()
+    driver.join(60)
+    assert values(pipeline.bundle(SplitRange(5, 2, 0), number=5, seed=0)) == [6, 7]
+    pipeline.close()
     kept.forget_idle()
-    assert steps() == known
+    wait_for_steps(before)
 
 
 def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces) -> None:

@@ -2,9 +2,9 @@
 
 The driver of a long run works for that run and ends with it. A bundle driver serves one bundle
 after another: a request, with the bundle's range and the handles of its queues, comes through a
-queue too. So between two bundles TensorFlow makes only iterators. To begin a driver takes it 30 to
-120 ms of processor time, as it optimizes the dataset and prepares each function, and a task needs
-one for each bundle that it has open. So bundle drivers stay for the next task of the same dataset.
+queue too. So between two bundles TensorFlow makes only iterators. Starting a driver costs 30 to 120
+ms of processor time: TensorFlow optimizes the dataset and prepares each function. A task needs a
+driver for each open bundle, so idle drivers are kept for the dataset's next task.
 
 A long run is over when its pipeline closes the run's queue, at its end. TensorFlow has dropped the
 user's iterators by then, and nothing of the pipeline is left. The call itself may return much
@@ -36,6 +36,9 @@ from .queues import OwnedQueue
 from .traces import STOP, BundleTrace, RunTrace
 
 UNWIND_S = 1.0  # time for a cancelled pipeline to end at its next element, or by its feed
+MAX_IDLE = 64
+"""Drivers of a trace that are kept. A read opens 16 to 32 bundles at a time, unless it is told to
+open more."""
 
 Tensor = Any
 
@@ -164,8 +167,9 @@ class BundleDriver(Driver):
 
 
 class BundleDrivers:
-    """A trace with its drivers: one for each concurrent bundle, for whoever reads bundles of the
-    trace. Thread-safe."""
+    """A trace with its drivers, one for each concurrent bundle, whoever reads it. Thread-safe."""
+
+    has_drivers = True
 
     def __init__(self, trace: BundleTrace) -> None:
         self.trace = trace
@@ -178,33 +182,39 @@ class BundleDrivers:
 
     def take(self, queues: list[OwnedQueue]) -> BundleDriver:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                if not (driver := self._idle.pop()).ended.done():
+                    return driver
+                driver.finish()  # it has failed
         driver = BundleDriver(self.trace, queues[0])
         with self._lock:
             self._begun = [begun for begun in self._begun if not begun.ended.done()] + [driver]
         return driver
 
     def give_back(self, driver: BundleDriver) -> None:
-        """Return a driver that has finished its bundle."""
+        """Keep a driver that has finished its bundle, or end it if enough are idle."""
         with self._lock:
-            self._idle.append(driver)
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(driver)
+                return
+        end([driver])
 
-    def rest(self) -> None:
-        """End idle drivers."""
+    def end_idle(self) -> None:
+        """Wait a little until they have ended."""
         with self._lock:
             idle, self._idle = self._idle, []
         end(idle)
 
     def close(self) -> None:
-        """End the drivers, and free TensorFlow's resources once all steps have ended. No bundle may
-        still run."""
-        self.rest()
-        self._close_after(self._begun)
+        """Free TensorFlow's resources; if steps of cancelled bundles go on, when the last one ends.
+        Nobody may read a bundle any more."""
+        self.end_idle()
+        self._close_when_ended()
 
-    def _close_after(self, begun: Sequence[BundleDriver]) -> None:
-        if begun:
-            begun[0].when_ended(lambda: self._close_after(begun[1:]))
+    def _close_when_ended(self) -> None:
+        self._begun = [begun for begun in self._begun if not begun.ended.done()]
+        if self._begun:
+            self._begun[0].when_ended(self._close_when_ended)
         else:
             self.trace.close()
 

@@ -36,9 +36,10 @@ MAX_BLOCK_ELEMENTS = 8192
 QUANTUM_BYTES = 4096  # the unit of the queue's budget where sizes differ
 QUEUE_BLOCKS = 2
 KEPT_TRACES = 64
-KEPT_DRIVEN = 4
-"""How many unused traces keep what drives them, such as those of a training's and a validation's
-datasets. A driver has some 4 threads and a few hundred KB."""
+KEPT_WITH_DRIVERS = 4
+"""How many unused traces keep their bundle drivers, such as those of a training's and a
+validation's datasets. A driver has some 4 threads, a few hundred KB, and copies of the graph."""
+KEPT_WITH_DRIVERS_BYTES = 1 << 20  # limit of such a trace's graph
 KEPT_BYTES = 32 << 20  # limit of the kept traces' graphs; TensorFlow copies each several times
 
 Tensor = Any
@@ -51,16 +52,18 @@ STOP = QueueSpec(1, (tf.bool,), ((),))
 
 
 class Kept(Protocol):
-    """A trace, as `Traces` keeps it."""
+    """What `Traces` keeps: a trace, perhaps with its drivers."""
+
+    has_drivers: bool
 
     def may_be_shared(self, loaded: Any, /) -> bool:
         """Whether runs share nothing but the trace; `loaded` is any run's."""
 
-    def rest(self) -> None:
-        """End threads that wait for the next run."""
+    def end_idle(self) -> None:
+        """End drivers that wait for the next bundle."""
 
     def close(self) -> None:
-        """Free TensorFlow's resources. Idempotent. No run may still use it."""
+        """Free TensorFlow's resources. No run may still use it."""
 
 
 class Loaded(Protocol):
@@ -75,7 +78,7 @@ class Trace:
     This class has what long runs and bundles share; subclasses make `traced`.
     """
 
-    least_varying_bytes = 0  # that an element whose size varies counts as
+    min_varying_bytes = 0  # an element whose size varies counts as at least this much
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class Trace:
         self.block_bytes = block_bytes
         fixed = [c.fixed_bytes for c in self.columns if c.fixed_bytes is not None]
         self.varies = len(fixed) < len(self.columns)
-        element_bytes = max(sum(fixed), self.least_varying_bytes if self.varies else 0)
+        element_bytes = max(sum(fixed), self.min_varying_bytes if self.varies else 0)
         # One element a block: large ones, and those without a common rank.
         self.alone = element_bytes >= LARGE_BYTES or any(s.shape.rank is None for s in specs)
         most = 1 if self.alone else block_bytes // max(1, element_bytes)
@@ -208,6 +211,8 @@ _making = threading.Lock()
 class RunTrace(Trace):
     """Drives a dataset: puts every element into a run's queues."""
 
+    has_drivers = False
+
     _graph: TracedGraph
 
     def __init__(
@@ -251,8 +256,8 @@ class RunTrace(Trace):
         options = dataset_ops._VariantDataset(loaded.variant, self._graph.component_specs).options()
         return self._graph.may_be_shared(options.merge(self._options))
 
-    def rest(self) -> None:
-        """Nothing waits for the next run."""
+    def end_idle(self) -> None:
+        pass
 
 
 class BundleTrace(Trace):
@@ -261,7 +266,7 @@ class BundleTrace(Trace):
 
     # Each of the many open bundles fills its queue, while others lack elements that are read next.
     # Elements that are smaller than a quantum are bounded by their number alone.
-    least_varying_bytes = QUANTUM_BYTES
+    min_varying_bytes = QUANTUM_BYTES
 
     def __init__(self, graph: BundleGraph, *layout: Any) -> None:
         super().__init__(graph, *layout)
@@ -325,7 +330,7 @@ class _Entry:
         self.size = size
         self.users = 0
         self.tracing = threading.Lock()
-        self.trace: Kept | None = None
+        self.kept: Kept | None = None
         self.shared = True
 
 
@@ -333,17 +338,17 @@ class Traces:
     """Traces, shared by key; those used last are kept for later runs.
 
     Thread-safe. Keeps at most `most` unused traces, of graphs with at most `most_bytes` together,
-    and `most_driven` of them with their threads.
+    and `most_with_drivers` of them with their bundle drivers.
     """
 
     def __init__(
         self,
         most: int = KEPT_TRACES,
         most_bytes: int = KEPT_BYTES,
-        most_driven: int = KEPT_DRIVEN,
+        most_with_drivers: int = KEPT_WITH_DRIVERS,
     ) -> None:
         self._most = most
-        self._most_driven = most_driven
+        self._most_with_drivers = most_with_drivers
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # the last used is last
@@ -364,18 +369,18 @@ class Traces:
         def release() -> None:
             if loaded is not None:
                 loaded.close()
-            if trace is not None and trace is not entry.trace:
+            if trace is not None and trace is not entry.kept:
                 trace.close()
             self._release(key, entry)
 
         try:
             with entry.tracing:  # one traces while the others wait
-                trace = cast("K | None", entry.trace)
+                trace = cast("K | None", entry.kept)
                 if trace is None and entry.shared:
                     trace = make()
                     loaded = load(trace)
                     entry.shared = trace.may_be_shared(loaded)
-                    entry.trace = trace if entry.shared else None
+                    entry.kept = trace if entry.shared else None
             if trace is None:
                 trace = make()
             if loaded is None:
@@ -403,19 +408,26 @@ class Traces:
             self._entries.move_to_end(key)
             idle = [item for item in self._entries.items() if not item[1].users]
             count, size = len(idle), sum(own.size for _, own in idle)
-            dropped = []
-            resting = [own.trace for _, own in idle[: max(0, count - self._most_driven)]]
+            dropped: list[_Entry] = []
+            small: list[Kept] = []
+            ending: list[Kept] = []
             for name, own in idle:
-                if own.trace is None or count > self._most or size > self._most_bytes:
+                if own.kept is None or count > self._most or size > self._most_bytes:
                     count, size = count - 1, size - own.size
                     dropped.append(self._entries.pop(name))
-        for trace in resting:
-            if trace is not None:
-                trace.rest()
-        _close(dropped)
+                elif own.kept.has_drivers:
+                    few = own.size <= KEPT_WITH_DRIVERS_BYTES
+                    (small if few else ending).append(own.kept)
+            ending += small[: max(0, len(small) - self._most_with_drivers)]
+        with contextlib.ExitStack() as stack:
+            stack.callback(_close, dropped)
+            for kept in ending:
+                stack.callback(kept.end_idle)
 
 
 def _close(entries: Iterable[_Entry]) -> None:
-    for own in entries:
-        if own.trace is not None:
-            own.trace.close()
+    """All of them, also if one raises an error."""
+    with contextlib.ExitStack() as stack:
+        for own in entries:
+            if own.kept is not None:
+                stack.callback(own.kept.close)
