@@ -79,16 +79,6 @@ datasets = ["b/*", "common"]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="module")
-def server(authority: Authority) -> Credentials:
-    return authority.issue("server")
-
-
-@pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("rules") / "access.toml"
     path.write_text(RULES)

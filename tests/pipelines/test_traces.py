@@ -22,6 +22,7 @@ from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
+from forebay.service.pipelines.tf_data import traces as trace_module
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
 from forebay.service.pipelines.tf_data.run import TfDataRun
@@ -165,7 +166,7 @@ def test_bundles_share_one_trace() -> None:
 
 
 def test_bundle_drivers_are_kept_for_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few datasets; the others' end."""
+    """Of a few datasets with small graphs; the others' end."""
     kept = Traces(most_with_drivers=1)
     monkeypatch.setattr(tf_data, "TRACES", kept)
     monkeypatch.setattr(drivers, "MAX_IDLE", 2)
@@ -194,8 +195,11 @@ def test_bundle_drivers_are_kept_for_the_next_task(monkeypatch: pytest.MonkeyPat
         once = task(1)
         assert len(once) == 2
         assert task(1) & once == once
-        twice = task(2)
-        assert len(twice - once) == 2
+        assert len(task(2) - once) == 2
+        monkeypatch.setattr(trace_module, "KEPT_WITH_DRIVERS_BYTES", len(graphs[0]) - 1)
+        ended = task(1)
+        wait_for_steps(but=ended)
+        assert not steps()
     finally:
         kept.forget_idle()
         wait_for_steps()

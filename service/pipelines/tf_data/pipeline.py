@@ -113,9 +113,10 @@ class TfDataPipeline:
             graph = BundleGraph(self._graph, self._sources)
             return BundleDrivers(self._trace(BundleTrace, graph, BUNDLE_BLOCK_BYTES))
 
-        drivers, _, release = self._load(
-            self._sources, make, lambda _: contextlib.ExitStack(), "bundles"
-        )
+        def load(_: BundleDrivers) -> contextlib.ExitStack:
+            return contextlib.ExitStack()  # nothing: all bundles share what the trace has
+
+        drivers, _, release = self._load(self._sources, make, load, "bundles")
         return _Bundles(drivers, release)
 
     def _trace(
