@@ -5,6 +5,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := .pkg/forebay tests scripts
 
+# Thousands of processes start in tests: what they import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo chaos test test-all simulate check bench docs format protos constraints clean
 

@@ -14,6 +14,8 @@ __all__ = ["frameworks"]
 
 EXAMPLES = sorted((pathlib.Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
+TIMEOUT_S = 250
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 20)
 
 WITHOUT_TENSORFLOW = {
     *("digits_pytorch", "digits_jax", "digits_lightning", "digits_transformers", "digits_orbax"),
@@ -25,8 +27,8 @@ WITHOUT_TENSORFLOW = {
 def test_an_example_learns(example: pathlib.Path, request: pytest.FixtureRequest) -> None:
     if example.stem in WITHOUT_TENSORFLOW:
         python = request.getfixturevalue("frameworks")
-        ended = subprocess.run([python, example], capture_output=True, text=True, timeout=100)
+        ended = subprocess.run([python, example], capture_output=True, text=True, timeout=TIMEOUT_S)
     else:
-        ended = forks.run([str(example)])
+        ended = forks.run([str(example)], timeout_s=TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1].startswith("learned: "), ended.stdout

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import grpc as real_grpc
 import tenacity.nap
@@ -132,7 +131,6 @@ def simulated() -> Iterator[None]:
             if id(value) in _BY_ID and isinstance(value, ModuleType):
                 replace(module, name, _BY_ID[id(value)])
     replace(concurrent.futures.thread, "_global_shutdown_lock", Uncontended())
-    replace(concurrent.futures.thread, "_threads_queues", WeakKeyDictionary())
     server = sys.modules["forebay.service.transport.server"]
     replace(server, "set", InOrder)
     # Consumers are never in a worker's process, nor do they reach one by gRPC.

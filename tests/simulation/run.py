@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import gc
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from forebay.journal.reasons import GOODBYE, SILENT
 from forebay.service.client.first_come import DEAD_IF_SILENT_S
 from forebay.service.core.state import Iteration
 from forebay.service.delivery import bundles
 from forebay.service.dispatcher.options import DispatcherOptions
+from forebay.service.transport import local
 from forebay.service.worker import WorkerOptions
 
 from . import dispatchers
@@ -491,16 +494,33 @@ class Examiner(Node):
 
 def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = False) -> Outcome:
     """Run a seed. Raises Violation. To be called within `patches.simulated`."""
-    scenario = scenario or draw(seed)
+    gc.disable()  # what it would finalize, and when, no seed rules
+    gc.freeze()
+    try:
+        return _simulate(seed, scenario or draw(seed), verbose)
+    except Violation as violation:
+        broken = violation.with_traceback(None)  # whose frames keep all of the run
+    finally:
+        # All of the run goes now, or the next `freeze` keeps it: hundreds of tasks, and each later
+        # asyncio.run of this process looks through them all.
+        with _quiet():
+            gc.collect()
+        gc.enable()
+    raise broken
+
+
+def _simulate(seed: int, scenario: Scenario, verbose: bool) -> Outcome:
     this = Kernel(seed, verbose=verbose)
     with ExitStack() as stack:
-        stack.callback(gc.enable)
-        gc.disable()  # what it would finalize, and when, no seed rules
-        gc.freeze()
         directory = _make_directory(stack) if scenario.files else None
         shared = _make_directory(stack) if scenario.mode == "save" else None
         stack.enter_context(stood_in_for())
         stack.enter_context(replaced(bundles, Checksum=ChecksumOfSplits))
+        # Threads and workers that are killed stay in what Python and Forebay know of a process's.
+        stack.enter_context(
+            replaced(concurrent.futures.thread, _threads_queues=WeakKeyDictionary())
+        )
+        stack.enter_context(replaced(local, _running={}))
         stack.enter_context(scaled(scenario))
         stack.enter_context(running(this))
         run = Run(this, scenario, directory, shared)
@@ -517,21 +537,28 @@ def _make_directory(stack: ExitStack) -> Path:
 
 
 def _end(run: Run) -> None:
-    """Take the run apart. What its generators and coroutines say at their end means nothing."""
+    """Take the run apart."""
+    with _quiet():
+        for node in run.nodes:
+            for process in node.processes:
+                process.kill()
+        if run.disk is not None:
+            run.disk.close()
+        run.kernel.close()  # before the loops: their threads are in it
+        for dispatcher in run.dispatchers:
+            for loop in dispatcher.loops:
+                loop.abandon()
+    sys.set_asyncgen_hooks(None, None)  # each loop set its own, and put back another's
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What generators and coroutines say when a run is taken apart means nothing."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for node in run.nodes:
-                for process in node.processes:
-                    process.kill()
-            if run.disk is not None:
-                run.disk.close()
-            run.kernel.close()  # before the loops: their threads are in it
-            for dispatcher in run.dispatchers:
-                for loop in dispatcher.loops:
-                    loop.abandon()
-            gc.collect()
+            yield
     finally:
         sys.unraisablehook = hook

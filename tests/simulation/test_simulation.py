@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -70,6 +71,15 @@ def test_nobody_begins_anew_on_an_emptied_storage(first: int) -> None:
     with simulated():
         for seed in range(first, first + CHUNK):
             check(seed, EMPTIED)
+
+
+def test_a_run_leaves_nothing_in_its_process() -> None:
+    tasks = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+    before = len(tasks)
+    with simulated():
+        for seed in range(6):
+            check(seed)
+    assert len(tasks) <= before
 
 
 def test_no_dispatcher_that_lives_is_taken_for_dead() -> None:
