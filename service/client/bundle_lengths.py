@@ -55,19 +55,26 @@ class BundleLengths:
         there is room for a query. Elements before `until` are made for that, and those before
         `enough` if there is room."""
         known = self.at_least(place)
-        is_needed = known <= until
+        self._query(Request(place, (), is_query=True, until=until, enough=enough, known=known))
+
+    def query_ahead(self, place: int) -> None:
+        """The same of a bundle that nobody reads yet, so that it is open by then."""
+        self._query(Request(place, (), is_query=True, is_ahead=True))
+
+    def _query(self, query: Request) -> None:
+        place, is_needed = query.place, query.is_needed
         if self._ordered.lengths[self._epoch.bundles[place]] >= 0:
             return
         if place in self._querying and self._querying[place] >= is_needed:
             return
         if is_needed and self._needed >= MAX_QUERIES:
-            self._waiting[place] = until, enough
+            self._waiting[place] = query.until, query.enough
         elif is_needed or self._others < MAX_QUERIES:  # else the next plan asks, if need be
             self._waiting.pop(place, None)
             self._querying[place] = is_needed
             self._needed += is_needed
             self._others += not is_needed
-            self._ask(Request(place, (), is_query=True, until=until, enough=enough, known=known))
+            self._ask(query)
 
     @property
     def outstanding(self) -> int:
@@ -78,11 +85,11 @@ class BundleLengths:
         """So many elements the bundle is known to have."""
         return self._at_least.get(place, 0)
 
-    def answered(self, request: Request) -> None:
+    def answered(self, query: Request) -> None:
         """The query has ended: one that waits is asked."""
-        is_needed = request.known <= request.until
-        if self._querying.get(request.place) == is_needed:
-            del self._querying[request.place]
+        is_needed = query.is_needed
+        if self._querying.get(query.place) == is_needed:
+            del self._querying[query.place]
         self._needed -= is_needed
         self._others -= not is_needed
         while self._waiting and self._needed < MAX_QUERIES:

@@ -292,8 +292,12 @@ class OrderedMode(Mode):
         for place in () if is_young else coming:
             if not self._located:
                 self._lengths.query(place, self._planned(place))
-            elif not self._lengths.at_least(place):  # one element is enough: the bundle is open
+            elif self._lengths.at_least(place):  # one element is enough: the bundle is open
+                pass
+            elif order.has_started(place, order.known_until):
                 self._lengths.query(place, 0)
+            else:
+                self._lengths.query_ahead(place)
 
     def _query_open(self, place: int) -> None:
         """Ask for the length of a bundle that is read now, unless it has enough elements for the
@@ -327,7 +331,9 @@ class OrderedMode(Mode):
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
-            position=number * (self.epoch.total or 0)
+            position=MAX_INDEX
+            if request.is_ahead
+            else number * (self.epoch.total or 0)
             + (self._before if request.is_query else request.offset),
         )
 
@@ -399,7 +405,8 @@ class OrderedMode(Mode):
             lambda: [
                 request
                 for request in self._slices.outstanding
-                if (request.is_query if awaited is None else request.place == awaited)
+                if not request.is_ahead
+                and (request.is_query if awaited is None else request.place == awaited)
             ]
         )
 

@@ -15,6 +15,10 @@ larger than was estimated."""
 FIRST_WINDOW = 32
 """How many elements are asked for before it is known how large they are."""
 
+EARLY_BYTES = 8 << 20
+"""The window grows fast to so much, and then by a quarter of what was given: workers make what the
+window grows by instead of what the trainer is given next."""
+
 
 class ReadAhead:
     """It grows with what was given: a trainer gets its first elements before workers make those
@@ -30,7 +34,8 @@ class ReadAhead:
     def elements(self) -> int:
         """How many of this consumer's elements may be asked for and not given."""
         window = self._portions.fit(WINDOW_BYTES) or FIRST_WINDOW
-        window = min(window, max(FIRST_WINDOW, 4 * self.given))
+        early = min(4 * self.given, self._portions.fit(EARLY_BYTES) or 0)
+        window = min(window, max(FIRST_WINDOW, early, self.given // 4))
         return max(window, 2 * (self._ordered.batch_size or 1))
 
     @property

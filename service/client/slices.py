@@ -36,10 +36,16 @@ class Request:
     until: int = 0  # elements before this one are made for a query
     enough: int = 0  # and those before this one, if there is room
     known: int = 0  # of a query: the elements that the bundle was known to have
+    is_ahead: bool = False  # a query of a bundle that nobody reads yet
     blocks: deque[Block] = field(default_factory=deque)  # that have come, and were not given
     given: int = 0  # elements of the first of these
     key: Key = (0, 0)  # as which it was asked for
     asked_s: float = 0.0
+
+    @property
+    def is_needed(self) -> bool:
+        """Of a query: whether the worker must make elements to answer it, and soon."""
+        return self.known <= self.until and not self.is_ahead
 
 
 class Slices:

@@ -7,7 +7,8 @@ is leased, acknowledged or journaled.
 **Runs.** The worker asks `next_run` what to run next. A *run* makes a bundle's elements from
 `start` on. A slice joins a run that still has, or will make, its next element. If there is none,
 a new run begins: at the reader's `keep`, as that is about where the others of its group are, too.
-The run whose slices ask for what comes first in the order begins first.
+The run whose slices ask for what comes first in the order begins first. Bundles that nobody reads
+yet are opened behind them, one at a time while others are made.
 
 **Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
@@ -122,6 +123,7 @@ class BundleRun:
         self.ended = False
         self.failed: TaskFailed | None = None
         self.dropped = False  # nobody needs it
+        self.opens = False  # it has begun, and was asked for only ahead
         self.room = threading.Condition(output.lock)  # its producer may go on
         self._bundle = bundle
         self._output = output
@@ -174,8 +176,9 @@ class BundleRun:
                 # What nobody asked for must not hold up what somebody waits for.
                 most_ahead = min(max(FIRST_AHEAD_BYTES, self.given_bytes), AHEAD_BYTES)
                 is_needed = is_wanted and self._is_lacked(most_ahead)
+                is_held_up = output._is_run_awaited()
                 may_grow = is_wanted or (
-                    not output._pending and (not ahead or ahead + size <= most_ahead)
+                    not is_held_up and (not ahead or ahead + size <= most_ahead)
                 )
                 behind = output._reader_to_wait_for(size)
                 if behind is None:
@@ -192,7 +195,7 @@ class BundleRun:
                     output._set_busy(self, False)
                     output._notify_unlocked(self._bundle)  # a query may be answered
                     continue  # a slice may have joined meanwhile
-                polls_s = ROOM_S if may_grow or output._pending else None
+                polls_s = ROOM_S if may_grow or is_held_up else None
                 self.room.wait(polls_s if behind is None else LOOK_S)
         finally:
             self.waits = False
@@ -319,6 +322,7 @@ class BundlesOutput(TaskOutput):
         self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
         self._numbers = itertools.count()
         self._busy = 0  # runs that make elements
+        self._opening = 0  # of them, those that were asked for only ahead
         self._most_busy = 0  # see `next_run`
         self._busy_s, self._busy_from_s = 0.0, 0.0  # counts each moment by the share that is busy
         self._readers = 1
@@ -338,9 +342,11 @@ class BundlesOutput(TaskOutput):
         `timeout_s`. Raises OutputCancelled."""
 
         def may_begin() -> bool:
-            while self._pending and self._pending[0][2].dropped:
-                heapq.heappop(self._pending)
-            return self._end is not None or (bool(self._pending) and self._busy < most)
+            if self._end is not None:
+                return True
+            if (run := self._first_pending()) is None:
+                return False
+            return self._busy < most or (run.position == MAX_INDEX and not self._opening)
 
         with self._may_begin:
             self._most_busy = most
@@ -349,12 +355,23 @@ class BundlesOutput(TaskOutput):
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
             run = heapq.heappop(self._pending)[2]
-            if not self._pending:  # others may make more than was asked for
+            if not self._is_run_awaited():  # others may make more than was asked for
                 for other in [r for b in self._bundles.values() for r in b.runs if r.waits]:
                     other.room.notify_all()
-            run.begun = True
+            run.begun, run.opens = True, run.position == MAX_INDEX
             self._set_busy(run, True)
             return run
+
+    def _first_pending(self) -> BundleRun | None:
+        """The run that begins next."""
+        while self._pending and self._pending[0][2].dropped:
+            heapq.heappop(self._pending)
+        return self._pending[0][2] if self._pending else None
+
+    def _is_run_awaited(self) -> bool:
+        """Whether a run that is to begin is needed by who reads."""
+        run = self._first_pending()
+        return run is not None and run.position < MAX_INDEX
 
     def put(self, block: Block) -> NoReturn:
         raise TypeError("blocks of bundles are put to a run: see next_run()")
@@ -375,7 +392,8 @@ class BundlesOutput(TaskOutput):
             self._busy_s, self._busy_from_s = self.busy_s, time.monotonic()
             self._busy += 1 if busy else -1
             run.busy = busy
-            if not busy and self._pending and self._busy < self._most_busy:
+            self._opening += run.opens if busy else -run.opens
+            if not busy and self._pending:
                 self._may_begin.notify_all()
 
     # -- the policy ----------------------------------------------------------------------------
@@ -435,6 +453,9 @@ class BundlesOutput(TaskOutput):
         if position >= run.position:
             return
         run.position = position
+        if run.opens:
+            self._opening -= run.busy
+            run.opens = False
         if not run.begun:
             self._pending = [
                 (pending.position, number, pending) for _, number, pending in self._pending
