@@ -284,6 +284,50 @@ def test_the_window_grows_with_what_the_trainer_was_given() -> None:
     assert asked > 1_000
 
 
+def test_the_window_grows_slowly_once_it_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers make what it grows by, while the trainer waits for what comes first."""
+    monkeypatch.setattr(read_ahead, "EARLY_BYTES", 1 << 10)  # 64 elements
+    reading = Reading([1 << 20], cycle_length=1)
+    for _ in range(30):
+        reading.take()
+        for query in reading.queries():
+            reading.answer(query, 1 << 20, complete=True)
+        reading.take()
+        most = max((s.stop for s in reading.worker.asked.values() if s.runs), default=0)
+        given = len(reading.got)
+        assert most <= given + max(2 * read_ahead.FIRST_WINDOW, given // 4) + 64
+        reading.give()
+    assert len(reading.got) > 2_000
+
+
+def test_bundles_that_nobody_reads_yet_are_asked_about_behind_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(read_ahead, "WINDOW_BYTES", 1 << 10)  # it is not young for long
+    reading = Reading([100] * 40, cycle_length=2)
+    for _ in range(100):
+        reading.take()
+        if len(reading.got) > 100:
+            break
+        for place in (0, 1):
+            for query in reading.queries(place):
+                reading.answer(query, min(100, query.until + 50))
+        reading.give()
+    else:
+        pytest.fail("it went not on")
+    ahead = {s.bundle for s in reading.worker.asked.values() if s.position == MAX_INDEX}
+    assert ahead == set(range(2, 2 + ordered.AHEAD))
+    for query in [*reading.queries(0), *reading.queries(1)]:
+        reading.answer(query, 100, complete=True)
+    reading.take()
+    for place in (2, 3):  # they are read next
+        (needed,) = [q for q in reading.queries(place) if q.position < MAX_INDEX]
+        reading.answer(needed, 60)
+    while len(reading.got) <= 200:
+        reading.give()
+        reading.take()
+
+
 def test_outstanding_slices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "MAX_REQUESTS", 50)
     reading = Reading([400] * 20, cycle_length=20)

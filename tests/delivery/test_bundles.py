@@ -192,6 +192,39 @@ def test_a_run_that_waits_for_its_readers_lets_another_begin(pool: ThreadPoolExe
         waiting.done.result(TIMEOUT_S)
 
 
+def test_bundles_that_nobody_reads_yet_are_opened_one_at_a_time() -> None:
+    output = BundlesOutput()
+    ahead = [Slice(bundle, bundle, position=FAR) for bundle in (1, 2, 3)]
+    for order in ahead:
+        Reader(output, order)
+    for bundle in (4, 5):
+        Reader(output, Slice(bundle, bundle, (0, 5), until=5, position=50))
+    read_now = [begun(output, 2), begun(output, 2)]
+    assert [run.number for run in read_now] == [4, 5], "they come first"
+    opened = begun(output, 2)
+    assert opened.number == 1 and idle(output, 2)
+    Reader(output, Slice(1, 1, (0, 5), until=5, position=60))  # it is read now
+    assert begun(output, 2).number == 2 and idle(output, 2)
+    opened.finish()
+    read_now[0].finish()
+    assert idle(output, 2)
+    read_now[1].finish()
+    assert begun(output, 2).number == 3, "fewer run than may"
+
+
+def test_what_is_opened_ahead_holds_up_nothing(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput()
+    Reader(output, Slice(1, 1, (0, 10), until=10, position=5))
+    run = begun(output, 1)
+    Reader(output, Slice(2, 2, position=FAR))
+    Reader(output, Slice(3, 3, position=FAR))
+    assert begun(output, 1).number == 2
+    waiting = Waiting(pool, run, 100_000)
+    assert run.stop > 1_000, "it went on"
+    output.cancel()
+    assert waiting.done.exception(TIMEOUT_S) is not None
+
+
 def test_a_slice_wakes_the_thread_that_begins_runs(pool: ThreadPoolExecutor) -> None:
     output = BundlesOutput()
     asking = pool.submit(output.next_run, 1, LONG_S)
