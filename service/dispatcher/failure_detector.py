@@ -39,6 +39,10 @@ REDISCOVERIES = 3
 """Members have this many times `reconnect_grace_ms` to find a new leader: TensorFlow's back off
 between their attempts."""
 
+SILENCES = 2
+"""A consumer that is silent for so many times `reconnect_grace_ms` loses its place in a group to
+another that asks for it. Its process may have been killed between two polls."""
+
 REFUSED_GRACE_S = 1.0
 """The grace of a worker whose connection broke and whose address refuses consumers."""
 
@@ -70,6 +74,7 @@ class FailureDetector:
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
         self._members: dict[int, _Presence] = {}
+        self._looked_s = -math.inf  # when silent members were last looked for
         for member_id in (*decider.state.workers, *decider.state.consumers):
             self._present(member_id)
 
@@ -94,6 +99,16 @@ class FailureDetector:
         if consumer_id not in self._decider.state.consumers:
             return True
         return time.monotonic() > self._present(consumer_id).gone_from_s
+
+    def may_be_replaced(self, consumer_id: int) -> bool:
+        """Whether another consumer may take its place in a group: it is gone, or silent."""
+        if self.is_gone(consumer_id):
+            return True
+        if (
+            time.monotonic() - self._looked_s > 2 * CHECK_S
+        ):  # this process may just have stood still
+            return False
+        return (self.silent_s(consumer_id) or 0.0) > SILENCES * self._grace_s
 
     def expects(self, consumer_id: int) -> None:
         """Allow a TensorFlow consumer EXPECTED_S to begin: it sends no heartbeat before its first
@@ -131,7 +146,8 @@ class FailureDetector:
             member.waiting -= 1
             if number == member.polls:  # else a newer poll has begun
                 member.waits, member.broken = False, broken
-                member.until_s = time.monotonic() + self._timeout_s(member_id)
+                member.heard_s = time.monotonic()
+                member.until_s = member.heard_s + self._timeout_s(member_id)
                 if broken:
                     member.gone_from_s = time.monotonic() + self._grace_s
                 self._shorten(member_id, member)
@@ -204,6 +220,8 @@ class FailureDetector:
                 for member in self._members.values():
                     member.until_s += deaf_s
                     member.gone_from_s += deaf_s
+                    member.heard_s += deaf_s
+            self._looked_s = time.monotonic()
             try:
                 await self._expire_members()
             except Unavailable:

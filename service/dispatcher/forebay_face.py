@@ -271,8 +271,8 @@ class ForebayFace:
             else None,
         }
         if request.HasField("member"):
-            is_gone = self._dispatcher.failure_detector.is_gone
-            how |= {"member": request.member, "gone": tuple(filter(is_gone, state.consumers))}
+            free = self._dispatcher.failure_detector.may_be_replaced
+            how |= {"member": request.member, "gone": tuple(filter(free, state.consumers))}
         command: c.Command
         warnings: list[str] = []
         if request.HasField("job"):

@@ -16,7 +16,7 @@ from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.dispatcher.options import DispatcherOptions
-from forebay.service.errors import Unavailable
+from forebay.service.errors import AlreadyExists, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, Storage
 
@@ -350,6 +350,16 @@ async def consumer_poll(
     return heartbeat
 
 
+async def member(dispatcher: Dispatcher, face: ForebayFace, index: int) -> int:
+    """One of two consumers joins their group."""
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=4)])
+    await dispatcher.execute(c.RegisterDataset(dataset_id="d", definition=definition))
+    order = ev.OrderSpec(cycle_length=2, block_length=1, bundle_splits=1)
+    job = pb.GetOrCreateJobRequest(dataset_id="d", job_name="j", order=order)
+    group = ev.GroupMember(index=index, consumers=2, batch_size=1)
+    return (await face.join_iteration(pb.JoinIterationRequest(job=job, member=group))).consumer_id
+
+
 async def until_gone(face: ForebayFace, consumer_id: int) -> None:
     give_up = time.monotonic() + 20
     while await gone(face, consumer_id) != [consumer_id]:
@@ -400,6 +410,39 @@ def test_a_consumer_that_came_back_or_is_silent_is_not_gone() -> None:
         await break_off(newer)
 
     run(scene, reconnect_grace_ms=100)
+
+
+def test_a_consumer_that_is_silent_loses_its_place_in_a_group() -> None:
+    """It was killed between two polls."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        killed = await member(dispatcher, face, 0)
+        living = await member(dispatcher, face, 1)
+        request = pb.ConsumerHeartbeatRequest(consumer_id=killed)
+        request.version = (await face.consumer_heartbeat(request)).version
+        request.wait_ms = 10
+        await face.consumer_heartbeat(request)  # its last poll is answered
+        waits = await consumer_poll(dispatcher, face, living)
+        await some_checks()
+        with pytest.raises(AlreadyExists, match="consumer_index=1 of a group of 2"):
+            await member(dispatcher, face, 1)
+        await member(dispatcher, face, 0)
+        assert killed not in dispatcher.state.consumers
+        assert await gone(face, living) == []
+        await break_off(waits)
+
+    run(scene, reconnect_grace_ms=100)
+
+
+def test_who_waits_for_a_dispatcher_that_stood_still_keeps_its_place() -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await member(dispatcher, face, 0)
+        await asyncio.sleep(2 * failure_detector.CHECK_S)
+        time.sleep(2)  # noqa: ASYNC251 - that is the point
+        with pytest.raises(AlreadyExists):
+            await member(dispatcher, face, 0)
+
+    run(scene, reconnect_grace_ms=700)
 
 
 def test_a_consumer_that_left_is_gone() -> None:
