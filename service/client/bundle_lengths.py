@@ -19,8 +19,8 @@ MAX_LENGTHS = 10_000
 """Of bundles, in one heartbeat."""
 
 MAX_QUERIES = 1000
-"""So many queries may be outstanding for which workers must make elements, and as many others. A
-worker bounds the two together."""
+"""So many queries may be outstanding that a plan needs, and as many others. A worker bounds the two
+together."""
 
 
 class BundleLengths:
@@ -30,7 +30,7 @@ class BundleLengths:
     def __init__(self, ordered: OrderedRead, ask: Callable[[Request], None]) -> None:
         self._ordered = ordered
         self._ask = ask
-        # By place whose query is outstanding: whether the worker must make more to answer it.
+        # By place whose query is outstanding: Request.is_needed.
         self._querying: dict[int, bool] = {}
         self._waiting: dict[int, tuple[int, int]] = {}  # by place: a query's `until` and `enough`
         self._needed, self._others = 0, 0  # outstanding queries: see MAX_QUERIES
@@ -58,7 +58,7 @@ class BundleLengths:
         self._query(Request(place, (), is_query=True, until=until, enough=enough, known=known))
 
     def query_ahead(self, place: int) -> None:
-        """The same of a bundle that nobody reads yet, so that it is open by then."""
+        """Have a bundle opened that no plan needs yet."""
         self._query(Request(place, (), is_query=True, is_ahead=True))
 
     def _query(self, query: Request) -> None:

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from ..blocks import Block, Component
 from ..delivery import End, Slice
-from ..delivery.orders import MAX_INDEX, MAX_SLICE_RUNS
+from ..delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED
 from ..order import Ints
 from ..proto import forebay_pb2 as pb
 from ..transport.messages import Key
@@ -275,8 +275,8 @@ class OrderedMode(Mode):
 
     def _query(self) -> None:
         """Ask for the lengths of the bundles that are read now or soon, unless each is known to
-        have enough elements for the next plan. Bundles are opened ahead once the window has
-        grown. Those in front of the start are only counted: workers keep nothing of them.
+        have enough elements for the next plan. Bundles are opened ahead once a quarter of a window
+        was given. Those in front of the start are only counted: workers keep nothing of them.
         """
         order = self.epoch.order
         here = self._round if self._located else order.known_until
@@ -290,12 +290,10 @@ class OrderedMode(Mode):
             else:
                 self._lengths.query(place, self._planned(place))
         for place in () if is_young else coming:
-            if not self._located:
+            if self._located and self._lengths.at_least(place):
+                continue  # one element is enough: the bundle is open
+            if not self._located or order.has_started(place, order.known_until):
                 self._lengths.query(place, self._planned(place))
-            elif self._lengths.at_least(place):  # one element is enough: the bundle is open
-                pass
-            elif order.has_started(place, order.known_until):
-                self._lengths.query(place, 0)
             else:
                 self._lengths.query_ahead(place)
 
@@ -320,6 +318,8 @@ class OrderedMode(Mode):
             lacking = self._portions.first_lacking(place)
             first = self._planned(place) if lacking is None else lacking
             keep = min(first, self._begun.pop(place, first))
+        position = number * (self.epoch.total or 0)
+        position += self._before if request.is_query else request.offset
         return Slice(
             bundle=number * spec.bundles + self.epoch.bundles[place],
             place=number * spec.bundles + place,
@@ -331,10 +331,7 @@ class OrderedMode(Mode):
             floor=number * spec.bundles + self._floor,
             reader=self._ordered.consumer_index,
             readers=self._ordered.num_consumers,
-            position=MAX_INDEX
-            if request.is_ahead
-            else number * (self.epoch.total or 0)
-            + (self._before if request.is_query else request.offset),
+            position=UNNEEDED if request.is_ahead else position,
         )
 
     def _planned(self, place: int) -> int:
@@ -405,8 +402,11 @@ class OrderedMode(Mode):
             lambda: [
                 request
                 for request in self._slices.outstanding
-                if not request.is_ahead
-                and (request.is_query if awaited is None else request.place == awaited)
+                if (
+                    request.is_query and not request.is_ahead
+                    if awaited is None
+                    else request.place == awaited
+                )
             ]
         )
 

@@ -48,7 +48,7 @@ class ReadAhead:
 
     @property
     def is_young(self) -> bool:
-        """Whether it will still grow."""
+        """Whether too little was given for bundles to be opened ahead: a quarter of a window."""
         return 4 * self.given < (self._portions.fit(WINDOW_BYTES) or 1)
 
     def grow(self) -> None:

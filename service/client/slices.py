@@ -44,7 +44,7 @@ class Request:
 
     @property
     def is_needed(self) -> bool:
-        """Of a query: whether the worker must make elements to answer it, and soon."""
+        """Of a query: whether a plan waits for elements that the worker must make to answer it."""
         return self.known <= self.until and not self.is_ahead
 
 

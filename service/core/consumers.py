@@ -58,7 +58,7 @@ class JoinIteration(Command, frozen=True, kw_only=True):
     stock: bool = False
     consumer_index: int | None = None  # of a coordinated read
     member: ev.GroupMember | None = None  # of an ordered read
-    gone: tuple[int, ...] = ()  # consumers whose connections broke; a member may take their places
+    gone: tuple[int, ...] = ()  # consumers whose places a member may take
 
 
 class LeaveIteration(Command, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ is leased, acknowledged or journaled.
 **Runs.** The worker asks `next_run` what to run next. A *run* makes a bundle's elements from
 `start` on. A slice joins a run that still has, or will make, its next element. If there is none,
 a new run begins: at the reader's `keep`, as that is about where the others of its group are, too.
-The run whose slices ask for what comes first in the order begins first. Bundles that nobody reads
-yet are opened behind them, one at a time while others are made.
+The run whose slices ask for what comes first in the order begins first. Runs that nobody needs yet
+come last. They begin one at a time, whatever the others do.
 
 **Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
@@ -57,7 +57,7 @@ from .base import (
     refused,
 )
 from .memory import MemoryBudget
-from .orders import MAX_INDEX, Order, Slice, runs_after
+from .orders import MAX_INDEX, UNNEEDED, Order, Slice, runs_after
 
 FIRST_AHEAD_BYTES, AHEAD_BYTES = 256 << 10, 2 << 20
 """How much a run makes beyond what was asked for: as much as it has given, within these bounds. So
@@ -123,10 +123,14 @@ class BundleRun:
         self.ended = False
         self.failed: TaskFailed | None = None
         self.dropped = False  # nobody needs it
-        self.opens = False  # it has begun, and was asked for only ahead
         self.room = threading.Condition(output.lock)  # its producer may go on
         self._bundle = bundle
         self._output = output
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether nobody needs it yet."""
+        return self.position == UNNEEDED
 
     def put(self, block: Block) -> None:
         """Add the next block; waits while readers are far behind.
@@ -176,7 +180,7 @@ class BundleRun:
                 # What nobody asked for must not hold up what somebody waits for.
                 most_ahead = min(max(FIRST_AHEAD_BYTES, self.given_bytes), AHEAD_BYTES)
                 is_needed = is_wanted and self._is_lacked(most_ahead)
-                is_held_up = output._is_run_awaited()
+                is_held_up = output._is_run_needed()
                 may_grow = is_wanted or (
                     not is_held_up and (not ahead or ahead + size <= most_ahead)
                 )
@@ -322,7 +326,7 @@ class BundlesOutput(TaskOutput):
         self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
         self._numbers = itertools.count()
         self._busy = 0  # runs that make elements
-        self._opening = 0  # of them, those that were asked for only ahead
+        self._ahead = 0  # of them, those that nobody needs yet
         self._most_busy = 0  # see `next_run`
         self._busy_s, self._busy_from_s = 0.0, 0.0  # counts each moment by the share that is busy
         self._readers = 1
@@ -338,15 +342,16 @@ class BundlesOutput(TaskOutput):
     # -- the worker ----------------------------------------------------------------------------
 
     def next_run(self, most: int, timeout_s: float) -> BundleRun | None:
-        """Wait for a run to begin, if fewer than `most` runs are making elements; None after
-        `timeout_s`. Raises OutputCancelled."""
+        """Wait for a run to begin, if fewer than `most` runs that are needed are making elements,
+        or for one that is not needed yet, if no other such one is. None after `timeout_s`. Raises
+        OutputCancelled."""
 
         def may_begin() -> bool:
             if self._end is not None:
                 return True
             if (run := self._first_pending()) is None:
                 return False
-            return self._busy < most or (run.position == MAX_INDEX and not self._opening)
+            return not self._ahead if run.is_ahead else self._busy - self._ahead < most
 
         with self._may_begin:
             self._most_busy = most
@@ -355,10 +360,10 @@ class BundlesOutput(TaskOutput):
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
             run = heapq.heappop(self._pending)[2]
-            if not self._is_run_awaited():  # others may make more than was asked for
+            if not self._is_run_needed():  # others may make more than was asked for
                 for other in [r for b in self._bundles.values() for r in b.runs if r.waits]:
                     other.room.notify_all()
-            run.begun, run.opens = True, run.position == MAX_INDEX
+            run.begun = True
             self._set_busy(run, True)
             return run
 
@@ -368,10 +373,10 @@ class BundlesOutput(TaskOutput):
             heapq.heappop(self._pending)
         return self._pending[0][2] if self._pending else None
 
-    def _is_run_awaited(self) -> bool:
-        """Whether a run that is to begin is needed by who reads."""
+    def _is_run_needed(self) -> bool:
+        """Whether a reader needs a run that is to begin."""
         run = self._first_pending()
-        return run is not None and run.position < MAX_INDEX
+        return run is not None and not run.is_ahead
 
     def put(self, block: Block) -> NoReturn:
         raise TypeError("blocks of bundles are put to a run: see next_run()")
@@ -392,7 +397,8 @@ class BundlesOutput(TaskOutput):
             self._busy_s, self._busy_from_s = self.busy_s, time.monotonic()
             self._busy += 1 if busy else -1
             run.busy = busy
-            self._opening += run.opens if busy else -run.opens
+            if run.is_ahead:
+                self._ahead += 1 if busy else -1
             if not busy and self._pending:
                 self._may_begin.notify_all()
 
@@ -452,10 +458,10 @@ class BundlesOutput(TaskOutput):
         """This position is asked of the run, perhaps an earlier one than before."""
         if position >= run.position:
             return
+        if run.is_ahead:
+            self._ahead -= run.busy
+            self._may_begin.notify_all()
         run.position = position
-        if run.opens:
-            self._opening -= run.busy
-            run.opens = False
         if not run.begun:
             self._pending = [
                 (pending.position, number, pending) for _, number, pending in self._pending
@@ -581,6 +587,8 @@ class BundlesOutput(TaskOutput):
         self._bytes -= size
         self._memory.release(size)
         self._set_busy(run, False)
+        if not run.begun:
+            self._may_begin.notify_all()  # it may have kept others from beginning
         run.room.notify_all()
 
     def _bound_known(self) -> None:

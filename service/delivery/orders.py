@@ -19,6 +19,9 @@ MAX_CONSUMERS = 1 << 16
 
 MAX_INDEX = 1 << 62
 
+UNNEEDED = MAX_INDEX
+"""The position of what nobody needs yet: its run begins behind all others, and delays none."""
+
 MAX_SLICE_RUNS = 1 << 12
 """Bounds the runs of one slice: a worker takes only small messages."""
 
@@ -53,7 +56,7 @@ class Slice(Order):
     element of the bundle before `keep`, from where on others may need some, and nothing of bundles
     whose place is before `floor`. It is one of several `readers`, or, of this bundle, `alone`: what
     it was given is dropped. What it asks for stands at `position` in the order of its training, or
-    about there. Raises ValueError for invalid numbers.
+    about there; at UNNEEDED, nobody needs it yet. Raises ValueError for invalid numbers.
     """
 
     bundle: int

@@ -13,7 +13,8 @@ open: the worker may have missed the last answer.
 
 A consumer keeps its place for its whole timeout. But a worker that is about to end, and has lost
 its connection to the consumer, waits at most `reconnect_grace_ms` for it. In an ordered read
-another consumer may take the place of one whose connection has been broken for so long.
+another consumer may take the place of one whose connection has been broken for so long, or that is
+silent for twice as long (SILENCES).
 """
 
 from __future__ import annotations
@@ -104,9 +105,8 @@ class FailureDetector:
         """Whether another consumer may take its place in a group: it is gone, or silent."""
         if self.is_gone(consumer_id):
             return True
-        if (
-            time.monotonic() - self._looked_s > 2 * CHECK_S
-        ):  # this process may just have stood still
+        # If this process has just stood still, what members said meanwhile is still to be read.
+        if time.monotonic() - self._looked_s > 2 * CHECK_S:
             return False
         return (self.silent_s(consumer_id) or 0.0) > SILENCES * self._grace_s
 
@@ -145,11 +145,13 @@ class FailureDetector:
         finally:
             member.waiting -= 1
             if number == member.polls:  # else a newer poll has begun
+                now = time.monotonic()
                 member.waits, member.broken = False, broken
-                member.heard_s = time.monotonic()
-                member.until_s = member.heard_s + self._timeout_s(member_id)
+                member.until_s = now + self._timeout_s(member_id)
                 if broken:
-                    member.gone_from_s = time.monotonic() + self._grace_s
+                    member.gone_from_s = now + self._grace_s
+                else:
+                    member.heard_s = now
                 self._shorten(member_id, member)
 
     def refuses(self, worker_id: int, answered: bool) -> None:
@@ -216,12 +218,12 @@ class FailureDetector:
         interval_s = min(CHECK_S, self._decider.options.job_gc_check_interval_ms / 1000)
         while True:
             deaf_s = await self._listen(interval_s)
+            now = self._looked_s = time.monotonic()
             if deaf_s >= interval_s:
                 for member in self._members.values():
                     member.until_s += deaf_s
                     member.gone_from_s += deaf_s
-                    member.heard_s += deaf_s
-            self._looked_s = time.monotonic()
+                    member.heard_s = min(member.heard_s + deaf_s, now)
             try:
                 await self._expire_members()
             except Unavailable:

@@ -270,13 +270,13 @@ class ForebayFace:
             if request.HasField("consumer_index")
             else None,
         }
+        joins_job = request.HasField("job")
+        warnings = await self._warnings_for(request.job) if joins_job else []
         if request.HasField("member"):
             free = self._dispatcher.failure_detector.may_be_replaced
             how |= {"member": request.member, "gone": tuple(filter(free, state.consumers))}
         command: c.Command
-        warnings: list[str] = []
-        if request.HasField("job"):
-            warnings = await self._warnings_for(request.job)
+        if joins_job:
             command = c.JoinJob(**how, **_job(request.job))
         else:
             command = c.JoinIteration(**how, job_id=request.job_id)

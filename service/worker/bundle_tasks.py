@@ -34,7 +34,8 @@ class BundleTask(WorkerTask):
     """A task of a read in bundles.
 
     It runs as many bundles at a time as there are processors, those of a Python function as many as
-    there may be processes; further ones have begun and wait for their readers. It neither completes
+    there may be processes, and one more that nobody needs yet; further ones have begun and wait for
+    their readers. It neither completes
     nor loses anything: any worker makes its elements again. When its worker drains, consumers go on
     at other workers, and read here until then. It is never parked, as it ends with its consumers.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ from forebay.service.delivery import (
     TaskUnknown,
     bundles,
 )
-from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, decode, encode
+from forebay.service.delivery.orders import MAX_INDEX, MAX_SLICE_RUNS, UNNEEDED, decode, encode
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 
@@ -192,32 +192,68 @@ def test_a_run_that_waits_for_its_readers_lets_another_begin(pool: ThreadPoolExe
         waiting.done.result(TIMEOUT_S)
 
 
-def test_bundles_that_nobody_reads_yet_are_opened_one_at_a_time() -> None:
+def needed(output: BundlesOutput, bundle: int) -> None:
+    """A reader needs elements of the bundle."""
+    Reader(output, Slice(bundle, bundle, (0, 5), until=5, position=50))
+
+
+def test_bundles_that_nobody_needs_yet_are_opened_one_at_a_time() -> None:
     output = BundlesOutput()
-    ahead = [Slice(bundle, bundle, position=FAR) for bundle in (1, 2, 3)]
-    for order in ahead:
-        Reader(output, order)
-    for bundle in (4, 5):
-        Reader(output, Slice(bundle, bundle, (0, 5), until=5, position=50))
-    read_now = [begun(output, 2), begun(output, 2)]
-    assert [run.number for run in read_now] == [4, 5], "they come first"
+    for bundle in (1, 2, 3):
+        Reader(output, Slice(bundle, bundle, position=UNNEEDED))
+    for bundle in (4, 5, 6):
+        needed(output, bundle)
+    runs = [begun(output, 2), begun(output, 2)]
+    assert [run.number for run in runs] == [4, 5] and idle(output, 2), "they come first"
+    runs[0].finish()
+    assert begun(output, 2).number == 6, "needed, too"
     opened = begun(output, 2)
     assert opened.number == 1 and idle(output, 2)
-    Reader(output, Slice(1, 1, (0, 5), until=5, position=60))  # it is read now
-    assert begun(output, 2).number == 2 and idle(output, 2)
+    runs[1].finish()
+    needed(output, 7)
+    assert begun(output, 2).number == 7, "whatever is opened meanwhile"
     opened.finish()
-    read_now[0].finish()
-    assert idle(output, 2)
-    read_now[1].finish()
-    assert begun(output, 2).number == 3, "fewer run than may"
+    assert begun(output, 2).number == 2 and idle(output, 2)
 
 
-def test_what_is_opened_ahead_holds_up_nothing(pool: ThreadPoolExecutor) -> None:
+def awaiting_a_run(pool: ThreadPoolExecutor, output: BundlesOutput) -> Future[BundleRun | None]:
+    """A thread that waits for a run to begin, of which two may be needed at a time."""
+    asking = pool.submit(output.next_run, 2, LONG_S)
+    while not output._may_begin._waiters:  # type: ignore[attr-defined]
+        threading.Event().wait(0.001)
+    return asking
+
+
+def test_another_bundle_is_opened_once_the_one_before_is_needed(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput()
+    for bundle in (1, 2):
+        Reader(output, Slice(bundle, bundle, position=UNNEEDED))
+    assert begun(output, 2).number == 1
+    asking = awaiting_a_run(pool, output)
+    needed(output, 1)
+    run = asking.result(TIMEOUT_S)
+    assert run is not None and run.number == 2
+
+
+def test_a_bundle_is_opened_once_none_is_needed_any_more(pool: ThreadPoolExecutor) -> None:
+    output = BundlesOutput()
+    for bundle in (1, 2):
+        needed(output, bundle)
+        begun(output, 2)
+    left = Reader(output, Slice(3, 3, (0, 5), until=5, position=60))
+    Reader(output, Slice(4, 4, position=UNNEEDED))
+    asking = awaiting_a_run(pool, output)
+    left.close()
+    run = asking.result(TIMEOUT_S)
+    assert run is not None and run.number == 4
+
+
+def test_what_is_opened_ahead_delays_nothing(pool: ThreadPoolExecutor) -> None:
     output = BundlesOutput()
     Reader(output, Slice(1, 1, (0, 10), until=10, position=5))
     run = begun(output, 1)
-    Reader(output, Slice(2, 2, position=FAR))
-    Reader(output, Slice(3, 3, position=FAR))
+    Reader(output, Slice(2, 2, position=UNNEEDED))
+    Reader(output, Slice(3, 3, position=UNNEEDED))
     assert begun(output, 1).number == 2
     waiting = Waiting(pool, run, 100_000)
     assert run.stop > 1_000, "it went on"

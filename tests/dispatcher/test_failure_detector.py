@@ -339,12 +339,12 @@ def test_nobody_is_given_up_without_a_timeout() -> None:
 
 
 async def consumer_poll(
-    dispatcher: Dispatcher, face: ForebayFace, consumer_id: int
+    dispatcher: Dispatcher, face: ForebayFace, consumer_id: int, wait_ms: int = 30_000
 ) -> asyncio.Task[pb.ConsumerHeartbeatResponse]:
     """A heartbeat of the consumer that waits."""
     request = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
     request.version = (await face.consumer_heartbeat(request)).version
-    request.wait_ms = 30_000
+    request.wait_ms = wait_ms
     heartbeat = asyncio.create_task(face.consumer_heartbeat(request))
     await until(lambda: dispatcher.waiting)
     return heartbeat
@@ -434,15 +434,34 @@ def test_a_consumer_that_is_silent_loses_its_place_in_a_group() -> None:
     run(scene, reconnect_grace_ms=100)
 
 
-def test_who_waits_for_a_dispatcher_that_stood_still_keeps_its_place() -> None:
+@pytest.mark.parametrize("heard_again_s", [0, 0.3])
+def test_time_in_which_the_dispatcher_stood_still_is_no_silence(heard_again_s: float) -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
-        await member(dispatcher, face, 0)
+        consumer_id = await member(dispatcher, face, 0)
         await asyncio.sleep(2 * failure_detector.CHECK_S)
-        time.sleep(2)  # noqa: ASYNC251 - that is the point
+        time.sleep(3)  # noqa: ASYNC251 - that is the point
+        await asyncio.sleep(heard_again_s)
+        with pytest.raises(AlreadyExists):
+            await member(dispatcher, face, 0)
+        await face.consumer_heartbeat(pb.ConsumerHeartbeatRequest(consumer_id=consumer_id))
+        await some_checks()
+        silent_s = dispatcher.failure_detector.silent_s(consumer_id)
+        assert silent_s is not None and silent_s >= 0
+
+    run(scene, reconnect_grace_ms=1000)
+
+
+def test_who_was_just_answered_is_not_silent() -> None:
+    """Though its poll has waited for long."""
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        consumer_id = await member(dispatcher, face, 0)
+        waits = await consumer_poll(dispatcher, face, consumer_id, wait_ms=2000)
+        await waits
         with pytest.raises(AlreadyExists):
             await member(dispatcher, face, 0)
 
-    run(scene, reconnect_grace_ms=700)
+    run(scene, reconnect_grace_ms=200)
 
 
 def test_a_consumer_that_left_is_gone() -> None:

@@ -55,7 +55,7 @@ class Seen:
 
 def train(folder: pathlib.Path, process: int, processes: int, port: int, at: int) -> None:
     """Saves behind each fifth step. Is killed behind a step, unless it is 0."""
-    os.dup2(2, 1)  # Gloo's lines, which those of others tear
+    os.dup2(2, 1)  # Gloo writes to stdout, and tears the program's own lines
     if processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)

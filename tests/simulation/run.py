@@ -7,6 +7,7 @@ import gc
 import shutil
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -499,6 +500,7 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
     try:
         return _simulate(seed, scenario or draw(seed), verbose)
     except Violation as violation:
+        violation.add_note("".join(traceback.format_tb(violation.__traceback__)))
         broken = violation.with_traceback(None)  # whose frames keep all of the run
     finally:
         # All of the run goes now, or the next `freeze` keeps it: hundreds of tasks, and each later
