@@ -28,6 +28,7 @@ from ..delivery import End, EndPending
 from ..errors import ForebayError, Unavailable
 from ..proto import forebay_pb2 as pb
 from ..tracing import WaitSpans
+from ..transport import ConnectionRefused
 from ..transport.messages import Key
 from . import open_iterations
 from .claimer import Claimer
@@ -72,7 +73,13 @@ class _Gone(NamedTuple):
     reason: str
 
 
-_Inbox = queue.SimpleQueue[_Delivery | _Gone | News | ForebayError | None]
+class _Refused(NamedTuple):
+    """The address of a worker that was connected refuses connections."""
+
+    uid: int
+
+
+_Inbox = queue.SimpleQueue[_Delivery | _Gone | _Refused | News | ForebayError | None]
 
 
 class Consumer:
@@ -119,7 +126,7 @@ class Consumer:
             credit_bytes,
             deliver=self._deliver,
             lost=lambda uid, client, reason: self._inbox.put(_Gone(uid, client, reason)),
-            refused=self._heartbeats.refused,
+            refused=self._on_refusal,
             reconnected=self._meter.reconnected,
             credential=lambda: self._heartbeats.credential,
             fail=self._hear,
@@ -232,6 +239,8 @@ class Consumer:
             log.info("worker %s is gone: %s", item.uid, item.reason)
             if (link := self.links.remove(item.uid, item.client)) is not None:
                 self.mode.gone(link)
+        elif isinstance(item, _Refused):
+            self.mode.refused(item.uid)
         elif isinstance(item.item, EndPending):
             self.mode.held_by_others(item.key[0])
         elif isinstance(item.item, Block):
@@ -322,6 +331,12 @@ class Consumer:
         return key, block.count - left
 
     # -- called by other threads ---------------------------------------------------------------
+
+    def _on_refusal(self, uid: int, why: ConnectionRefused | None) -> None:
+        """An address refuses us, or with None no longer does."""
+        if why is ConnectionRefused.ONCE_CONNECTED:
+            self._inbox.put(_Refused(uid))
+        self._heartbeats.refused(uid, why)
 
     def _report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         self._meter.report(request.load)

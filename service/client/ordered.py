@@ -355,6 +355,9 @@ class OrderedMode(Mode):
         self._is_stale = True
         self._slices.update(news.tasks)
 
+    def refused(self, worker_uid: int) -> None:
+        self._slices.refused(worker_uid)
+
     def gone(self, link: WorkerLink) -> None:
         self._is_stale = True
         self._slices.gone(link)

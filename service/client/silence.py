@@ -39,6 +39,10 @@ class SilenceDetector:
         """Whether others are to be asked instead of this task."""
         return task_id in self._silent
 
+    def avoid(self, tasks: Iterable[int]) -> None:
+        """Others are to be asked instead of these tasks, for another reason."""
+        self._silent.update(dict.fromkeys(tasks, time.monotonic() + SILENT_S))
+
     def look(
         self, tasks: Mapping[int, pb.TaskInfo], awaited: Callable[[], Iterable[tuple[int, float]]]
     ) -> set[int]:

@@ -2,7 +2,7 @@
 
 The places of an order go to the listed tasks in turn, so that all consumers of a group read a
 bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone or
-silent. Then it asks the next one for all that it was to read there; that worker makes the same
+silent, or refuses connections. Then it asks the next one for all that it was to read there; that worker makes the same
 elements again.
 """
 
@@ -185,6 +185,14 @@ class Slices:
         }
         self._links.start()
         self._lose([task for task_id, task in before.items() if task_id not in self._tasks])
+
+    def refused(self, worker_uid: int) -> None:
+        """The worker seems to have ended. Others are asked at once: what they make again if it has
+        not is the same. The dispatcher waits for messages that may be on their way."""
+        tasks = {i for i, task in self._tasks.items() if task.worker_uid == worker_uid}
+        if len(tasks) < len(self._tasks):
+            self._silence.avoid(tasks)
+            self._ask_elsewhere([r for r in self._requests.values() if r.key[0] in tasks])
 
     def gone(self, link: WorkerLink) -> None:
         """The worker process of this link is gone."""

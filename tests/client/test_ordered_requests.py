@@ -39,11 +39,13 @@ class Worker:
 
     def __init__(self) -> None:
         self.asked: dict[int, Slice] = {}  # and neither ended nor stopped
+        self.tasks: dict[int, int] = {}  # of which task
         self.reading: set[int] = set()
         self.client: Any = self
 
     def read(self, task_id: int, order: Slice, number: int) -> None:
         self.asked[number] = order
+        self.tasks[number] = task_id
 
     def together(self) -> Any:
         return contextlib.nullcontext()
@@ -333,6 +335,32 @@ def test_bundles_that_nobody_reads_yet_are_asked_about_behind_all_others(
         reading.give()
         reading.take()
     assert len(reading.got) > 200
+
+
+def test_a_worker_that_refuses_connections_is_asked_nothing_if_there_is_another() -> None:
+    reading = Reading([30] * 4, cycle_length=4, are_known=True)
+    tasks = [pb.TaskInfo(task_id=TASK + i, worker_uid=1 + i) for i in range(2)]
+    news: Any = SimpleNamespace(tasks=tasks)
+    reading.mode.update(news)
+    worker: Any = reading.worker
+
+    def asked() -> set[int]:
+        return {worker.tasks[number] for number in worker.asked}
+
+    reading.take()
+    assert asked() == {TASK, TASK + 1}
+    reading.mode.refused(2)
+    assert asked() == {TASK}
+    while not reading.mode.has_ended():
+        for number, order in list(worker.asked.items()):
+            first, count = order.runs[:2]
+            rows = np.array([(order.bundle, first + i) for i in range(count)])
+            block = Block(count, (Component(rows),), order.bundle, first)
+            reading.mode.deliver(worker, (TASK, number), block)
+            reading.answer(worker.asked[number], 30, complete=True)
+        reading.take()
+    assert asked() == set()
+    assert reading.got == [(bundle, index) for index in range(30) for bundle in range(4)]
 
 
 def test_outstanding_slices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
