@@ -2,8 +2,8 @@
 
 The places of an order go to the listed tasks in turn, so that all consumers of a group read a
 bundle at the same worker. A consumer stays with a bundle's worker until that worker is gone or
-silent, or refuses connections. Then it asks the next one for all that it was to read there; that worker makes the same
-elements again.
+silent, or refuses connections. Then it asks the next one for all that it was to read there; that
+worker makes the same elements again.
 """
 
 from __future__ import annotations
