@@ -439,7 +439,7 @@ def test_time_in_which_the_dispatcher_stood_still_is_no_silence(heard_again_s: f
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         consumer_id = await member(dispatcher, face, 0)
         await asyncio.sleep(2 * failure_detector.CHECK_S)
-        time.sleep(3)  # noqa: ASYNC251 - that is the point
+        time.sleep(3)  # noqa: ASYNC251 - the whole loop hears nothing
         await asyncio.sleep(heard_again_s)
         with pytest.raises(AlreadyExists):
             await member(dispatcher, face, 0)

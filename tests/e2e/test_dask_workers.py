@@ -55,6 +55,6 @@ def test_each_dask_worker_has_a_worker_until_it_goes() -> None:
         before = addresses(dispatcher)
         os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
         # The Nanny starts it again, perhaps before the dispatcher has missed it.
-        wait_until(lambda: len(addresses(dispatcher)) == 2 != len(addresses(dispatcher) & before))
+        wait_until(lambda: len(now := addresses(dispatcher)) == 2 and now != before)
         client.unregister_worker_plugin(ForebayWorkers.name)
         assert dispatcher._num_workers() == 0
