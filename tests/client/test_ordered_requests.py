@@ -18,6 +18,7 @@ from forebay.service.blocks import Block, Component
 from forebay.service.client import bundle_lengths, ordered, portions, read_ahead
 from forebay.service.client.ordered import OrderedMode
 from forebay.service.client.positions import OrderedRead
+from forebay.service.client.slices import Request
 from forebay.service.delivery import EndOfSlice, Slice
 from forebay.service.delivery.orders import (
     MAX_INDEX,
@@ -325,6 +326,12 @@ def test_bundles_that_nobody_reads_yet_are_asked_about_behind_all_others(
         pytest.fail("it did not go on")
     ahead = {s.bundle for s in reading.worker.asked.values() if s.position == UNNEEDED}
     assert ahead == set(range(2, 2 + ordered.AHEAD))
+    reading.give()  # so that it waits for queries only: none asked ahead makes a worker silent
+    held: list[Request] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(reading.mode._slices, "ask_again", lambda find: held.extend(find()))
+        reading.mode.ask_again()
+    assert {request.place for request in held} <= {0, 1}
     for query in [*reading.queries(0), *reading.queries(1)]:
         reading.answer(query, 100, complete=True)
     reading.take()
