@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import glob
 import itertools
 import logging
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...storage.errors import Corrupt
-from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import UNKNOWN_CARDINALITY
-from ..pipelines.files import manifest, mds, record_index
+from ..pipelines.files import manifest
 from ..pipelines.files.formats import Damaged, Facts, written
-from ..pipelines.files.known_formats import FORMATS, guessed, in_directory, suffixes_of
+from ..pipelines.files.known_formats import FORMATS
 from ..pipelines.files.manifest import FileEntry, Manifest
 from ..pipelines.files.reading import FileRecords
 from ..pipelines.python.inferred import element_spec_of, inferred
@@ -28,6 +24,7 @@ from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 from ..structure import describe
 from . import functions
+from .file_paths import Paths, errors_named, require_utf8, resolved
 from .functions import LOOKED_AT, PythonDataset
 from .registration import Service, check_compression, registered, require_expressible, send_function
 
@@ -39,8 +36,6 @@ MOST_SPLITS = 1024
 FEW_SPLITS, SPLIT_BYTES = 64, 8 << 20
 """A split has about so many bytes, unless there were too few or too many splits. Each costs a
 worker some milliseconds."""
-
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def register_files(
@@ -102,7 +97,7 @@ def register_files(
         raise InvalidArgument(f"seed={seed!r}: give an integer of 64 bits")
     if map is not None and not callable(map):
         raise InvalidArgument(f"map={map!r:.100}: give a function of a record")
-    paths, found_format = _resolved(files, format)
+    paths, found_format = resolved(files, format)
     options = _options(found_format, columns, fill, index_dir)
     entries, found = _inspected(paths, found_format, options)
     if options.get("columns") is None and "dict" in found.structure:
@@ -138,79 +133,6 @@ def register_files(
     )  # fmt: skip
 
 
-def _resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
-    """The files, and their format, which may be `named`. Raises InvalidArgument, NotFound."""
-    if named is not None and named not in [*FORMATS]:
-        raise InvalidArgument(f"format={named!r} must be one of {[*FORMATS]}")
-    given = _given(files)
-    paths: list[str] = []
-    for path in given:
-        matching = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
-        if not matching and re.match(r"[A-Za-z][\w+.-]*://", path):
-            raise InvalidArgument(
-                f"{path!r} is a URL, and workers read files of a file system: give a path where "
-                "they see it, mounted or copied"
-            )
-        if not matching:
-            raise NotFound(f"no file matches {path!r} here")
-        for one in matching:
-            index = os.path.join(one, mds.INDEX)
-            with _named(one):
-                if os.path.basename(one) == mds.INDEX:
-                    paths += mds.shards_of(one)
-                elif named in (None, "mds") and os.path.isfile(index):
-                    paths += mds.shards_of(index)
-                elif os.path.isdir(one):
-                    paths += in_directory(one, named)
-                elif not one.endswith(record_index.SUFFIX):
-                    paths.append(one)
-    if not paths:
-        raise NotFound(
-            f"{given} has no files here whose names end in {[*suffixes_of(named)]}: give a pattern"
-        )
-    for path in paths:
-        _require_utf8(path)
-        if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe, which may wait
-            raise InvalidArgument(f"{path!r} is no file and no directory: leave it out")
-    same = collections.Counter(map(os.path.realpath, paths))
-    if twice := [path for path in paths if same[os.path.realpath(path)] > 1]:
-        raise InvalidArgument(f"{twice[: manifest.MANY]} are given more than once: leave one out")
-    found = named
-    for path in paths:
-        with _named(path):
-            found = found or guessed(path)
-    if found is None:
-        raise InvalidArgument(
-            f"{paths[0]} is of no format that its first bytes or its name tell: it may be "
-            f"compressed; or give format, one of {[*FORMATS]}"
-        )
-    return paths, found
-
-
-def _given(files: Any) -> list[str]:
-    """Raises InvalidArgument."""
-    if isinstance(files, str | os.PathLike):
-        files = [files]
-    advice = "give a pattern, a file, a directory, or a list of them"
-    if isinstance(files, bytes | Mapping) or not isinstance(files, Iterable):
-        raise InvalidArgument(f"files={files!r:.100}: {advice}")
-    found = [os.fspath(one) if isinstance(one, os.PathLike) else one for one in files]
-    for one in found:
-        if not isinstance(one, str):
-            raise InvalidArgument(f"files has {one!r:.100}, which is no path: {advice}")
-    return found
-
-
-def _require_utf8(path: str) -> None:
-    """Raises InvalidArgument."""
-    try:
-        os.path.abspath(path).encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"{path!r} has bytes that are no UTF-8 in its name or its directory's: rename it"
-        ) from error
-
-
 def _options(
     of: str,
     columns: Sequence[str] | None,
@@ -234,7 +156,7 @@ def _options(
         if not isinstance(index_dir, str | os.PathLike):
             raise InvalidArgument(f"index_dir={index_dir!r:.100}: give the path of a directory")
         index_dir = os.path.abspath(index_dir)
-        _require_utf8(index_dir)
+        require_utf8(index_dir)
     options: dict[str, Any] = {}
     for name, value, formats in (
         ("columns", columns, ("parquet", "webdataset", "mds")),
@@ -280,19 +202,6 @@ def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
             )
 
 
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Raises NotFound or FailedPrecondition for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        kind = NotFound if isinstance(error, FileNotFoundError) else FailedPrecondition
-        raise kind(
-            f"{error.filename or path} cannot be read: {error.strerror or error}. Make it "
-            "readable, or leave it out"
-        ) from error
-
-
 def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list[FileEntry], Facts]:
     """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
     entries: list[FileEntry] = []
@@ -301,7 +210,7 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
     times: Mapping[str, str] = {}
     fill = options.get("fill", {})
     for path in map(os.path.abspath, paths):
-        with _named(path):
+        with errors_named(path):
             before = _state(path)
             try:
                 facts = FORMATS[of].inspect(path, options)

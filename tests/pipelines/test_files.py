@@ -27,7 +27,7 @@ from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgu
 from forebay.service.order import permuted_many
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
 from forebay.service.pipelines.definitions import difference, has_no_code
-from forebay.service.pipelines.files import reading
+from forebay.service.pipelines.files import open_files
 from forebay.service.pipelines.files.formats import Facts
 from forebay.service.pipelines.files.manifest import decode
 from forebay.service.pipelines.files.parquet import ParquetRows
@@ -113,7 +113,7 @@ def test_the_records_are_those_of_the_formats_own_library(
     cuts = np.cumsum([0, *request.lengths]).tolist()
     for start in range(0, request.lengths[0], 5):
         assert elements(request, 0, start) == records[start : cuts[1]]
-    monkeypatch.setattr(reading, "MOST_OPEN", 1)
+    monkeypatch.setattr(open_files, "MOST_OPEN", 1)
     shuffled = register(where, split_records=9, shuffle_records=True, seed=4, **columns_of(format))
     order = permuted_many(np.arange(len(records)), len(records), 4, 0)
     assert all_of(shuffled) == [records[number] for number in order]
@@ -625,14 +625,14 @@ def test_files_are_read_with_few_descriptors(
     request = register(tmp_path, shuffle_records=True, split_records=100)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
-    monkeypatch.setattr(reading, "OTHER_DESCRIPTORS", 0)
+    monkeypatch.setattr(open_files, "OTHER_DESCRIPTORS", 0)
     taken: list[int] = []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + 16, before[1]))
         made = opened(request)
         _take_descriptors(taken, but=16)
         found = [one for block in made.blocks(0) for one in block.components[0].elements()]
-        assert len(made._open) < 8
+        assert len(made._files) < 8
         socket.socket().close()
         made.close()
         _take_descriptors(taken, but=0)
@@ -660,7 +660,7 @@ def test_a_process_keeps_descriptors_for_sockets(
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        assert opened(request)._most_open == (1024 - 64) // 2
+        assert opened(request)._files.most == (1024 - 64) // 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -703,7 +703,7 @@ def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: path
     made = opened(register(tmp_path))
     assert [*made.blocks(0)]
     with open("/proc/self/mem", "rb") as unreadable:
-        os.dup2(unreadable.fileno(), made._open[0]._descriptor)  # type: ignore[attr-defined]
+        os.dup2(unreadable.fileno(), made._files[0]._descriptor)  # type: ignore[attr-defined]
         with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
             [*made.blocks(0)]
 

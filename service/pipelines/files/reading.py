@@ -10,12 +10,8 @@ can begin at any record: at most one page is computed again.
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import random
-import resource
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,15 +26,9 @@ from ...order import permuted_many
 from ...proto.python_pb2 import PythonDataset
 from ...structure import assemble, leaves
 from . import manifest
-from .formats import LARGE_BYTES, Damaged, Ints, RecordFile, steps
+from .formats import LARGE_BYTES, Ints, RecordFile, steps
 from .known_formats import FORMATS
-
-MOST_OPEN = 4096
-"""Files that are open at a time, if the process may have so many descriptors. To open one anew for
-each few records took ten times as long as to read them."""
-
-OTHER_DESCRIPTORS = 64
-"""For what else the process has open. A file costs two descriptors, if it has an index."""
+from .open_files import OpenFiles, of_the_system
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
@@ -53,7 +43,7 @@ class FileRecords:
     def __init__(self, dataset: PythonDataset) -> None:
         """Raises what unpickling the mapped function raises."""
         self._manifest = manifest.decode(dataset.files)
-        self._format = FORMATS[self._manifest.format]
+        self._by_groups = FORMATS[self._manifest.format].by_groups
         self._function: Callable[[Any], Any] | None = None
         if dataset.function:
             self._function, self._generators = generators.loads(dataset.function)
@@ -67,8 +57,7 @@ class FileRecords:
         size = sum(entry.size for entry in self._manifest.files)
         self._record_bytes = size / max(1, int(self._starts[-1]))
         self._iteration = dataset.iteration
-        self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
-        self._limit_open()
+        self._files = OpenFiles(self._manifest)
         self._seed: str | None = None  # of the bundle
         self._sought = 0
         self.fault: ForebayError | None = None  # that `blocks` has raised
@@ -85,19 +74,8 @@ class FileRecords:
 
     def setup(self) -> None:
         """Of the process, which is this object's alone."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = 2 * MOST_OPEN + OTHER_DESCRIPTORS
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            self._limit_open()
+        self._files.raise_limit()
         self.set_up_function()
-
-    def _limit_open(self) -> None:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = (soft - OTHER_DESCRIPTORS) // 2
-        self._most_open = MOST_OPEN if soft == resource.RLIM_INFINITY else min(MOST_OPEN, room)
-        self._most_open = max(1, self._most_open)
 
     def set_up_function(self) -> None:
         getattr(self._function, "setup", _nothing)()
@@ -171,7 +149,7 @@ class FileRecords:
             first, number = max(first, end), number + 1
 
     def _read(self, number: int, first: int, stop: int) -> Iterator[Block]:
-        file = self._file(number)
+        file = self._files[number]
         blocks = file.read(first, stop)
         while first < stop:
             try:
@@ -187,7 +165,7 @@ class FileRecords:
     def _shuffled(self, first: int, stop: int) -> Iterator[Block]:
         total, (seed, epoch) = int(self._starts[-1]), self._order
         parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
-        if self._format.by_groups:
+        if self._by_groups:
             parts = iter([(first, stop)])
         permuted = permuted_many(np.arange(first, stop), total, seed, epoch)
         for begin, end in parts:
@@ -202,7 +180,7 @@ class FileRecords:
             yield from _in_blocks(found, end - begin)
 
     def _take(self, number: int, records: Ints) -> Block:
-        file = self._file(number)
+        file = self._files[number]
         try:
             block = file.take(records)
         except ForebayError:
@@ -212,54 +190,16 @@ class FileRecords:
         self._require_registered(number, block)  # merged, it would be cast
         return block
 
-    def _file(self, number: int) -> RecordFile:
-        """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        self._close_all_but(self._most_open - 1)
-        while True:
-            try:
-                file = self._open[number] = self._opened(self._manifest.files[number])
-                return file
-            except ForebayError as error:
-                if not self._open or not _lacks_descriptors(error):
-                    raise
-                self._most_open = max(1, len(self._open) // 2)
-                self._close_all_but(self._most_open - 1)
-
-    def _opened(self, entry: manifest.FileEntry) -> RecordFile:
-        """Raises FailedPrecondition, Corrupt."""
-        try:
-            manifest.require_same(entry)
-            return self._format.open(entry.path, self._manifest.options)
-        except (OSError, Damaged, FailedPrecondition) as error:
-            if _lacks_descriptors(error):
-                raise FailedPrecondition(
-                    f"{entry.path} cannot be opened, {os.strerror(errno.EMFILE)}: raise "
-                    "`ulimit -n` of the process"
-                ) from error
-            if isinstance(error, FailedPrecondition):
-                raise
-            said = f"{entry.path} cannot be opened: {error}"
-            if _of_the_system(error):
-                raise FailedPrecondition(said) from error
-            raise Corrupt(said, entry.path) from error
-
-    def _close_all_but(self, last: int) -> None:
-        while len(self._open) > last:
-            self._open.popitem(last=False)[1].close()
-
     def _damaged(self, number: int, records: Ints, error: Exception) -> ForebayError:
         """Names the first record that cannot be read, or the records that are read with it."""
-        entry, file = self._manifest.files[number], self._open.pop(number)
+        entry, file = self._manifest.files[number], self._files.pop(number)
         try:
-            bad = None if _of_the_system(error) else self._first_bad(file, records)
+            bad = None if of_the_system(error) else self._first_bad(file, records)
         finally:
             file.close()  # a library may give nothing more of it
         found, error = bad or (records, error)
         first, last = int(found.min()), int(found.max())
-        if _of_the_system(error):
+        if of_the_system(error):
             return FailedPrecondition(f"{entry.path} cannot be read: {_said(error)}")
         if bad is None:
             return FailedPrecondition(
@@ -276,7 +216,7 @@ class FileRecords:
 
     def _first_bad(self, file: RecordFile, records: Ints) -> tuple[Ints, Exception] | None:
         for group in itertools.islice(file.parts(records), MOST_TRIES):
-            one_is_all = self._format.by_groups
+            one_is_all = self._by_groups
             if (error := _failure(file, group[:1] if one_is_all else group)) is None:
                 continue
             for record in () if one_is_all else group:
@@ -301,7 +241,7 @@ class FileRecords:
                 )
 
     def close(self) -> None:
-        self._close_all_but(0)
+        self._files.close_all_but(0)
 
 
 def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
@@ -326,28 +266,6 @@ def _failure(file: RecordFile, records: Ints) -> Exception | None:
     except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
         return error
     return None
-
-
-_OF_THE_SYSTEM = [
-    os.strerror(code) for code in (errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EMFILE)
-]
-"""As a library that has its own errors says it."""
-
-
-def _of_the_system(error: BaseException) -> bool:
-    """Whether the machine, and not what is in the file, is at fault: no record is to blame."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
-        return True
-    return any(said in str(error) for said in _OF_THE_SYSTEM)
-
-
-def _lacks_descriptors(error: BaseException | None) -> bool:
-    """Also if a library has said it in words, or an error came of another."""
-    while error is not None:
-        if getattr(error, "errno", None) == errno.ENFILE or os.strerror(errno.EMFILE) in str(error):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _said(error: Exception) -> str:

@@ -1,0 +1,114 @@
+"""The open files of a dataset: each is checked as it is opened, and the one that was used longest
+ago is closed where the process may have no more descriptors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections import OrderedDict
+
+from ....storage.errors import Corrupt
+from ...errors import FailedPrecondition, ForebayError
+from . import manifest
+from .formats import Damaged, RecordFile
+from .known_formats import FORMATS
+
+MOST_OPEN = 4096
+"""Files that are open at a time, if the process may have so many descriptors. To open one anew for
+each few records took ten times as long as to read them."""
+
+OTHER_DESCRIPTORS = 64
+"""For what else the process has open. A file costs two descriptors, if it has an index."""
+
+
+class OpenFiles:
+    """The files of a manifest, by their numbers. For one thread."""
+
+    def __init__(self, of: manifest.Manifest) -> None:
+        self._manifest = of
+        self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
+        self._limit()
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def raise_limit(self) -> None:
+        """Of the process's descriptors, as far as it may."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * MOST_OPEN + OTHER_DESCRIPTORS
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            self._limit()
+
+    def _limit(self) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = (soft - OTHER_DESCRIPTORS) // 2
+        self.most = MOST_OPEN if soft == resource.RLIM_INFINITY else min(MOST_OPEN, room)
+        self.most = max(1, self.most)
+
+    def __getitem__(self, number: int) -> RecordFile:
+        """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        self.close_all_but(self.most - 1)
+        while True:
+            try:
+                file = self._open[number] = self._opened(self._manifest.files[number])
+                return file
+            except ForebayError as error:
+                if not self._open or not _lacks_descriptors(error):
+                    raise
+                self.most = max(1, len(self._open) // 2)
+                self.close_all_but(self.most - 1)
+
+    def _opened(self, entry: manifest.FileEntry) -> RecordFile:
+        """Raises FailedPrecondition, Corrupt."""
+        try:
+            manifest.require_same(entry)
+            return FORMATS[self._manifest.format].open(entry.path, self._manifest.options)
+        except (OSError, Damaged, FailedPrecondition) as error:
+            if _lacks_descriptors(error):
+                raise FailedPrecondition(
+                    f"{entry.path} cannot be opened, {os.strerror(errno.EMFILE)}: raise "
+                    "`ulimit -n` of the process"
+                ) from error
+            if isinstance(error, FailedPrecondition):
+                raise
+            said = f"{entry.path} cannot be opened: {error}"
+            if of_the_system(error):
+                raise FailedPrecondition(said) from error
+            raise Corrupt(said, entry.path) from error
+
+    def pop(self, number: int) -> RecordFile:
+        """An open file, which the caller closes."""
+        return self._open.pop(number)
+
+    def close_all_but(self, last: int) -> None:
+        while len(self._open) > last:
+            self._open.popitem(last=False)[1].close()
+
+
+_OF_THE_SYSTEM = [
+    os.strerror(code) for code in (errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EMFILE)
+]
+"""As a library that has its own errors says it."""
+
+
+def of_the_system(error: BaseException) -> bool:
+    """Whether the machine, and not what is in the file, is at fault: no record is to blame."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
+        return True
+    return any(said in str(error) for said in _OF_THE_SYSTEM)
+
+
+def _lacks_descriptors(error: BaseException | None) -> bool:
+    """Also if a library has said it in words, or an error came of another."""
+    while error is not None:
+        if getattr(error, "errno", None) == errno.ENFILE or os.strerror(errno.EMFILE) in str(error):
+            return True
+        error = error.__cause__
+    return False
