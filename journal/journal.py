@@ -11,10 +11,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 
 from ..storage import AppendFailed, Corrupt, Fenced, Missing, Storage, StorageError, Writer
 from ..storage.durations import Durations
+from ..storage.thread_pool import ThreadPool
 from .codec import encode
 from .proto.events_pb2 import Event
 from .snapshots import Retention, decode_snapshot, encode_snapshot, plan_retention
@@ -75,7 +76,7 @@ class Journal:
         self._append_began_s = 0.0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._own_executors: list[ThreadPoolExecutor] = []
+        self._own_executors: list[ThreadPool] = []
         self._appends = append_executor or self._thread("forebay-append")
         self._snapshots = snapshot_executor or self._thread("forebay-snapshot")
         self._snapshot_times: dict[int, int] = {}  # ms, by sequence: a cache
@@ -234,7 +235,7 @@ class Journal:
         return decode_snapshot(sequence, self._storage.read_snapshot(sequence)).time_ms
 
     def _thread(self, name: str) -> Executor:
-        executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        executor = ThreadPool(1, name)
         self._own_executors.append(executor)
         return executor
 

@@ -29,6 +29,7 @@ FOLDERS = [*(ROOT / name for name in PACKAGES), *(ROOT / "frameworks" / name for
 LOOSE = "service.*"
 WORDS = {
     "storage.errors",
+    "storage.thread_pool",
     "journal.proto",
     "journal.datasets",
     "journal.splits",
@@ -417,6 +418,21 @@ def test_connections_and_processes_are_begun_in_one_place() -> None:
     )
     doors = {(call, name) for call, names in ONE_DOOR.items() for name in names}
     assert doors == {(call, name) for call, name, _ in found}, "a door is no more"
+
+
+def test_no_thread_holds_up_the_end_of_a_process() -> None:
+    """The interpreter waits for threads that are no daemons, and for those of its own pools."""
+    exempt = ("chaos.", "benchmarks.", "storage.contract")  # programs, and tests
+    wrong = []
+    for name, path in HANDWRITTEN.items():
+        for node in ast.walk(read(path)) if not name.startswith(exempt) else ():
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            text = ast.unparse(node) if isinstance(node, ast.Call) else ""
+            if text.startswith("threading.Thread(") and "daemon=True" not in text:
+                wrong.append(f"{where}: pass daemon=True")
+            if isinstance(node, ast.Name) and node.id == "ThreadPoolExecutor":
+                wrong.append(f"{where}: use storage.thread_pool")
+    report(wrong)
 
 
 def test_the_topics_of_a_package_make_no_circle() -> None:

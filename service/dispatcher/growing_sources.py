@@ -12,12 +12,12 @@ import contextlib
 import time
 from functools import partial
 
+from ...storage.thread_pool import ThreadPool
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..errors import Unavailable
 from ..saved_chunks import Search
 from .decider import Decider
-from .file_threads import FileThreads
 
 WAIT_S = 2.0
 """How long a request waits before the answer that no split has been found yet."""
@@ -36,7 +36,7 @@ class GrowingSources:
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
-        self._threads = FileThreads(THREADS, "forebay-growing-sources")
+        self._threads = ThreadPool(THREADS, "forebay-growing-sources")
         self._searches: dict[SourceKey, asyncio.Task[None]] = {}
         self._asked_s: dict[SourceKey, float] = {}  # the last request for each search
 
@@ -46,6 +46,7 @@ class GrowingSources:
         for search in searches:
             search.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
+        self._threads.shutdown(wait=False)
 
     async def wait(self, iteration_id: int, source: int) -> None:
         """Wait until more splits are found, or the source is complete; for at most WAIT_S.

@@ -13,9 +13,9 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from ...storage import Corrupt, Fenced, StorageError, Writer
+from ...storage.thread_pool import ThreadPool
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Leadership:
         self._proved_s = -math.inf  # when the last renewal that succeeded was sent, monotonic
         self._led_s = -math.inf  # when the last append that succeeded was sent
         # A thread of its own: a renewal must not queue behind reads and writes of graphs.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forebay-renewal")
+        self._thread = ThreadPool(1, "forebay-renewal")
         self._renewal: asyncio.Task[None] | None = None
         self._complained = False
 
@@ -93,7 +93,7 @@ class Leadership:
     async def _renew_once(self) -> None:
         sent_s = time.monotonic()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.renew)
+            await self._thread.run(self._writer.renew)
         except (Fenced, Corrupt) as error:
             self._on_lost(error)
             raise

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS, source_size, split_value
+from ...storage.thread_pool import ThreadPool
 from ..core import commands as c
 from ..core.base import find_save
 from ..core.machine import EVENTS
@@ -43,7 +44,6 @@ from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
 from . import save_directory as directory
 from .decider import Decider
-from .file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Saves:
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
-        self._threads = FileThreads(THREADS, "forebay-saves")
+        self._threads = ThreadPool(THREADS, "forebay-saves")
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # running tasks, by purpose
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by save
         self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # who may write each stream
@@ -104,6 +104,7 @@ class Saves:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        self._threads.shutdown(wait=False)
 
     async def start(
         self,

@@ -9,9 +9,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from ...journal.splits import source_size
+from ...storage.thread_pool import ThreadPool
 from ..delivery import BundleRun, BundlesOutput, OutputCancelled
 from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines import Pipeline, Run, SplitRange
@@ -78,7 +78,7 @@ class BundleTask(WorkerTask):
     # -- its threads ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._runs = ThreadPoolExecutor(MAX_RUNS, thread_name_prefix=f"{self._thread.name}-run")
+        self._runs = ThreadPool(MAX_RUNS, f"{self._thread.name}-run")
         try:
             super()._run()
         finally:

@@ -20,11 +20,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
+from ...storage.thread_pool import ThreadPool
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import ForebayError, NotFound, ProtocolError, Unavailable
 from ..pipelines import PARTS, SplitRange
@@ -97,7 +98,7 @@ class LeaseFeed:
             for source, size in zip(sources, sizes, strict=True)
         ]
         name = f"forebay-lease-{task_id}"
-        self._pool = ThreadPoolExecutor(max(1, len(sources)), thread_name_prefix=name)
+        self._pool = ThreadPool(max(1, len(sources)), name)
         self._task = _LeaseState(task_id, dispatcher, observer, processes, span)
         if when_opened is None:
             self._task.may_lease.set()
@@ -242,7 +243,7 @@ class _PipelineLease:
 
 class _SourceLeases:
     def __init__(
-        self, task: _LeaseState, number: int, source: ev.SplitSource, pool: ThreadPoolExecutor
+        self, task: _LeaseState, number: int, source: ev.SplitSource, pool: ThreadPool
     ) -> None:
         self._task = task
         self._pool = pool

@@ -7,8 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
+from ...storage.thread_pool import ThreadPool
 from ..http.families import Made, Measured, Tallies
 from ..proto import forebay_pb2 as pb
 from ..transport.sessions import Sessions
@@ -122,7 +122,7 @@ class RunningTasks:
             shall = {i.task_id for i in instructions if isinstance(i, Drain)}
             draining = [runner for i, runner in self._runners.items() if i in shall]
         if draining:
-            with ThreadPoolExecutor(len(draining), thread_name_prefix="forebay-drain") as pool:
+            with ThreadPool(len(draining), "forebay-drain") as pool:
                 list(pool.map(lambda runner: runner.drain(give_up_s), draining))
 
     def forget_ended(self) -> None:

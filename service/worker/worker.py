@@ -14,13 +14,13 @@ import logging
 import secrets
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 
 from ...journal.proto import events_pb2 as ev
+from ...storage.thread_pool import ThreadPool
 from ..address_forms import parse_service
 from ..connections import tunnel
 from ..connections.admission import Admission
@@ -139,10 +139,9 @@ class Worker:
         self._http: HttpThread | None = None
         grpc_is_used()
         self._admission = None if own is None else Admission(own, [tunnel.METHOD])
+        pool = ThreadPool(GRPC_THREADS + tunnel.MAX_TUNNELS, "forebay-worker-grpc")
         self._grpc = grpc.server(
-            ThreadPoolExecutor(
-                GRPC_THREADS + tunnel.MAX_TUNNELS, thread_name_prefix="forebay-worker-grpc"
-            ),
+            pool,  # type: ignore[arg-type] # any Executor does
             handlers=[
                 self._face.handlers(serves=serves_tensorflow(options, own)),
                 tunnel.handlers(self._blocks.serve, self._admission),

@@ -51,12 +51,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from numpy import random as numpys_random
 
+from ....storage.thread_pool import ThreadPool
 from ... import generators
 from ...errors import status_of
 from ...proto import metrics_pb2 as pb
@@ -199,7 +200,7 @@ class FunctionProcess:
         with failures(self._at):
             made = self._built_dataset().blocks(feed if asks else None)
             with (
-                ThreadPoolExecutor(1, "forebay-sending") as pool,
+                ThreadPool(1, "forebay-sending") as pool,
                 contextlib.closing(made),
                 contextlib.closing(feed),
             ):
