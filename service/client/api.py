@@ -505,9 +505,12 @@ class _InOrder:
         self._goes_on = False
         reader = self._reader_of(how=replace(self._how, ordered=ordered))
         with closing(_blocks_of(reader)) as blocks:
+            elements = 0
             for block in blocks:
                 if self._position is not None and ordered.epoch is not None:
                     self._position.describe(ordered)
+                elements += block.count
+                ordered.given = elements // (ordered.batch_size or 1)
                 yield block
         if ordered.finish():
             self._next, self._goes_on = ordered, True

@@ -315,7 +315,9 @@ class Consumer:
             for request, answer in self.mode.final_reports(self.consumer_id, left):
                 self._dispatcher.call(request, answer, timeout_s=2, patience_s=2)
             self._dispatcher.call(
-                pb.LeaveIterationRequest(consumer_id=self.consumer_id),
+                pb.LeaveIterationRequest(
+                    consumer_id=self.consumer_id, position=self.mode.position()
+                ),
                 pb.LeaveIterationResponse,
                 timeout_s=2,
                 patience_s=2,

@@ -43,6 +43,11 @@ class Mode(abc.ABC):
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:  # noqa: B027
         """Complete a heartbeat. Called by any thread."""
 
+    def position(self) -> int | None:
+        """In an ordered read: elements of the training, over all consumers, before what the trainer
+        is given next. Called by any thread."""
+        return None
+
     def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         """Requests to the dispatcher before the consumer leaves, and the types of their answers.
         The trainer was not given the last `left` elements of the block that `take` gave last.

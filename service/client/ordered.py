@@ -344,6 +344,17 @@ class OrderedMode(Mode):
     def report(self, request: pb.ConsumerHeartbeatRequest) -> None:
         if request.wait_ms:  # an urgent one may fail, and is not repeated
             self._lengths.report(request)
+        if self._ordered.given and (position := self.position()) is not None:
+            request.position = position
+
+    def position(self) -> int | None:
+        """None if a later iteration goes on with the same read."""
+        epoch, given, total = self.epoch, self._ordered.given, self.epoch.order.length
+        if self._ordered.epoch is not epoch:
+            return None
+        if epoch.complete and total is not None:  # the trainer is given the rest at once
+            return (epoch.number + 1) * total
+        return epoch.position(given) if given else self._ordered.start_position
 
     def final_reports(self, consumer_id: int, left: int) -> Iterable[tuple[Message, type[Message]]]:
         """Lengths that were learned, for who goes on from here."""

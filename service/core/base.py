@@ -1,9 +1,9 @@
 """The base of the core's topics: commands, decisions, and lookups in the state.
 
 A topic (datasets.py, jobs.py, iterations.py, consumers.py, workers.py, tasks.py, rounds.py,
-splits.py, skips.py, lengths.py, claims.py, saves.py, save_streams.py, terms.py) holds its commands
-with their decide functions, and its kinds of events with their apply functions. Topics import this
-file and each other, in one direction; machine.py puts them together.
+splits.py, skips.py, lengths.py, claims.py, ordered.py, saves.py, save_streams.py, terms.py) holds
+its commands with their decide functions, and its kinds of events with their apply functions. Topics
+import this file and each other, in one direction; machine.py puts them together.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from .datasets import DecideCompression, ForgetBlob, RegisterDataset, RemoveData
 from .iterations import CollectIteration
 from .jobs import GetOrCreateJob, JoinJob, RemoveJob
 from .lengths import CountBundles, DeclareLengths, LearnLengths
+from .ordered import MoveConsumers
 from .rounds import RemoveTask, ReportRound
 from .save_streams import AssignSplit, AssignStream, CommitChunk, CompleteStream
 from .saves import FailSave, StartSave
@@ -43,6 +44,7 @@ __all__ = [
     "LeaseSplits",
     "LeaveIteration",
     "LoseWorker",
+    "MoveConsumers",
     "ProbeSplits",
     "RegisterDataset",
     "RegisterWorker",

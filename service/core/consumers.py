@@ -71,6 +71,7 @@ class LeaveIteration(Command, frozen=True, kw_only=True):
 
     consumer_id: int
     reason: str
+    position: int | None = None  # of a member of an ordered read: what its trainer was given ends
 
 
 class EjectConsumers(Command, frozen=True, kw_only=True):
@@ -189,8 +190,10 @@ def _consumer_joined(state: State, event: ev.ConsumerJoined) -> None:
 def _leave_iteration(state: State, command: LeaveIteration) -> Decision:
     if command.consumer_id not in state.consumers:
         return Decision([], None)
-    events = [left(command.consumer_id, command.reason)]
-    iteration = state.iterations[state.consumers[command.consumer_id].iteration_id]
+    consumer = state.consumers[command.consumer_id]
+    position = command.position if consumer.member is not None else None
+    events = [left(command.consumer_id, command.reason, position)]
+    iteration = state.iterations[consumer.iteration_id]
     if len(iteration.consumers) > 1:
         return Decision(events, None)
     job = state.jobs[iteration.job_id]
@@ -209,9 +212,10 @@ def _eject_consumers(state: State, command: EjectConsumers) -> Decision:
     return Decision([*gone, *let_go(state, iteration)], None)
 
 
-def left(consumer_id: int, reason: str) -> ev.Event:
+def left(consumer_id: int, reason: str, position: int | None = None) -> ev.Event:
     """The consumer left by itself, or is presumed dead."""
-    return ev.Event(consumer_left=ev.ConsumerLeft(consumer_id=consumer_id, reason=reason))
+    gone = ev.ConsumerLeft(consumer_id=consumer_id, reason=reason, position=position)
+    return ev.Event(consumer_left=gone)
 
 
 def _consumer_left(state: State, event: ev.ConsumerLeft) -> None:

@@ -70,6 +70,7 @@ ITERATION: Table = {
     "pass_started": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "splits_found": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
     "consumer_joined": {WAITING: WAITING, RUNNING: RUNNING, FINISHED: FINISHED},
+    "consumers_moved": {WAITING: WAITING, RUNNING: RUNNING},
     "iteration_paused": {WAITING: WAITING, RUNNING: WAITING},
     "iteration_finished": {WAITING: FINISHED},
     "iteration_summarized": {FINISHED: ABSENT},

@@ -1,7 +1,8 @@
 """Ordered reads: one global order of elements, dealt in batches to a group of consumers.
 
-The order and the dealing are the client's arithmetic. The dispatcher checks who joins the group.
-The job has one iteration, which has all epochs.
+The order and the dealing are the client's arithmetic. The dispatcher checks who joins the group,
+and journals how far each consumer's trainer has come: nothing but the audit depends on that. The
+job has one iteration, which has all epochs.
 """
 
 from __future__ import annotations
@@ -10,14 +11,48 @@ from collections.abc import Collection
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import AlreadyExists, InvalidArgument
+from .base import Command, Decide, Decision, EventKind, Events
 from .state import GroupMember, Iteration, Job, State
 
 MAX_CONSUMERS = 1 << 16
 
 
+class MoveConsumers(Command, frozen=True, kw_only=True):
+    """→ ConsumersMoved of those whose trainers have come further, or nothing.
+
+    Consumers that left, or that are of another iteration, are passed over.
+    """
+
+    iteration_id: int
+    positions: dict[int, int]  # by consumer: elements of the training, over all consumers
+
+
+def _move_consumers(state: State, command: MoveConsumers) -> Decision:
+    moved = {
+        number: position
+        for number, position in sorted(command.positions.items())
+        if (consumer := state.consumers.get(number)) is not None
+        and consumer.iteration_id == command.iteration_id
+        and consumer.member is not None
+        and position > (consumer.position or 0)
+    }
+    event = ev.ConsumersMoved(
+        iteration_id=command.iteration_id, consumers=moved.keys(), positions=moved.values()
+    )
+    return Decision([ev.Event(consumers_moved=event)] if moved else [], None)
+
+
+def _consumers_moved(state: State, event: ev.ConsumersMoved) -> None:
+    for number, position in zip(event.consumers, event.positions, strict=True):
+        state.consumers[number].position = position
+
+
 def member_of(member: ev.GroupMember) -> GroupMember:
     """As the state keeps it."""
-    return GroupMember(**{field: getattr(member, field) for field in GroupMember.__struct_fields__})
+    known = {field: getattr(member, field) for field in GroupMember.__struct_fields__}
+    if not member.HasField("start_step"):
+        known["start_step"] = None
+    return GroupMember(**known)
 
 
 def check_member(job: Job, epoch: int, member: ev.GroupMember | None) -> None:
@@ -76,3 +111,7 @@ def evicted(
             )
         found.append(consumer_id)
     return found
+
+
+DECIDE: Decide = {MoveConsumers: _move_consumers}
+EVENTS: Events = {"consumers_moved": EventKind(_consumers_moved, is_quiet=True)}

@@ -247,6 +247,8 @@ class GroupMember(Struct):
     consumers: int
     start_position: int
     batch_size: int
+    start_step: int | None = None
+    drop_remainder: bool | None = None  # None: an earlier version's state, which has neither
 
 
 class Consumer(Struct):
@@ -258,6 +260,7 @@ class Consumer(Struct):
     index: int | None = None  # of the consumers of a coordinated read; None: TensorFlow's
     member: GroupMember | None = None  # of an ordered read
     claims: dict[int, int] = {}  # place of a bundle → cursor: elements that its trainer was given
+    position: int | None = None  # in an ordered read: its trainer was given all of its before it
 
 
 class Worker(Struct):

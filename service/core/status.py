@@ -201,10 +201,10 @@ def _order(dataset_id: str, order: BundleSpec, known: Known) -> dict[str, Any]:
 def _group(state: State, iteration: Iteration) -> list[dict[str, Any]]:
     """The consumers of an ordered read, with the places that they said that they have."""
     there = [state.consumers[number] for number in iteration.consumers]
-    group = [(c.member, c.consumer_id) for c in there if c.member is not None]
+    group = [(c.member, c.consumer_id, c.position) for c in there if c.member is not None]
     return [
-        {"consumer_id": consumer_id, **asdict(member)}
-        for member, consumer_id in sorted(group, key=lambda each: each[0].index)
+        {"consumer_id": consumer_id, **asdict(member), "position": position}
+        for member, consumer_id, position in sorted(group, key=lambda each: each[0].index)
     ]
 
 

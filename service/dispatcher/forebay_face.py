@@ -45,6 +45,7 @@ from ..proto import tf_service_pb2 as tf
 from ..slicing import in_slices
 from .answering import Function, answering
 from .dispatcher import Dispatcher
+from .group_progress import GroupProgress
 from .permissions import Permissions
 from .worker_polls import worker_poll
 
@@ -116,6 +117,7 @@ class ForebayFace:
         self._admission = admission
         self._permissions = permissions
         self._data_keys = None if admission is None else SigningKeys()
+        self._progress = GroupProgress(dispatcher)
         self._warned_of_lengths: set[str] = set()  # datasets
         self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
 
@@ -343,6 +345,9 @@ class ForebayFace:
         if (request.bundles or request.lengths) and self._permissions is None:
             await self._learn_lengths(iteration.job_id, _command(c.LearnLengths, request))
             self._iteration_of(consumer_id)
+        if request.HasField("position"):
+            await self._progress.report(iteration.iteration_id, consumer_id, request.position)
+            self._iteration_of(consumer_id)
         if self._admission is not None:
             current_caller(self._admission)  # while its token is valid, which may be replaced
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.client_timeout_ms)
@@ -448,7 +453,11 @@ class ForebayFace:
 
     async def leave_iteration(self, request: pb.LeaveIterationRequest) -> pb.LeaveIterationResponse:
         await self._dispatcher.execute(
-            c.LeaveIteration(consumer_id=request.consumer_id, reason=GOODBYE)
+            c.LeaveIteration(
+                consumer_id=request.consumer_id,
+                reason=GOODBYE,
+                position=request.position if request.HasField("position") else None,
+            )
         )
         return pb.LeaveIterationResponse()
 

@@ -195,7 +195,7 @@ class JoinIterationResponse(_message.Message):
     def __init__(self, iteration_id: _Optional[int] = ..., consumer_id: _Optional[int] = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., news: _Optional[_Union[ConsumerHeartbeatResponse, _Mapping]] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., doubts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConsumerHeartbeatRequest(_message.Message):
-    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths", "load")
+    __slots__ = ("consumer_id", "version", "wait_ms", "known", "refused", "rounds", "never_answered", "bundles", "lengths", "load", "position")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class ConsumerHeartbeatRequest(_message.Message):
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     version: int
     wait_ms: int
@@ -216,7 +217,8 @@ class ConsumerHeartbeatRequest(_message.Message):
     bundles: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     load: ConsumerLoad
-    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., load: _Optional[_Union[ConsumerLoad, _Mapping]] = ...) -> None: ...
+    position: int
+    def __init__(self, consumer_id: _Optional[int] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., refused: _Optional[_Iterable[int]] = ..., rounds: _Optional[_Union[RoundReport, _Mapping]] = ..., never_answered: _Optional[_Iterable[int]] = ..., bundles: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., load: _Optional[_Union[ConsumerLoad, _Mapping]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class ConsumerLoad(_message.Message):
     __slots__ = ("open_ms", "waited_ms", "elements", "network_ms", "dispatcher_ms", "no_task_ms", "bytes")
@@ -342,12 +344,14 @@ class TaskInfo(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., stock: bool = ..., starting_round: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class LeaveIterationRequest(_message.Message):
-    __slots__ = ("consumer_id", "known")
+    __slots__ = ("consumer_id", "known", "position")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     known: JournalPosition
-    def __init__(self, consumer_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    position: int
+    def __init__(self, consumer_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class LeaveIterationResponse(_message.Message):
     __slots__ = ()

@@ -506,6 +506,36 @@ def claimed(cluster: Cluster) -> None:
     join("claims 3", 1)
 
 
+def moved(cluster: Cluster) -> None:
+    """An ordered read whose consumers report how far they are: one leaves, one is given up."""
+    live(cluster)
+    order = ev.OrderSpec(seed=4, cycle_length=2, block_length=3, bundle_splits=10)
+    cluster.worker(86)
+    group = [
+        cluster.do(
+            c.JoinJob(
+                request=(f"moved {index}", 1), dataset_id="plain", name="moved", sharding=ev.OFF,
+                order=order, epoch=0,
+                member=ev.GroupMember(
+                    index=index, consumers=3, batch_size=4, start_step=2, drop_remainder=True
+                ),
+            )
+        )
+        for index in range(3)
+    ]  # fmt: skip
+
+    def move(*positions: int) -> None:
+        found = {j.consumer_id: at for j, at in zip(group, positions, strict=True)}
+        cluster.do(c.MoveConsumers(iteration_id=group[0].iteration_id, positions=found))
+
+    move(36, 48, 24)
+    cluster.elect(3)
+    move(60, 48, 24)
+    leave = c.LeaveIteration(consumer_id=group[0].consumer_id, reason="goodbye", position=72)
+    cluster.do(leave)
+    cluster.do(c.LeaveIteration(consumer_id=group[1].consumer_id, reason="no sign of life"))
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
@@ -519,6 +549,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "python": python,
     "ordered": ordered,
     "claimed": claimed,
+    "moved": moved,
 }
 
 

@@ -186,7 +186,8 @@ def test_a_group_joins_one_iteration() -> None:
     assert job["iterations"][0]["group"] == [
         {
             "consumer_id": consumer.consumer_id, "index": index, "consumers": 2,
-            "start_position": 64, "batch_size": 8,
+            "start_position": 64, "batch_size": 8, "start_step": None, "drop_remainder": False,
+                "position": None,
         }
         for index, consumer in enumerate((one, other))
     ]  # fmt: skip
@@ -338,3 +339,27 @@ def test_a_draining_worker_leaves_the_list_at_once() -> None:
     given.worker(2, draining=True)
     assert given.then == ["worker_registered"]
     assert iteration.tasks == []
+
+
+def test_how_far_trainers_are_is_journaled_once_they_are_further() -> None:
+    given = Ordered()
+    given.register("d", source(count=100))
+    one, other = given.join(0), given.join(1)
+    iteration_id = one.iteration_id
+
+    def move(**said: int) -> list[str | None]:
+        found = {
+            {"one": one, "other": other}[who].consumer_id: position
+            for who, position in said.items()
+        }
+        given.when(c.MoveConsumers(iteration_id=iteration_id, positions={**found, 4711: 9}))
+        return given.then
+
+    assert move(one=16, other=0) == ["consumers_moved"]
+    assert (one.position, other.position) == (16, None)
+    assert move(one=16) == [] and move(one=3) == []  # late reports, and no news
+    assert move(one=32, other=48) == ["consumers_moved"]
+    assert (one.position, other.position) == (32, 48)
+    given.when(c.LeaveIteration(consumer_id=one.consumer_id, reason="r", position=80))
+    assert given.then == ["consumer_left"]
+    assert move(one=96) == []  # it has left

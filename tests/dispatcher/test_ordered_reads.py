@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.dispatcher import group_progress
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.errors import AlreadyExists, InvalidArgument
@@ -174,3 +176,39 @@ def test_who_is_started_again_has_its_place_soon_after_its_connection_broke() ->
         assert dispatcher.state.consumers.keys() == {again.consumer_id, other.consumer_id}
 
     run_dispatcher(MemoryStorage(), starts_again, reconnect_grace_ms=100)
+
+
+def test_what_a_group_reports_is_one_event_in_some_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And who leaves in order says exactly how far it came."""
+    now = [100.0]
+    monkeypatch.setattr(group_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def reports(dispatcher: Dispatcher) -> None:
+        await register(dispatcher)
+        face, moved = Face(dispatcher), []
+        dispatcher.subscribe(
+            lambda e: moved.append(e.consumers_moved) if e.HasField("consumers_moved") else None
+        )
+        one, other = [(await face.join(index)).consumer_id for index in range(2)]
+        for consumer_id, position, later_s in (
+            (one, 8, 0), (other, 8, 1), (one, 16, 1), (other, 24, 3), (one, 16, 9),
+        ):  # fmt: skip
+            now[0] += later_s
+            await face.call(pb.ConsumerHeartbeatRequest(consumer_id=consumer_id, position=position))
+        assert [(list(m.consumers), list(m.positions)) for m in moved] == [
+            ([one], [8]),
+            ([one, other], [16, 24]),
+        ]
+        state = dispatcher.state
+        assert [state.consumers[i].position for i in (one, other)] == [16, 24]
+        left: list[ev.ConsumerLeft] = []
+        dispatcher.subscribe(
+            lambda e: left.append(e.consumer_left) if e.HasField("consumer_left") else None
+        )
+        await face.call(pb.LeaveIterationRequest(consumer_id=one, position=32))
+        await face.call(pb.LeaveIterationRequest(consumer_id=other))  # of an earlier version
+        assert [(e.position, e.HasField("position")) for e in left] == [(32, True), (0, False)]
+
+    run_dispatcher(MemoryStorage(), reports)
