@@ -37,6 +37,7 @@ from ..proto import forebay_pb2 as pb
 from . import relay
 from .credentials import Credentials, own_credentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, metadata_of
+from .proxies import proxy_note
 from .reloaded import CHECK_S
 from .tls_socket import probe
 
@@ -151,9 +152,9 @@ class DispatcherClient:
         except grpc.RpcError as error:
             if _is_away(error) and not closed.is_set():
                 why = self._why_no_tls(error, self._address)
-                why = (
-                    why
-                    or f"({error.code().name}: {error.details()}); is it running, and reachable?"
+                why = why or (
+                    f"({error.code().name}: {error.details()}); is it running, and reachable?"
+                    f"{''.join(map(proxy_note, self.addresses))}"
                 )
                 raise Unavailable(
                     f"no dispatcher answers at {', '.join(self.addresses)} {why}"
@@ -374,6 +375,7 @@ class _Complaint:
 
     def __init__(self, method: str, addresses: list[str]) -> None:
         self._what = f"{method} at {','.join(addresses)}"
+        self._proxies = "".join(map(proxy_note, addresses))
         self._due_s = {True: COMPLAIN_AFTER_S, False: 0.0}  # by whether it is away
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
@@ -383,4 +385,4 @@ class _Complaint:
         if state.idle_for > self._due_s[away]:
             self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)
             details = error.details() if isinstance(error, grpc.RpcError) else error
-            log.warning("still trying to call %s: %s", self._what, details)
+            log.warning("still trying to call %s: %s%s", self._what, details, self._proxies)

@@ -26,6 +26,7 @@ from ..address_forms import in_brackets, is_wildcard
 from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticated, status_of
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
+from .proxies import proxy_options
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
@@ -121,6 +122,7 @@ def connect(
     It has the files' content of now; a later one needs another channel. By default with the
     process's own credentials. Calls bring `metadata_of` them.
     """
+    options = [*options, *proxy_options(address)]
     credentials = credentials or own_credentials()
     if credentials is None:
         return grpc.insecure_channel(address, options=options)
@@ -132,6 +134,7 @@ def connect_async(
     address: str, options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS
 ) -> grpc.aio.Channel:
     """A channel to a worker, for coroutines, with the process's own credentials."""
+    options = [*options, *proxy_options(address)]
     credentials = own_credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)

@@ -24,6 +24,7 @@ from . import relay
 from .admission import Admission, Identity
 from .credentials import own_credentials
 from .grpc_server import connect, metadata_of
+from .proxies import proxy_note
 from .tls_socket import TlsError, probe
 
 _log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
             raise TlsError(f"no tunnel through gRPC to {address}: {fault.what}")
         refused = "Connection refused" in failure
         kind = ConnectionRefusedError if refused else ConnectionError
-        raise kind(f"no tunnel through gRPC to {address}: {failure}")
+        raise kind(f"no tunnel through gRPC to {address}: {failure}{proxy_note(address)}")
     return end
 
 
