@@ -12,11 +12,16 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from array_record.python import array_record_module
+
+from forebay.service.pipelines.files.reading import FileRecords
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.proto.python_pb2 import PythonDataset
+from forebay.service.structure import assemble
 
 from .ordered_reads import as_bytes
 
@@ -34,6 +39,36 @@ def flat(element: Any) -> bytes:
     if isinstance(element, np.ndarray) and element.dtype == object:
         return repr(element.tolist()).encode()
     return as_bytes(element)
+
+
+Register = Callable[..., pb.RegisterDatasetRequest]
+
+
+def opened(request: pb.RegisterDatasetRequest) -> FileRecords:
+    return FileRecords(PythonDataset.FromString(request.python))
+
+
+def records(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> list[Any]:
+    """The records of a split, as a child sends them."""
+    build = assemble(request.structure)
+    found: list[Any] = []
+    for block in opened(request).blocks(split, start):
+        columns = [component.elements() for component in block.components]
+        found += build(columns, block.count)
+    return found
+
+
+def all_records(request: pb.RegisterDatasetRequest) -> list[Any]:
+    return [one for split in range(len(request.lengths)) for one in records(request, split)]
+
+
+def elements(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> list[bytes]:
+    """The records of a split, each as bytes."""
+    return [*map(flat, records(request, split, start))]
+
+
+def all_of(request: pb.RegisterDatasetRequest) -> list[bytes]:
+    return [*map(flat, all_records(request))]
 
 
 def pattern(format: str, directory: pathlib.Path) -> str:  # noqa: A002

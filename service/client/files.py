@@ -69,7 +69,8 @@ def register_files(
       columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
         default all.
       fill: of Parquet, a value by column, in the place of nulls, which are refused otherwise: an
-        int, float, bool, str or bytes. Columns of lists have none.
+        int, float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists,
+        and a list that is null is empty, or of a fixed size full of it.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
         is code, so workers need --allow-python. It may have `setup` and `teardown`.
       packages: as of `python_dataset`, for `map`.
@@ -172,8 +173,7 @@ def _options(
         if not isinstance(plain, int | float | str | bytes):  # a bool is an int
             raise InvalidArgument(
                 f"fill={{{name!r}: {value!r:.50}}} is a {type(value).__name__}: give an int, "
-                "float, bool, str or bytes. Of times and dates it is an int in the column's unit; "
-                "columns of lists have none"
+                "float, bool, str or bytes. Of times and dates it is an int in the column's unit"
             )
     return options
 
@@ -183,17 +183,11 @@ _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
 
 
 def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
-    """Raises InvalidArgument for a column of lists, and for a value that would be converted to
-    another one."""
+    """Raises InvalidArgument for a value that would be converted to another one."""
     for name, node in structure.get("dict", ()):
         if name not in fill:
             continue
         value = fill[name]
-        if node["shape"]:
-            raise InvalidArgument(
-                f"fill={{{name!r}: {value!r:.50}}}: that column of {path} has lists, which have "
-                "no fill: write them without nulls, or read other `columns`"
-            )
         kind = "O" if node["tensor"] == "string" else np.dtype(node["tensor"]).kind
         if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
             raise InvalidArgument(

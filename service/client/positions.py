@@ -103,6 +103,7 @@ class OrderedRead:
     num_consumers: int = 1
     add_position: bool = False  # to each element, as its last component
     dataset: str = ""  # its content_fingerprint, once it is known
+    elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
     bundles: int = 0  # of an epoch, as a saved state has it; 0: it does not say
     lengths: list[int] = field(default_factory=lambda: [-1])  # by bundle; -1: not known
     epoch: OrderedEpoch | None = None  # that is read, or was read last
@@ -168,9 +169,12 @@ class OrderedRead:
             self.epoch.over = True
         return self.epoch is not None and self.epoch.over
 
+    def _elements(self) -> int | None:
+        return self.elements if self.total is None else self.total
+
     def length(self) -> int | None:
         """This consumer's batches of an epoch, or elements without batch_size, if it is known."""
-        if (total := self.total) is None:
+        if (total := self._elements()) is None:
             return None
         size, consumers = self.batch_size or 1, self.num_consumers
         if self.drop_remainder:
@@ -180,7 +184,7 @@ class OrderedRead:
 
     def steps(self) -> int | None:
         """The steps of an epoch, over all consumers, if that is known."""
-        if (total := self.total) is None:
+        if (total := self._elements()) is None:
             return None
         step = (self.batch_size or 1) * self.num_consumers
         return total // step if self.drop_remainder else -(-total // step)

@@ -119,7 +119,7 @@ class Reader:
         self._known: pb.JournalPosition | None = None  # keeps all iterations on one journal
         self._warns = True  # once, if the job reads another dataset
         self.epochs_over = 0  # of the job, at the last `definition` call
-        self.cardinality = UNKNOWN_CARDINALITY  # of the registered dataset, set by `definition`
+        self.cardinality = UNKNOWN_CARDINALITY  # of the dataset, set by `definition`
 
     def definition(self) -> ev.DatasetDefinition:
         """The registered definition, without the graph.
@@ -131,8 +131,10 @@ class Reader:
         dataset = fetch_dataset(self.service, self.dataset_id, self._job_name, self._known)
         self.epochs_over = dataset.epochs_over
         definition = dataset.definition
+        elements = dataset.elements if dataset.HasField("elements") else None
         if self.how.ordered is not None:
             self.how.ordered.dataset = content_fingerprint(definition)
+            self.how.ordered.elements = elements
         if dataset.colocated and self._is_static and self.how.targets == TargetWorkers.AUTO:
             self.how = replace(self.how, targets=TargetWorkers.LOCAL)
         cardinality = self.cardinality = metadata_of(definition.metadata).cardinality
@@ -149,6 +151,8 @@ class Reader:
                 f"but the dataset has cardinality {cardinality}. Consider adding a `.repeat()` "
                 "transformation to the dataset."
             )
+        if definition.HasField("python_function") and elements is not None:
+            self.cardinality = elements
         return definition
 
     @property

@@ -137,6 +137,14 @@ def lengths_of(state: State, job: Job) -> list[int]:
     return known + [UNKNOWN] * (job.order.bundles - len(known))
 
 
+def elements_of(dataset: Dataset) -> int | None:
+    """Of an epoch, if the lengths of all bundles are known."""
+    for size, lengths in dataset.lengths.items():
+        if UNKNOWN not in lengths and len(lengths) * size >= splits_of(dataset):
+            return sum(lengths)
+    return None
+
+
 def count_known(dataset: Dataset) -> dict[int, int]:
     """How many lengths of the dataset are known, by the size of bundles."""
     return {

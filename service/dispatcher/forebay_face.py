@@ -27,7 +27,7 @@ from ..core.bundles import order_message
 from ..core.checksums import describe_mismatches
 from ..core.claims import Claimed
 from ..core.jobs import epochs_over
-from ..core.lengths import lengths_of
+from ..core.lengths import elements_of, lengths_of
 from ..core.read_kinds import why_no_task
 from ..core.state import Iteration, Job, Save, State, Task, Worker, lease_caller, skip_caller
 from ..core.status import encoded_datasets, encoded_status
@@ -238,6 +238,8 @@ class ForebayFace:
         )
         response.colocated = self._dispatcher.options.deployment_mode == "COLOCATED"
         response.epochs_over = epochs_over(self._dispatcher.state, request.job_name)
+        if (elements := elements_of(dataset)) is not None:
+            response.elements = elements
         return response
 
     async def list_datasets(self, _: pb.ListDatasetsRequest) -> pb.ListDatasetsResponse:

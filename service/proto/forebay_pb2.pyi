@@ -69,20 +69,22 @@ class GetDatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., with_graph: bool = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., job_name: _Optional[str] = ..., piece_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class GetDatasetResponse(_message.Message):
-    __slots__ = ("definition", "graph", "colocated", "epochs_over", "graph_bytes", "digest")
+    __slots__ = ("definition", "graph", "colocated", "epochs_over", "graph_bytes", "digest", "elements")
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
     GRAPH_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_OVER_FIELD_NUMBER: _ClassVar[int]
     GRAPH_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     definition: _events_pb2.DatasetDefinition
     graph: bytes
     colocated: bool
     epochs_over: int
     graph_bytes: int
     digest: bytes
-    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ..., epochs_over: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    elements: int
+    def __init__(self, definition: _Optional[_Union[_events_pb2.DatasetDefinition, _Mapping]] = ..., graph: _Optional[bytes] = ..., colocated: bool = ..., epochs_over: _Optional[int] = ..., graph_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., elements: _Optional[int] = ...) -> None: ...
 
 class Training(_message.Message):
     __slots__ = ("replicas", "fingerprint")

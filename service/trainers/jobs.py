@@ -38,7 +38,7 @@ class TrainingJob:
     name: str | None
     how: ReadOptions
     structure: str
-    cardinality: int  # of the registered dataset
+    cardinality: int  # of the registered dataset, or the elements that are counted
     processes: int  # that train
     epochs_over: int  # when it begins here
 
@@ -61,7 +61,8 @@ class TrainingJob:
 
     def length(self, batch_size: int | None, *, drop_remainder: bool) -> int:
         """Elements or batches of an epoch. Raises TypeError if the registered cardinality is
-        unknown, or others may read a part; and before the first epoch is over, if it is ordered."""
+        unknown, or others may read a part. Of an ordered read, which must know the lengths of all
+        bundles, as those of files are, or once an epoch is over."""
         if (ordered := self.how.ordered) is not None:
             if (length := ordered.length()) is None:
                 raise TypeError(

@@ -196,6 +196,9 @@ def test_a_directory_with_links(register: Register, tmp_path: pathlib.Path) -> N
     (data / "d.tfrecord").symlink_to(data / "nothing")
     with pytest.raises(NotFound, match=r"d\.tfrecord cannot be read: No such file"):
         register(data)
+    (data / "d.tfrecord").rename(data / "more")  # it may have been a directory
+    with pytest.raises(NotFound, match=r"data/more cannot be read: No such file"):
+        register(data)
 
 
 def test_a_directory_that_cannot_be_read(register: Register, tmp_path: pathlib.Path) -> None:
@@ -255,7 +258,7 @@ def test_values_that_fill_nulls(register: Register, tmp_path: pathlib.Path) -> N
         "u": (-1,), "f": ("x", True), "b": (1,), "s": (1, b"\xff"), "y": (1,), "k": (1,),
         "t": (1.5, datetime.datetime.fromtimestamp(0, datetime.UTC), np.datetime64(0, "us")),
         "d": (datetime.date(2020, 1, 1),),
-        "l": (1, b"ab", [1], np.zeros(1)), "p": (1, b"ab", [1, 2]), "n": ("ab", ["ab"]),
+        "l": (b"ab", -1, 1.5, [1], np.zeros(1)), "p": (b"ab", 256, [1, 2]), "n": (1, ["ab"]),
     }  # fmt: skip
     for name, values in wrong.items():
         for value in values:

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.lengths import lengths_of
+from forebay.service.core.lengths import elements_of, lengths_of
 from forebay.service.core.state import Consumer, Job
 from forebay.service.core.status import status
 from forebay.service.errors import InvalidArgument, NotFound
@@ -134,6 +134,11 @@ def test_whoever_registers_may_know_the_lengths() -> None:
     assert given.state.datasets["f"].lengths == {1: [4, 0, 9]}
     given.when(c.DeclareLengths(dataset_id="f", lengths=(4, 0, 9)))
     assert given.then == []
+    assert elements_of(given.state.datasets["f"]) == 13
+    given.learn((0, 2), (4, 3))
+    assert elements_of(given.state.datasets["e"]) is None
+    given.learn((1, 2), (2, 2), (3, 0))
+    assert elements_of(given.state.datasets["e"]) == 9
 
 
 def test_what_was_learned_stays_when_lengths_are_declared() -> None:

@@ -11,7 +11,6 @@ import resource
 import socket
 import struct
 import tarfile
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.client import files as module
-from forebay.service.client.files import register_files
 from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
 from forebay.service.order import permuted_many
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
@@ -34,7 +32,6 @@ from forebay.service.pipelines.files.parquet import ParquetRows
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
-from forebay.service.structure import assemble
 from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame
 
@@ -43,52 +40,17 @@ from ..record_files import (
     GROUP,
     MDS,
     MDS_COLUMNS,
+    Register,
+    all_of,
+    elements,
     flat,
+    opened,
     pattern,
     write_array_record,
     written,
 )
 
 COUNTS = (23, 0, 5, 40)
-
-
-@pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., pb.RegisterDatasetRequest]:
-    """`register_files`, which gives the request that a dispatcher would get."""
-    sent: list[pb.RegisterDatasetRequest] = []
-
-    def keep(_: Any, request: pb.RegisterDatasetRequest) -> str:
-        sent.append(request)
-        return "id"
-
-    monkeypatch.setattr(module, "registered", keep)
-
-    def made(files: Any, **how: Any) -> pb.RegisterDatasetRequest:
-        assert register_files("nobody:1", files, **how) == "id"
-        return sent.pop()
-
-    return made
-
-
-Register = Callable[..., pb.RegisterDatasetRequest]
-
-
-def opened(request: pb.RegisterDatasetRequest) -> FileRecords:
-    return FileRecords(PythonDataset.FromString(request.python))
-
-
-def elements(request: pb.RegisterDatasetRequest, split: int, start: int = 0) -> list[bytes]:
-    """The records of a split, as a child sends them."""
-    build = assemble(request.structure)
-    found: list[bytes] = []
-    for block in opened(request).blocks(split, start):
-        columns = [component.elements() for component in block.components]
-        found += map(flat, build(columns, block.count))
-    return found
-
-
-def all_of(request: pb.RegisterDatasetRequest) -> list[bytes]:
-    return [one for split in range(len(request.lengths)) for one in elements(request, split)]
 
 
 def columns_of(format: str) -> dict[str, Any]:  # noqa: A002
@@ -401,20 +363,26 @@ def test_an_index_that_is_missing_is_named(register: Register, tmp_path: pathlib
         all_of(request)
 
 
-def test_an_index_is_used_again_unless_the_file_is_newer(
+def test_an_index_is_used_again_unless_the_file_has_another_time(
     register: Register, tmp_path: pathlib.Path
 ) -> None:
     """Also if neither its size nor its ends tell that it was changed."""
     path, index = tmp_path / "a.tfrecord", tmp_path / "a.tfrecord.forebay-index"
-    ends = [frame(bytes(5000)), frame(bytes(5000))]
-    path.write_bytes(b"".join([ends[0], frame(b"12"), frame(b"3456"), ends[1]]))
-    register(path)
+    first = [bytes(5000), b"12", b"3456", bytes(5000)]
+    second = [bytes(5000), b"1234", b"56", bytes(5000)]
+    path.write_bytes(b"".join(map(frame, first)))
+    request = register(path)
     written = index.stat().st_mtime_ns
+    inode = index.stat().st_ino
     register(path)
-    assert index.stat().st_mtime_ns == written
-    path.write_bytes(b"".join([ends[0], frame(b"1234"), frame(b"56"), ends[1]]))
-    os.utime(path, ns=(written + 1, written + 1))
-    assert all_of(register(path))[1:3] == [b"1234", b"56"]
+    assert index.stat().st_ino == inode
+    for rows, changed in ((second, written + 1), (first, written - 1)):  # as of a backup
+        path.write_bytes(b"".join(map(frame, rows)))
+        os.utime(path, ns=(changed, changed))
+        if rows is second:
+            with pytest.raises(Corrupt, match=r"record 1 of .* its index .*: register it again"):
+                all_of(request)
+        assert all_of(register(path)) == rows
 
 
 def test_an_index_json_of_others_is_left_alone_if_the_format_is_given(

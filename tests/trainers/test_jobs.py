@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -23,6 +24,7 @@ from forebay.service.trainers.jobs import (
     evaluates,
     open_job,
 )
+from forebay.storage.tfrecord import frame
 
 DEFAULTS: dict[str, Any] = {
     "processing_mode": ShardingPolicy.DYNAMIC,
@@ -68,6 +70,20 @@ def test_a_length_is_that_of_a_process_alone(target: str) -> None:
     ):
         with pytest.raises(TypeError, match=r"has no len\(\) here"):
             other.length(None, drop_remainder=False)
+
+
+def test_files_have_a_length_before_their_first_epoch(target: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(frame(b"x") * 10)
+    dataset_id = service.register_files(target, path)
+    alone = open_job(target, dataset_id, 1, **DEFAULTS)
+    assert [alone.length(4, drop_remainder=drop) for drop in (False, True)] == [3, 2]
+    lengths = {}
+    for rank in range(2):
+        how = DEFAULTS | {"job_name": None, "ordered": True, "rank": rank}
+        job = open_job(target, dataset_id, 2, **how, order={"batch_size": 4})
+        lengths[rank] = job.length(None, drop_remainder=False)
+    assert lengths == {0: 2, 1: 1}
 
 
 def test_processes_without_a_job_name_read_everything_only_when_told_so(target: str) -> None:

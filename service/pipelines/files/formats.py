@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from ...blocks import Array, Block, Component, Strings
 from ...errors import InvalidArgument
+from .manifest import MANY
 
 Ints = npt.NDArray[np.int64]
 Node = dict[str, Any]
@@ -135,12 +137,25 @@ def texts(values: Sequence[bytes]) -> Component:
 
 def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
     """The columns to read, of those that are there, sorted. Raises InvalidArgument."""
-    wanted = options.get("columns")
-    if wanted is None:
-        return sorted(there)
-    if missing := [name for name in wanted if name not in there]:
-        raise InvalidArgument(f"{path} has no columns {missing}: give some of {sorted(there)}")
-    return sorted(wanted)
+    names = options.get("columns")
+    if names is None:
+        names = {*there}
+    if missing := [name for name in names if name not in there]:
+        raise InvalidArgument(
+            f"{path} has no columns {few(missing)}: give some of {few(sorted(there))}"
+        )
+    if twice := [name for name, count in Counter(there).items() if count > 1 and name in names]:
+        raise InvalidArgument(
+            f"{path} has several columns of one name, {few(twice)}: read others by `columns`, or "
+            "rename them"
+        )
+    return sorted(names)
+
+
+def few(names: Sequence[str]) -> str:
+    """A list for messages, which names the first ones."""
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return "[" + ", ".join(f"{name!r:.50}" for name in names[:MANY]) + f"]{more}"
 
 
 def written(structure: Node) -> str:

@@ -61,3 +61,5 @@ def _below(folder: str, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -
             yield from _below(entry.path, suffixes, seen)
         elif _ends_in(entry.name, suffixes):
             yield entry.path
+        elif entry.is_symlink():
+            os.stat(entry.path)  # raises if it leads nowhere: a directory may have been meant

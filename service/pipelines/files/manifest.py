@@ -17,7 +17,7 @@ from ...errors import FailedPrecondition
 FINGERPRINT_BYTES = 4 << 10
 """At each end of a file."""
 
-MANY = 5  # files that a message names
+MANY = 5  # files, or columns, that a message names
 
 
 class FileEntry(msgspec.Struct, frozen=True):

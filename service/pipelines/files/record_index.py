@@ -1,8 +1,8 @@
 """Where the records of a file begin, for formats that do not say: a file beside it.
 
-It is written when the file is registered, and again if the file was changed or the index is
-damaged. Workers read it under the same path. Its checksum is compared when it is opened; then only
-the parts that are used of it are in memory. Little-endian:
+It is written when the file is registered, and again if the file has another time than the index,
+or the index is damaged. Workers read it under the same path. Its checksum is compared when it is
+opened; then only the parts that are used of it are in memory. Little-endian:
 
     magic (8 bytes), fingerprint of the file (8), its size (u64), number of records n (u64),
     CRC-32C of the offsets (u32), 4 zeros,
@@ -64,7 +64,7 @@ def made(path: str, options: Options, walk: Walk) -> Array:
         head = _head(file.fileno())
         changed_ns = os.fstat(file.fileno()).st_mtime_ns
         found = _offsets(index, head)
-        if found is not None and os.stat(index).st_mtime_ns >= changed_ns:
+        if found is not None and os.stat(index).st_mtime_ns == changed_ns:
             return found
         offsets = walk(file.fileno(), head[1])
     values = np.frombuffer(offsets, np.uint64)
@@ -75,7 +75,7 @@ def made(path: str, options: Options, walk: Walk) -> Array:
             file.write(_HEAD.pack(_MAGIC, *head, len(offsets) - 1, _checksum(values)))
             offsets.tofile(file)
             file.flush()
-            # Older than a change of the file since it was walked:
+            # An index is used again for a file of this time only, which may be an older one:
             os.utime(file.fileno(), ns=(changed_ns, changed_ns))
             os.fsync(file.fileno())
         os.replace(new, index)

@@ -63,7 +63,10 @@ class TFRecordFile(NumberedFile):
         for frame in pieces(self._descriptor, self._offsets, records):
             data = frame[HEADER_BYTES:-4]
             if data_length(frame) != len(data):
-                raise Damaged("its header is damaged")
+                raise Damaged(
+                    "no record begins where its index says, so its header is damaged, or the file "
+                    "was changed: register it again, which makes the index anew"
+                )
             if masked_crc(data) != int.from_bytes(frame[-4:], "little"):
                 raise Damaged("its checksum is another one than its data's")
             found.append(data)
