@@ -1,13 +1,19 @@
-"""Which elements are in a step of an ordered read, and in which step an element is.
+"""Which elements are in a step of an ordered read, in which step an element is, and whether a
+consumer was given it.
 
 A *step* is one batch of each consumer of a group. Steps are numbered as `start_step` counts them:
 over all epochs, as if the group had read the whole training. A group that starts between two of
 these steps has batches of its own in its first epoch. They have the numbers that end with it.
+
+A consumer reports now and then up to which position its trainer was given everything. It reads one
+epoch, or the rest of one. So what is behind its last report and in that epoch may have been given,
+unless it left in order: then its last report is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +24,8 @@ from .order import Deal, EpochOrder, Ints, permuted_many
 NAMED = 5
 """How many bundles an error names."""
 
+Said = Literal["given", "not yet", "not known"]
+
 
 class KnownOrder:
     """The epochs of an ordered job, as far as the known lengths of bundles determine them."""
@@ -27,6 +35,11 @@ class KnownOrder:
         self._order = order
         self.lengths = np.array(lengths, np.int64)
         self.total = None if (self.lengths < 0).any() else int(self.lengths.sum())
+
+    def place(self, position: int) -> tuple[int, int]:
+        """The epoch of this position of the training, and the position there. While the total is
+        not known, all positions are taken to be of the first epoch."""
+        return divmod(position, self.total) if self.total else (0, position)
 
     def _epoch(self, number: int) -> tuple[Ints, EpochOrder]:
         """The bundles by place, and their interleaved order."""
@@ -97,8 +110,7 @@ class GroupSteps:
         """As OrderedRead.begin does: while the total is not known, it is in the first epoch."""
         group, total = self.group, self.known.total
         if not group.HasField("start_step"):
-            epoch, start = divmod(group.start_position, total) if total else (0, 0)
-            start = group.start_position if total is None else start
+            epoch, start = (0, 0) if total == 0 else self.known.place(group.start_position)
         else:
             steps = group.start_step + 1 if total is None else self._steps(total)
             epoch, before = divmod(group.start_step, steps) if steps else (0, 0)
@@ -139,6 +151,18 @@ class GroupSteps:
         epoch, before = divmod(step, steps)
         start = before * self.size
         return epoch, start, min(start + self.size, self._end(0))
+
+    def said(self, step: int, position: int | None, is_exact: bool) -> Said:
+        """Whether a consumer of the group was given its batch of this step, if it has reported this
+        `position` of the training last; None: nothing. `is_exact`: it left in order there.
+        """
+        epoch, start, stop = self.span(step)
+        begin = self.epoch, self.start
+        reached = begin if position is None else max(begin, self.known.place(position))
+        if (epoch, stop) <= reached:
+            return "given"
+        end = reached if is_exact else (self.epoch + 1, 0)
+        return "not yet" if (epoch, start) >= end else "not known"
 
     def step_of(self, epoch: int, position: int) -> tuple[int, int] | None:
         """The step with this position of the epoch, and its consumer; None if the group has it in

@@ -165,6 +165,8 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
             skipped = sum(it.get("skipped", 0) for it in over) + job.get("skipped_splits", 0)
             counts = _nonzero(lost=lost, skipped=skipped)
             jobs.add_row(*of_job, _runs(sorted(runs)), "", "finished", ", ".join(counts))
+        elif not job["iterations"]:
+            jobs.add_row(*of_job, "", "", NOT_READ, _lengths(order) if order else "")
         for it in job["iterations"]:
             if not it["finished"]:
                 jobs.add_row(
@@ -230,6 +232,9 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     for stranger in summary["strangers"]:
         strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
     return Group(*parts, strangers)
+
+
+NOT_READ = "not being read"
 
 
 def _name(job: dict[str, Any]) -> str:

@@ -269,7 +269,7 @@ class Reader:
             "epoch %d of the job %r is over, so this iteration has no elements: other trainers "
             "have read them, or this one before it was started again. initial_epoch=%d goes on "
             "behind the epochs that are over; another training needs another job_name",
-            epoch, (self._job_name or "").removeprefix(f"dataset_id=/{self.dataset_id}/"), over,
+            epoch - 1, (self._job_name or "").removeprefix(f"dataset_id=/{self.dataset_id}/"), over,
         )  # fmt: skip
 
     def _next_epoch(self) -> int:

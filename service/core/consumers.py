@@ -18,7 +18,7 @@ from .base import (
     reserve_id,
 )
 from .claims import returned
-from .iterations import collected, forget_tasks_nobody_reads, let_go, used
+from .iterations import collected, first_epoch, forget_tasks_nobody_reads, let_go, used
 from .ordered import check_member, evicted, member_of
 from .places import require_list
 from .read_kinds import kind_of
@@ -169,9 +169,9 @@ def _require_same_kind(state: State, job: Job, iteration: Iteration, stock: bool
     if others:
         mine, theirs = ("TensorFlow's", "Forebay's") if stock else ("Forebay's", "TensorFlow's")
         raise FailedPrecondition(
-            f"epoch {iteration.epoch} of job {job.user_name}, a coordinated read, is being read by "
-            f"{theirs} consumers {others}, and {mine} agree on rounds in another way: have those "
-            "leave, or use one kind"
+            f"epoch {iteration.epoch - first_epoch(job)} of job {job.user_name}, a coordinated "
+            f"read, is being read by {theirs} consumers {others}, and {mine} agree on rounds in "
+            "another way: have those leave, or use one kind"
         )
 
 

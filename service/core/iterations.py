@@ -125,6 +125,12 @@ def _iteration_paused(state: State, event: ev.IterationPaused) -> None:
     iteration.version += 1
 
 
+def first_epoch(job: Job) -> int:
+    """The number that requests and events have for the job's first epoch. Clients count from 1, as
+    tf.data service's do, but for jobs of one iteration: those without a name, and ordered ones."""
+    return 0 if job.is_ordered or 0 in job.iterations or ranges.holds(job.summarized, 0) else 1
+
+
 def used(state: State, iteration: Iteration) -> None:
     """Renew `used_ms` after a consumer has joined or left."""
     job = state.jobs[iteration.job_id]

@@ -1,7 +1,8 @@
-"""What the events of a journal tell about its jobs: who read them, and what was lost, and why.
+"""What the events of a journal tell about its jobs: who read them, how far, what was lost, and why.
 
 `JobHistories` follows the events beside the state. It keeps what the state forgets: consumers that
-left, lost leases, and jobs that were removed.
+left, lost leases, and jobs that were removed. Where events are missing, `JobHistory.missing` says
+so: nothing that is a sum over all events is known then.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import asdict
 
 from ...journal.proto import events_pb2 as ev
+from . import ranges
 from .lengths import lengths_of
-from .state import Dataset, Job, State
+from .state import Consumer, Dataset, Job, State
 
 
 @dataclass
@@ -25,6 +27,11 @@ class ConsumerStay:
     joined_ms: int | None  # None: before the history begins
     left_ms: int | None = None  # None: it is still there
     why: str | None = None
+    position: int | None = None
+    """Of an ordered read: the trainer was given all of its elements before this position of the
+    training, at least. None: nothing was reported."""
+    moved_ms: int | None = None  # when that was reported
+    is_exact: bool = False  # it was given nothing behind that
 
 
 @dataclass
@@ -57,11 +64,23 @@ class BundleClaim:
 
 
 @dataclass
+class EpochHistory:
+    """One epoch of a job that is not read in order."""
+
+    finished: bool = False
+    done: int = 0  # bundles that were claimed, and read to their end
+
+
+@dataclass
 class JobHistory:
     """One job. `job` and `dataset` are as they are now, or as they were when they were removed."""
 
     job: Job
     dataset: Dataset
+    learned: dict[int, list[tuple[int, int]]]
+    """By the size of bundles: when lengths of the dataset were learned (ms), and of how many."""
+    missing: str = ""  # why some of its events are not in the journal; empty: all are
+    epochs: dict[int, EpochHistory] = field(default_factory=dict)  # by number
     stays: list[ConsumerStay] = field(default_factory=list)
     lost: list[LostLease] = field(default_factory=list)
     leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
@@ -76,19 +95,22 @@ class JobHistory:
     def groups(self) -> list[list[ConsumerStay]]:
         """The consumers of an ordered job that began at one position as one group, by time.
 
-        A consumer that begins there again, after it was restarted, is of another group.
+        A consumer that begins there again, after it was restarted, is of the same group: it is
+        given the same batches.
         """
-        found: list[tuple[bytes, dict[int, ConsumerStay]]] = []
+        found: dict[bytes, list[ConsumerStay]] = {}
         for stay in self.stays:
-            shape = ev.GroupMember()
-            shape.MergeFrom(stay.member or shape)
-            index, shape.index = shape.index, 0
-            key = shape.SerializeToString(deterministic=True)
-            fits = (group for k, group in reversed(found) if k == key and index not in group)
-            if (group := next(fits, None)) is None:
-                found.append((key, group := {}))
-            group[index] = stay
-        return [[*group.values()] for _, group in found]
+            if stay.member is not None:
+                shape = ev.GroupMember()
+                shape.MergeFrom(stay.member)
+                shape.index = 0
+                found.setdefault(shape.SerializeToString(deterministic=True), []).append(stay)
+        return [*found.values()]
+
+    @property
+    def first_epoch(self) -> int:
+        """The number that events have for the job's first epoch: 1 where tf.data service counts."""
+        return 0 if self.job.is_ordered or 0 in self.epochs else 1
 
 
 class JobHistories:
@@ -96,29 +118,62 @@ class JobHistories:
 
     def __init__(self, state: State) -> None:
         self.jobs: dict[int, JobHistory] = {}
-        self.learned: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        """By dataset and size of bundles: when lengths were learned (ms), and of how many."""
+        self._learned: dict[str, dict[int, list[tuple[int, int]]]] = {}  # by dataset
         self._stays: dict[int, ConsumerStay] = {}
         self._lost: dict[int, LostLease] = {}  # by lease
         self._claims: dict[int, dict[int, BundleClaim]] = {}  # by consumer and place
+        for job in state.jobs.values():
+            history = self._of_job(state, job.job_id)
+            history.missing = f"what came before event {state.sequence + 1} was removed"
+            for first, stop in job.summarized:
+                history.epochs |= {epoch: EpochHistory(True) for epoch in range(first, stop)}
+            for number in job.iterations.values():
+                each = state.iterations[number]
+                done = 0 if each.claims is None else ranges.total(each.claims.done)
+                history.epochs[each.epoch] = EpochHistory(each.finished, done)
         for consumer in state.consumers.values():
-            known = consumer.member
-            member = None if known is None else ev.GroupMember(**asdict(known))
-            self._join(state, consumer.iteration_id, consumer.consumer_id, member, None)
-            for place, cursor in consumer.claims.items():
-                self._claim(state, consumer.consumer_id, place, cursor, None)
+            self._begin_with(state, consumer)
+
+    def _begin_with(self, state: State, consumer: Consumer) -> None:
+        """A consumer that was there before the history begins."""
+        known, member = consumer.member, None
+        if known is not None and known.drop_remainder is not None:
+            member = ev.GroupMember(**asdict(known))
+        self._join(state, consumer.iteration_id, consumer.consumer_id, member, None)
+        self._stays[consumer.consumer_id].position = consumer.position
+        for place, cursor in consumer.claims.items():
+            self._claim(state, consumer.consumer_id, place, cursor, None)
 
     def observe(self, state: State, event: ev.Event) -> None:
         """The next event, which will be applied to the state."""
         kind, now = event.WhichOneof("event"), event.time_ms
         body = getattr(event, kind or "")
         match kind:
+            case "leader_elected":
+                if body.after_repair:
+                    for job_id in state.jobs:
+                        history = self._of_job(state, job_id)
+                        history.missing = (
+                            f"a repair cut off what came before event {1 + state.sequence}"
+                        )
+            case "dataset_removed":
+                self._learned.pop(body.dataset_id, None)  # another one may get its id
+            case "iteration_created":
+                self._of_job(state, body.job_id).epochs.setdefault(body.epoch, EpochHistory())
+            case "iteration_finished":
+                self._epoch(state, body.iteration_id).finished = True
+            case "consumers_moved":
+                for number, position in zip(body.consumers, body.positions, strict=True):
+                    stay = self._stays[number]
+                    stay.position, stay.moved_ms = position, now
             case "consumer_joined":
                 member = body.member if body.HasField("member") else None
                 self._join(state, body.iteration_id, body.consumer_id, member, now)
             case "consumer_left":
                 stay = self._stays.pop(body.consumer_id)
                 stay.left_ms, stay.why = now, body.reason
+                if body.HasField("position"):
+                    stay.position, stay.moved_ms, stay.is_exact = body.position, now, True
                 for claim in self._claims.pop(body.consumer_id, {}).values():
                     claim.returned_ms, claim.why = now, body.reason
             case "bundles_claimed":
@@ -132,9 +187,11 @@ class JobHistories:
                     claims[place].cursor = cursor
                 for place in body.done:
                     claims.pop(place).done_ms = now
+                iteration_id = state.consumers[body.consumer_id].iteration_id
+                self._epoch(state, iteration_id).done += len(body.done)
             case "lengths_learned":
-                key = body.dataset_id, body.bundle_splits
-                self.learned.setdefault(key, []).append((now, len(body.bundles)))
+                learned = self._learned.setdefault(body.dataset_id, {})
+                learned.setdefault(body.bundle_splits, []).append((now, len(body.bundles)))
             case "split_skipped":
                 self._of(state, body.iteration_id).skipped.append(body)
             case "splits_leased":
@@ -153,14 +210,18 @@ class JobHistories:
 
     def follow_end(self, state: State) -> None:
         """The last event was applied: add the jobs that nobody has read."""
-        for job in state.jobs.values():
-            self._of_job(state, job.job_id)
+        for job in state.jobs.values():  # whose dataset may have been registered anew
+            self._of_job(state, job.job_id).dataset = state.datasets[job.dataset_id]
 
     def _of_job(self, state: State, job_id: int) -> JobHistory:
         if job_id not in self.jobs:
             job = state.jobs[job_id]
-            self.jobs[job_id] = JobHistory(job, state.datasets[job.dataset_id])
+            learned = self._learned.setdefault(job.dataset_id, {})
+            self.jobs[job_id] = JobHistory(job, state.datasets[job.dataset_id], learned)
         return self.jobs[job_id]
+
+    def _epoch(self, state: State, iteration_id: int) -> EpochHistory:
+        return self._of(state, iteration_id).epochs[state.iterations[iteration_id].epoch]
 
     def _of(self, state: State, iteration_id: int) -> JobHistory:
         return self._of_job(state, state.iterations[iteration_id].job_id)

@@ -19,6 +19,7 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from . import ranges, saves
 from .checksums import describe_mismatches
+from .iterations import first_epoch
 from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
@@ -175,7 +176,10 @@ def _job(
         "name": job.name or None,
         "dataset_id": job.dataset_id,
         "sharding": ev.Sharding.Name(job.sharding),
-        "summarized": [[first, stop - 1] for first, stop in job.summarized],
+        "summarized": [
+            [first - first_epoch(job), stop - 1 - first_epoch(job)]
+            for first, stop in job.summarized
+        ],  # epochs count from 0 here
         "lost_splits": job.lost_splits,
         "skipped_splits": job.skipped_splits,
         "cross_trainer_cache": job.cross_trainer_cache,
@@ -275,7 +279,7 @@ def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
     sources = state.datasets[job.dataset_id].outline.sources if iteration.ledgers else ()
     return {
         "iteration_id": iteration.iteration_id,
-        "epoch": iteration.epoch,
+        "epoch": iteration.epoch - first_epoch(job),
         "finished": iteration.finished,
         "consumers": len(iteration.consumers),
         "group": _group(state, iteration) if job.is_ordered else [],

@@ -102,7 +102,7 @@ def jobs(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each job: those that are read first, then by their ids, the newest first."""
     loads = {load["job_id"]: load for load in status.get("loads", [])}
     rows = [_job(job, {**UNMEASURED, **loads.get(job["job_id"], {})}) for job in status["jobs"]]
-    return sorted(rows, key=lambda row: (not row["readers"], row["finished"], -row["id"]))
+    return sorted(rows, key=lambda row: (not row["readers"], row["over"], -row["id"]))
 
 
 def _job(job: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,10 +111,12 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
     kind = job["sharding"] if order is None else "ordered"
     if order is not None and order["claimed"]:
         kind = "at least once"
+    is_over = job["iterations"] or job["summarized"]
     row = {
         "id": job["job_id"], "name": job_name(job), "dataset": job["dataset_id"], "kind": kind,
         "cached": job["cross_trainer_cache"], "load": load, "order": order,
-        "finished": not running, "iterations": job["iterations"], "running": running,
+        "over": "" if running else "finished" if is_over else "not being read",
+        "iterations": job["iterations"], "running": running,
         "readers": sum(it["consumers"] for it in running),
         "epochs": ["all" if kind == "ordered" else it["epoch"] for it in running],
         "done": None, "of": None, "to_go_s": None,

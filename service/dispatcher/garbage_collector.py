@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ..core import commands as c
+from ..core.iterations import first_epoch
 from ..core.jobs import readers_of
 from ..core.state import Iteration
 from ..errors import FailedPrecondition, NotFound, Unavailable
@@ -124,10 +125,11 @@ class GarbageCollector:
         state = self._decider.state
         if state.iterations.get(iteration.iteration_id) is not iteration or iteration.consumers:
             return  # a consumer joined, or it was removed, meanwhile
+        job = state.jobs[iteration.job_id]
         if iteration.keeps_progress and not iteration.finished:
             log.warning(
                 "epoch %d of job %s is paused, since nobody reads it: a consumer that joins it "
                 "gets the splits that are left, not what workers have begun",
-                iteration.epoch, printable(state.jobs[iteration.job_id].user_name),
+                iteration.epoch - first_epoch(job), printable(job.user_name),
             )  # fmt: skip
         await self._decider.execute(c.CollectIteration(iteration_id=iteration.iteration_id))

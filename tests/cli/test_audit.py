@@ -21,7 +21,9 @@ from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
-from forebay.service.cli.audit import _claimed, _Ordered, _replayed, _unordered
+from forebay.service.cli.audit import _replayed
+from forebay.service.cli.audit_ordered import OrderedAnswers
+from forebay.service.cli.audit_shared import claimed, unordered
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
@@ -130,7 +132,8 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Reads:
 
 
 def given(step: dict[str, Any]) -> Batches:
-    return [[(bundle, index) for bundle, index in each["elements"]] for each in step["given"]]
+    assert step["status"] == "given" or step["group"] is None
+    return [[(bundle, index) for bundle, index in each["elements"]] for each in step["batches"]]
 
 
 def test_an_ordered_job(reads: Reads) -> None:
@@ -146,11 +149,11 @@ def test_an_ordered_job(reads: Reads) -> None:
     assert (second["consumers"], second["position"]) == (3, TOTAL + BATCH * 3)
     assert (second["epoch"], second["offset"]) == (1, BATCH * 3)
     assert (third["batch_size"], third["drop_remainder"], third["first_step"]) == (10, True, 2)
-    assert said["promise"].startswith("held")
+    assert said["verdict"] == "held" and said["promise"].startswith("one order held: none of")
     words = reads.in_words("train")
     assert f"epoch elements {TOTAL}" in words
     assert f"group 2, consumers 3, batch size 4, position {TOTAL + 12}, epoch 1" in words
-    assert "index 2, " in words and "promise held" in words
+    assert "index 2, " in words and "promise one order held" in words
 
 
 def test_a_job_by_its_whole_name_and_by_its_id(reads: Reads) -> None:
@@ -171,16 +174,18 @@ def test_a_step_is_what_the_consumers_were_given(reads: Reads) -> None:
         if said["group"] == 2:  # unless the third group read it last
             assert given(said) == [read[step] for read in reads.second]
     said = reads.audit("train", "--step", 2)
-    assert (said["group"], said["given"][0]["position"], given(said)) == (3, 20, reads.third[:1])
+    assert (said["group"], said["batches"][0]["position"], given(said)) == (3, 20, reads.third[:1])
+    assert said["other_groups"] == [{"group": 1, "status": "given"}]
     assert len(reads.third) == TOTAL // 10 - 2
-    after = reads.audit("train", "--step", TOTAL // 10)  # nobody has read it
-    assert (after["given"][0]["epoch"], after["given"][0]["position"]) == (1, TOTAL)
+    after = reads.audit("train", "--step", 100000)
+    assert after["status"] == "not yet" and after["other_groups"] == []
+    assert "left in order at position" in after["batches"][0]["why"]
 
 
 def test_a_step_in_words_has_bundles_indexes_and_splits(reads: Reads) -> None:
     words = reads.in_words("train", "--step", 2)
-    assert "consumer 0, position 20, epoch 0, offset 20, count 10" in words
-    (step,) = reads.audit("train", "--step", 2)["given"]
+    assert "consumer 0, status given, position 20, epoch 0, offset 20, count 10" in words
+    (step,) = reads.audit("train", "--step", 2)["batches"]
     for run in step["bundles"]:
         bundle = run["bundle"]
         mine = [index for b, index in reads.third[0] if b == bundle]
@@ -218,7 +223,8 @@ def test_an_unordered_job(reads: Reads) -> None:
     assert reads.unordered == TOTAL
     said = reads.audit("unordered")
     assert said["promise"].startswith("at most once held") and said["lost"] == []
-    assert [(r["epoch"], r["why"] is None) for r in said["readers"]] == [(1, False)]
+    assert said["epochs"] == [{"epoch": 0, "finished": True}]
+    assert [(r["epoch"], r["why"] is None) for r in said["readers"]] == [(0, False)]
     assert "sharding DYNAMIC" in reads.in_words("unordered")
 
 
@@ -249,8 +255,8 @@ def test_values_that_the_journal_knows() -> None:
         ev.SplitSource(count=7, leased_with=0),
     )
     given.job("e", bundle_splits=2)
-    ordered = _Ordered(given.histories, given.history, None)
-    assert [ordered._splits_of(bundle) for bundle in (1, 2)] == [
+    ordered = OrderedAnswers(given.history, None)
+    assert [ordered.splits_of(bundle) for bundle in (1, 2)] == [
         {"splits": (2, 3), "values": [(30, 40), ("file-2", "file-3")]},
         {"splits": (4, 4), "values": [(50, 50), ("file-4", "file-4")]},
     ]
@@ -324,7 +330,7 @@ def test_claims_and_what_returned(reads: Reads) -> None:
     said = reads.audit("claims")
     assert reads.claimed == TOTAL - 3
     assert said["delivery"] == "at_least_once"
-    assert said["epochs"] == [{"epoch": 1, "bundles_done": 5, "of": 5}]
+    assert said["epochs"] == [{"epoch": 0, "bundles_done": 5, "of": 5, "finished": True}]
     first, second = said["readers"]
     assert first["claimed"] == len(first["bundles"]) > 0
     done = [each["bundle"] for by in (first, second) for each in by["bundles"] if each["done_ms"]]
@@ -347,7 +353,7 @@ def test_elements_that_may_have_come_twice_are_listed() -> None:
     given.claim(other, most=1)
     given.histories.follow_end(given.state)
     (history,) = given.histories.jobs.values()
-    said = _claimed(history)
+    said = claimed(history)
     (returned,) = said["returned"]
     assert (returned["cursor"], returned["consumer_id"], returned["why"]) == (7, dead, "r")
     assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other
@@ -362,17 +368,17 @@ def test_a_promise_that_did_not_hold_is_named() -> None:
         given.when(c.CheckBundles(job_id=job_id, bundles=(3,), checksums=(checksum,)))
     given.histories.follow_end(given.state)
     history = given.histories.jobs[job_id]
-    promise = _Ordered(given.histories, history, None).overview()["promise"]
-    assert promise.startswith("did not hold: ") and "3 of epoch" in promise
+    promise = OrderedAnswers(history, None).overview()["promise"]
+    assert promise.startswith("one order did not hold: ") and "3 of epoch" in promise
 
     given = Followed()
     given.iteration("j")
     history = given.history
-    assert _unordered(given.state, history)["promise"].startswith("at most once held")
+    said = unordered(given.state, history)
+    assert said["verdict"] == "not known" and "epoch 0 is not finished" in said["promise"]
     history.leased_twice.append(ev.SplitsLeased(first=4, count=2))
-    assert _unordered(given.state, history)["promise"] == (
-        "broken: 1 leases are of splits that were given out before, the first one of splits 4 … 5"
-    )
+    said = unordered(given.state, history)
+    assert said["verdict"] == "did not hold" and "the first one of splits 4 … 5" in said["promise"]
 
 
 def test_the_journal_shows_claims_as_of_an_event(reads: Reads) -> None:

@@ -76,7 +76,7 @@ def test_a_finished_epoch_without_initial_epoch_is_warned_of(
     assert not warnings()
     assert elements(early) == []
     (said,) = warnings()
-    assert f"epoch 1 of the job {name!r} {OVER}" in said and "initial_epoch=" in said
+    assert f"epoch 0 of the job {name!r} {OVER}" in said and "initial_epoch=" in said
     dispatcher.kill_and_restart()
     caplog.clear()
     again = make(dispatcher.target, name, 0)
@@ -136,7 +136,7 @@ def test_the_log_explains_a_keras_fit_without_loss(
     assert OVER not in caplog.text
     with pytest.raises(KeyError, match="loss"):
         fit(2, 0)
-    assert "epoch 1 of the job 'kept' is over" in caplog.text and "initial_epoch=1" in caplog.text
+    assert "epoch 0 of the job 'kept' is over" in caplog.text and "initial_epoch=1" in caplog.text
     caplog.clear()
     assert len(fit(3, 1)) == 1  # Keras has counted the one without elements
     assert OVER not in caplog.text

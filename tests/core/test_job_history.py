@@ -57,11 +57,12 @@ def test_the_groups_of_an_ordered_job() -> None:
     given.join(2, of=3, start=80)
     groups = given.history.groups()
     ids = [[stay.consumer_id for stay in group] for group in groups]
-    assert ids[:2] == [[first.consumer_id, second.consumer_id], [again.consumer_id]]
-    (last,) = groups[2]
+    assert ids[0] == [first.consumer_id, second.consumer_id, again.consumer_id]
+    (last,) = groups[1]
     assert last.member is not None and (last.member.start_position, last.left_ms) == (80, None)
     assert (groups[0][0].left_ms, groups[0][0].why) == (5, "r")
     assert (groups[0][0].joined_ms or 0) < (groups[0][1].joined_ms or 0) < 5
+    assert first.position is None and groups[0][2].left_ms == 7
 
 
 def test_a_job_that_was_removed_is_remembered_with_its_lengths() -> None:
@@ -73,7 +74,7 @@ def test_a_job_that_was_removed_is_remembered_with_its_lengths() -> None:
     history = given.history
     assert history.job.user_name == str(history.job.job_id)
     assert history.lengths == [-1, -1, -1, 7, -1, 0] + 94 * [-1]
-    assert given.histories.learned == {("d", 1): [(4, 2)]}
+    assert history.learned == {1: [(4, 2)]}
 
 
 def test_users_names() -> None:

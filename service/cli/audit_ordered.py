@@ -1,0 +1,226 @@
+"""What `forebay audit` says of a job that is read in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ..errors import InvalidArgument
+from .audit_shared import reader, skip, verdict
+from .journal import time_text
+
+GIVEN, NOT_YET, NOT_KNOWN = "given", "not yet", "not known"
+DIFFERS = "differs by consumer"
+
+HYPOTHETICAL = "hypothetical: what a group of this size is given that begins with position 0"
+
+
+class _Told(NamedTuple):
+    """Whether a consumer of a group was given something, and why it is said so."""
+
+    status: str
+    why: str | None = None
+
+
+class OrderedAnswers:
+    """Answers about an ordered job, and its groups or the one that was asked for."""
+
+    def __init__(self, history: Any, asked: Any) -> None:
+        from ...journal.splits import source_size
+        from ..core.bundles import order_message
+        from ..steps import GroupSteps, KnownOrder
+
+        self._history, self._order = history, history.job.order
+        self._sources = history.dataset.definition.sources
+        self._splits = min(map(source_size, self._sources), default=0)
+        self._known = KnownOrder(order_message(self._order), history.lengths)
+        self._is_asked = asked is not None
+        self._stays = [[]] if self._is_asked else history.groups()
+        members = [asked] if self._is_asked else [stays[0].member for stays in self._stays]
+        self._groups = [GroupSteps(self._known, member) for member in members]
+
+    def overview(self) -> dict[str, Any]:
+        from msgspec.structs import asdict as fields
+
+        known = self._known
+        count = int((known.lengths >= 0).sum())
+        learned = self._history.learned.get(self._order.bundle_splits, [])
+        return {
+            "dataset_id": self._history.job.dataset_id,
+            "order": [fields(self._order)],
+            "lengths": f"of {count} of {self._order.bundles} bundles",
+            "epoch_elements": known.total,
+            "unknown": None if known.total is not None else (
+                f"what comes behind {known.why_not(0)}"
+            ),
+            "learned": [{"learned_ms": ms, "bundles": bundles} for ms, bundles in learned],
+            "groups": [
+                {
+                    **self._shape(steps),
+                    **self._start(steps),
+                    "first_step": steps.first,
+                    "readers": [reader(self._history, stay) for stay in stays],
+                }
+                for steps, stays in zip(self._groups, self._stays, strict=True)
+            ],
+            "skipped": [skip(each) for each in self._history.skipped],
+            **self._verdict(),
+        }  # fmt: skip
+
+    def _verdict(self) -> dict[str, str]:
+        from ..core.checksums import describe_mismatches
+
+        job, unknown = self._history.job, []
+        if not job.checksums:
+            unknown.append("no worker has run a bundle from its beginning to its end")
+        known = (
+            f"none of {len(job.checksums)} bundles of all epochs that have a checksum had other "
+            "elements when it was run again"
+        )
+        if skipped := len(self._history.skipped):
+            known += f"; the rest of {skipped} skipped splits is missing from the order"
+        mismatches = describe_mismatches(job)
+        return verdict("one order", [mismatches] if mismatches else [], unknown, known)
+
+    def _shape(self, steps: Any) -> dict[str, Any]:
+        return {
+            "group": None if self._is_asked else self._groups.index(steps) + 1,
+            "consumers": steps.group.consumers,
+            "batch_size": steps.batch,
+            "drop_remainder": steps.group.drop_remainder,
+        }
+
+    def _at(self, epoch: int, offset: int) -> dict[str, Any]:
+        """A position in the training and in its epoch; None while an epoch's size is not known."""
+        total = self._known.total
+        position = None if epoch and total is None else epoch * (total or 0) + offset
+        return {"position": position, "epoch": epoch, "offset": offset}
+
+    def _start(self, steps: Any) -> dict[str, Any]:
+        if self._known.total is not None or not steps.start:
+            return self._at(steps.epoch, steps.start)
+        asked_for_step = steps.group.HasField("start_step")
+        return {"position": None if asked_for_step else steps.group.start_position}
+
+    # -- what was given ------------------------------------------------------------------------
+
+    def _told(self, steps: Any, step: int, index: int) -> _Told:
+        """Whether this consumer of the group was given its batch of the step."""
+        if self._is_asked:
+            return _Told(HYPOTHETICAL)
+        stays = self._stays[self._groups.index(steps)]
+        mine = [stay for stay in stays if stay.member.index == index]
+        said = [steps.said(step, stay.position, stay.is_exact) for stay in mine]
+        if GIVEN in said:
+            return _Told(GIVEN)
+        if NOT_KNOWN in said:
+            return _Told(NOT_KNOWN, _why(mine[said.index(NOT_KNOWN)]))
+        if self._history.missing:
+            return _Told(NOT_KNOWN, self._history.missing)
+        if mine:
+            return _Told(NOT_YET, _why(mine[-1]))
+        return _Told(NOT_YET, f"no consumer {index} of this group has joined")
+
+    def _of_group(self, steps: Any, step: int) -> str:
+        """The same of the whole group."""
+        told = {self._told(steps, step, n).status for n in range(steps.group.consumers)}
+        return told.pop() if len(told) == 1 else DIFFERS
+
+    def _nobody(self) -> dict[str, Any]:
+        if self._history.missing:
+            return {"status": NOT_KNOWN, "why": self._history.missing}
+        why = "no group of the job has begun there or before"
+        return {"status": NOT_YET, "why": f"{why}: --batch-size and --consumers tell what is there"}
+
+    def step(self, step: int) -> dict[str, Any]:
+        there = [steps for steps in self._groups if steps.first <= step]
+        if not there:
+            return {"step": step, **self._nobody()}
+        told = [self._of_group(steps, step) for steps in there]
+        wanted = next((each for each in (GIVEN, DIFFERS, NOT_KNOWN) if each in told), told[-1])
+        steps = there[len(told) - 1 - told[::-1].index(wanted)]
+        epoch, start, stop = steps.span(step)
+        bundles, indexes = self._known.elements(epoch, start, stop)
+        batches = []
+        for at in range(0, steps.size, steps.batch):
+            batch = [x[at : at + steps.batch].tolist() for x in (bundles, indexes)]
+            batches.append(
+                {
+                    "consumer": at // steps.batch,
+                    **self._told(steps, step, at // steps.batch)._asdict(),
+                    **(self._at(epoch, start + at) if batch[0] else {}),
+                    "count": len(batch[0]),
+                    "bundles": list(self._runs(*batch)),
+                    "elements": list(zip(*batch, strict=True)),
+                }
+            )
+        return {
+            "step": step,
+            "status": wanted,
+            **self._shape(steps),
+            "batches": batches,
+            "other_groups": [
+                {"group": self._groups.index(each) + 1, "status": status}
+                for each, status in zip(there, told, strict=True)
+                if each is not steps and status != NOT_YET
+            ],
+        }
+
+    def _runs(self, bundles: list[int], indexes: list[int]) -> Iterator[dict[str, Any]]:
+        """A batch has consecutive elements of each of its bundles."""
+        ends: dict[int, list[int]] = {}
+        for bundle, index in zip(bundles, indexes, strict=True):
+            ends.setdefault(bundle, [index, index])[1] = index
+        for bundle, both in ends.items():
+            yield {"bundle": bundle, "indexes": tuple(both), **self.splits_of(bundle)}
+
+    def splits_of(self, bundle: int) -> dict[str, Any]:
+        """The first and the last split, and their values if the journal knows others than these."""
+        from ...journal.splits import split_value
+
+        first = bundle * self._order.bundle_splits
+        splits = first, min(first + self._order.bundle_splits, self._splits) - 1
+        values = [
+            tuple(
+                source.explicit.splits[n].decode(errors="replace")
+                if source.HasField("explicit")
+                else split_value(source, n)
+                for n in splits
+            )
+            for source in self._sources
+        ]
+        return {"splits": splits, "values": [each for each in values if each != splits]}
+
+    def element(self, element: str, epoch: int | None) -> dict[str, Any]:
+        bundle, _, index = element.partition(":")
+        if not (bundle.isdecimal() and index.isdecimal()):
+            raise InvalidArgument(f"--element {element!r} is not of the form BUNDLE:INDEX")
+        last = max((steps.epoch for steps in self._groups), default=0)
+        found: list[dict[str, Any]] = []
+        for number in range(last + 1) if epoch is None else [epoch]:
+            offset = self._known.find(number, int(bundle), int(index))
+            found += self._found(number, offset)
+        return {"element": element, **self.splits_of(int(bundle)), "found": found}
+
+    def _found(self, epoch: int, offset: int) -> Iterator[dict[str, Any]]:
+        """The groups that were given this position, or may have been; else who is to be given it
+        next, if anybody is."""
+        at = self._at(epoch, offset)
+        told: list[dict[str, Any]] = []
+        for steps in self._groups:
+            if (got := steps.step_of(epoch, offset)) is not None:
+                where = {"step": got[0], "consumer": got[1], **self._shape(steps)}
+                told.append({**at, **where, **self._told(steps, *got)._asdict()})
+        reached = [each for each in told if each["status"] != NOT_YET]
+        yield from reached or told[-1:] or [{**at, **self._nobody()}]
+
+
+def _why(stay: Any) -> str:
+    """Why it is not said that this consumer was given something."""
+    who = f"consumer {stay.consumer_id}"
+    if stay.is_exact:
+        return f"{who} left in order at position {stay.position}"
+    at = "" if stay.moved_ms is None else f" at {time_text(stay.moved_ms)}"
+    what = "nothing" if stay.position is None else f"up to position {stay.position}{at}"
+    more = "and may be given more" if stay.left_ms is None else f"and then {stay.why}"
+    return f"{who} has reported {what}, {more}"
