@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import glob
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,25 +15,34 @@ from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from ..pipelines.files import manifest, mds, record_index
 from ..pipelines.files.known_formats import FORMATS, guessed, in_directory, suffixes_of
 
+MOST_EXPANDED = 1 << 18
+"""Names that braces stand for."""
+
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-def resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
-    """The files, and their format, which may be `named`. Raises InvalidArgument, NotFound."""
+_FIXED = re.compile(r"(?:[^*?\[{]*/)?")
+"""The directories of a pattern that are the same for all that matches."""
+
+
+def resolved(files: Paths, named: str | None) -> tuple[list[str], list[str], str]:
+    """The files, where each is below what was given (as PyArrow has it, of a list of files their
+    whole paths), and their format, which may be `named`. Raises InvalidArgument, NotFound."""
     if named is not None and named not in [*FORMATS]:
         raise InvalidArgument(f"format={named!r} must be one of {[*FORMATS]}")
     given = _given(files)
+    is_list = not isinstance(files, str | os.PathLike)
     paths: list[str] = []
+    places: list[str] = []
     for path in given:
-        matching = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
-        if not matching and re.match(r"[A-Za-z][\w+.-]*://", path):
+        there = os.path.exists(path)
+        root = os.path.dirname(path) if there else _FIXED.match(path)[0]  # type: ignore[index]
+        if not there and re.match(r"[A-Za-z][\w+.-]*://", path):
             raise InvalidArgument(
                 f"{path!r} is a URL, and workers read files of a file system: give a path where "
                 "they see it, mounted or copied"
             )
-        if not matching:
-            raise NotFound(f"no file matches {path!r} here")
-        for one in matching:
+        for one in [path] if there else _matching(path):
             index = os.path.join(one, mds.INDEX)
             with errors_named(one):
                 if os.path.basename(one) == mds.INDEX:
@@ -41,8 +51,12 @@ def resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
                     paths += mds.shards_of(index)
                 elif os.path.isdir(one):
                     paths += in_directory(one, named)
+                    root = one if there else root
                 elif not one.endswith(record_index.SUFFIX):
                     paths.append(one)
+                    root = "" if there and is_list else root
+            new = paths[len(places) :]
+            places += [os.path.relpath(path, root) if root else path for path in new]
     if not paths:
         raise NotFound(
             f"{given} has no files here whose names end in {[*suffixes_of(named)]}: give a pattern"
@@ -63,7 +77,64 @@ def resolved(files: Paths, named: str | None) -> tuple[list[str], str]:
             f"{paths[0]} is of no format that its first bytes or its name tell: it may be "
             f"compressed; or give format, one of {[*FORMATS]}"
         )
-    return paths, found
+    return paths, places, found
+
+
+def _matching(pattern: str) -> list[str]:
+    """Sorted; of braces in their order. Raises NotFound, also for one choice of braces."""
+    found: dict[str, None] = {}
+    for one in expanded(pattern):
+        matching = sorted(glob.glob(one, recursive=True))
+        if not matching:
+            raise NotFound(f"no file matches {one!r} here")
+        found |= dict.fromkeys(matching)
+    return [*found]
+
+
+def expanded(pattern: str) -> list[str]:
+    """With braces as in bash and WebDataset: `{a,b}` and `{000..127}`, also within others."""
+    for opening in re.finditer(r"{", pattern):
+        depth, commas = 0, [opening.start()]
+        for at in range(opening.start(), len(pattern)):
+            depth += {"{": 1, "}": -1}.get(pattern[at], 0)
+            if not depth:
+                commas.append(at)
+                break
+            if pattern[at] == "," and depth == 1:
+                commas.append(at)
+        else:
+            continue  # it is not closed
+        within = [pattern[a + 1 : b] for a, b in itertools.pairwise(commas)]
+        choices = within if len(within) > 1 else _range(within[0])
+        if choices:
+            before, behind = pattern[: opening.start()], pattern[commas[-1] + 1 :]
+            found: list[str] = []
+            for choice in choices:
+                found += [before + one for one in expanded(choice + behind)]
+                _require_few(pattern, len(found))
+            return found
+    return [pattern]
+
+
+def _require_few(pattern: str, names: int) -> None:
+    """Raises InvalidArgument."""
+    if names > MOST_EXPANDED:
+        raise InvalidArgument(
+            f"{pattern!r:.100} is more than {MOST_EXPANDED} names: give a pattern with *"
+        )
+
+
+def _range(text: str) -> list[str]:
+    """Of `000..127`, also `0..9..3`; none of another text."""
+    if (found := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", text)) is None:
+        return []
+    first, last, step = int(found[1]), int(found[2]), abs(int(found[3] or 1)) or 1
+    _require_few(f"{{{text}}}", abs(last - first) // step)
+    digits = found[1].removeprefix("-"), found[2].removeprefix("-")
+    padded = any(len(one) > 1 and one[0] == "0" for one in digits)
+    width = max(len(found[1]), len(found[2])) if padded else 0
+    step, end = (step, last + 1) if first <= last else (-step, last - 1)
+    return [f"{number:0{width}}" for number in range(first, end, step)]
 
 
 def _given(files: Any) -> list[str]:

@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import UNKNOWN_CARDINALITY
-from ..pipelines.files import manifest
-from ..pipelines.files.formats import Damaged, Facts, written
+from ..pipelines.files import manifest, partitions
+from ..pipelines.files.formats import Damaged, Facts, dict_of, written
 from ..pipelines.files.known_formats import FORMATS
 from ..pipelines.files.manifest import FileEntry, Manifest
 from ..pipelines.files.reading import FileRecords
@@ -44,6 +45,7 @@ def register_files(
     *,
     format: str | None = None,  # noqa: A002
     columns: Sequence[str] | None = None,
+    partitioning: Any = "hive",
     fill: dict[str, Any] | None = None,
     map: Callable[[Any], Any] | None = None,  # noqa: A002
     packages: Iterable[str] = (),
@@ -68,6 +70,10 @@ def register_files(
         A record of ArrayRecord and TFRecord is bytes, and a dict of others.
       columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
         default all.
+      partitioning: which columns the names of directories have, of Parquet, as in pyarrow.parquet's
+        read_table: "hive" for year=2020/…; None for no columns; a list of their names; or one of
+        pyarrow.dataset. Of a directory, the names below it count, of a pattern, those from its
+        first `*`, of files in a list their whole paths, and of a single file none.
       fill: of Parquet, a value by column, in the place of nulls, which are refused otherwise: an
         int, float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists,
         and a list that is null is empty, or of a fixed size full of it.
@@ -98,11 +104,19 @@ def register_files(
         raise InvalidArgument(f"seed={seed!r}: give an integer of 64 bits")
     if map is not None and not callable(map):
         raise InvalidArgument(f"map={map!r:.100}: give a function of a record")
-    paths, found_format = resolved(files, format)
+    paths, places, found_format = resolved(files, format)
     options = _options(found_format, columns, fill, index_dir)
-    entries, found = _inspected(paths, found_format, options)
-    if options.get("columns") is None and "dict" in found.structure:
-        options["columns"] = [name for name, _ in found.structure["dict"]]
+    outside = partitions.Partitions()
+    if found_format == "parquet":
+        outside = partitions.found(paths, places, partitioning)
+    elif not isinstance(partitioning, str | None):
+        raise InvalidArgument(
+            f"partitioning={partitioning!r:.100} is for ['parquet'], and this is {found_format!r}"
+        )
+    entries, found = _inspected(paths, found_format, options, outside)
+    if "dict" in found.structure:
+        names = [name for name, _ in found.structure["dict"]]
+        options["columns"] = [name for name in names if name not in outside.nodes]
     of_files = Manifest(
         format=found_format,
         files=entries,
@@ -196,19 +210,30 @@ def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
             )
 
 
-def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list[FileEntry], Facts]:
+def _inspected(
+    paths: list[str], of: str, options: dict[str, Any], outside: partitions.Partitions
+) -> tuple[list[FileEntry], Facts]:
     """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
     entries: list[FileEntry] = []
     cuts: list[int] = []
     of_first: tuple[str, Any] | None = None
     times: Mapping[str, str] = {}
     fill = options.get("fill", {})
-    for path in map(os.path.abspath, paths):
+    wanted = options.get("columns", outside.nodes)
+    nodes = {name: node for name, node in outside.nodes.items() if name in wanted}
+    if outside.nodes:
+        options = options | {"outside": [*outside.nodes]}
+    for number, path in enumerate(map(os.path.abspath, paths)):
         with errors_named(path):
             before = _state(path)
             try:
                 facts = FORMATS[of].inspect(path, options)
+                of_file = nodes if facts.records else {}
+                if of_file:
+                    structure = dict_of({**dict(facts.structure["dict"]), **of_file})
+                    facts = facts._replace(structure=structure)
                 _require_fill(path, facts.structure, fill)
+                values = outside.values_of(number, path, of_file, fill)
             except Damaged as error:
                 _require_unchanged(path, before)
                 raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
@@ -216,7 +241,8 @@ def _inspected(paths: list[str], of: str, options: dict[str, Any]) -> tuple[list
                 raise InvalidArgument(
                     f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
                 ) from error
-            entries.append(manifest.entry_of(path, facts.records))
+            entry = manifest.entry_of(path, facts.records)
+            entries.append(msgspec.structs.replace(entry, values=values))
             _require_unchanged(path, before)
         of_earlier = sum(cuts[-1:])
         cuts += [of_earlier + cut for cut in facts.cuts]

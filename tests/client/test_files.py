@@ -13,12 +13,14 @@ import tarfile
 from collections.abc import Callable
 from typing import Any
 
+import braceexpand
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from forebay.service.client import files as module
+from forebay.service.client.file_paths import expanded
 from forebay.service.client.files import register_files
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.pipelines.files import record_index, tars, tfrecords
@@ -229,6 +231,24 @@ def test_urls_are_refused(register: Register) -> None:
     for url in ("s3://bucket/a.tar", "file:///data/*.parquet", "https://host/{000..9}.tar"):
         with pytest.raises(InvalidArgument, match="is a URL, and workers read files of"):
             register(url)
+
+
+def test_braces_are_expanded_as_webdataset_does(register: Register, tmp_path: pathlib.Path) -> None:
+    for pattern in (
+        "a{000..003}.tar", "{a,b}/{1..3}.x", "x{1..10..4}", "{10..7}", "{b,{1..2}}z", "{}", "{a}",
+        "{-2..2}", "{01..3}", "{a,}b", "{{1..2}}", "{a{1..2}}", "{-01..1}", "{1..3..-2}",
+    ):  # fmt: skip
+        assert expanded(pattern) == [*braceexpand.braceexpand(pattern)]
+    for number in (0, 1, 2, 4):
+        (tmp_path / f"{number:03}.tfrecord").write_bytes(frame(b"x") * (number + 1))
+    (tmp_path / "{0..9}.tfrecord").write_bytes(frame(b"x") * 100)
+    assert count_of(register(f"{tmp_path}/{{002..000}}.tfrecord")) == 6
+    assert count_of(register(f"{tmp_path}/00{{1,4}}.tf*")) == 7
+    assert count_of(register(f"{tmp_path}/{{0..9}}.tfrecord")) == 100
+    with pytest.raises(NotFound, match=r"no file matches '.*/003\.tfrecord' here"):
+        register(f"{tmp_path}/{{000..004}}.tfrecord")
+    with pytest.raises(InvalidArgument, match=r"is more than 262144 names"):
+        register("{0..999}{0..999}.tar")
 
 
 # Nulls of Parquet.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import pathlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -96,3 +98,93 @@ def test_extension_types_are_what_they_are_stored_as(
             for record, value in zip(found, values, strict=True):
                 assert np.asarray(record[name]).dtype == np.asarray(value).dtype
                 np.testing.assert_array_equal(record[name], value)
+
+
+def _write(root: pathlib.Path, *places: str) -> None:
+    for number, place in enumerate(places):
+        path = root / place / f"{number}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"n": [10 * number, 10 * number + 1]}), path, row_group_size=1)
+
+
+def _as_read(table: pa.Table, **fill: Any) -> list[dict[str, Any]]:
+    """PyArrow's rows, with what Forebay gives for texts, and for nulls."""
+    rows = table.to_pylist()
+    rows = [{n: fill.get(n) if v is None else v for n, v in row.items()} for row in rows]
+    rows = [{n: v.encode() if isinstance(v, str) else v for n, v in row.items()} for row in rows]
+    return sorted(rows, key=lambda row: int(row["n"]))
+
+
+PLACES = ("year=2020/kind=a%20b", "year=2021/kind=x", "year=__HIVE_DEFAULT_PARTITION__/kind=7", ".")
+
+
+def test_partitions_are_columns_as_pyarrow_has_them(
+    register: Register, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path / "run=3" / "hive", *PLACES)
+    monkeypatch.chdir(tmp_path / "run=3")
+    fill = {"year": -1, "kind": "none"}
+    files = sorted(glob.glob("hive/*/*/*.parquet"))
+    for given, read, filled in (
+        ("hive", "hive", fill),
+        (pathlib.Path("hive/year=2020"), "hive/year=2020", {}),
+        (files, files, {"year": -1}),
+        ("hive/year=202*/*/*.parquet", files[:2], {}),
+        ("hive/year={2021,2020}/*/*.parquet", files[:2], {}),
+        ("hive/year=2020/kind=a%20b/0.parquet", "hive/year=2020/kind=a%20b/0.parquet", {}),
+    ):
+        table = pq.read_table(read)
+        expected = _as_read(table, **fill)
+        for how in ({}, {"shuffle_records": True}, {"columns": [*table.column_names]}):
+            request = register(given, fill=filled, **how)
+            found = sorted(all_records(request), key=lambda row: int(row["n"]))
+            assert found == expected
+        for name in {"year"} & {*table.column_names}:
+            (only,) = {type(row[name]) for row in all_records(register(given, fill=filled))}
+            assert only is np.int32
+            found = all_records(register(given, fill=filled, columns=["year"]))
+            assert sorted(one["year"] for one in found) == sorted(one["year"] for one in expected)
+    for name in ("year", "kind"):
+        with pytest.raises(InvalidArgument, match=rf"has no '{name}', which .*fill=.'{name}': …"):
+            register("hive", fill={one: value for one, value in fill.items() if one != name})
+    for value in (2.5, "x", 2**40):
+        with pytest.raises(InvalidArgument, match="fill="):
+            register("hive", fill=fill | {"year": value})
+
+
+def test_other_partitionings_are_pyarrows(register: Register, tmp_path: pathlib.Path) -> None:
+    _write(tmp_path / "d", "2020/1", "2021/2")
+    _write(tmp_path / "h", "day=2020-01-02/b=1")
+    schema = pa.schema([("day", pa.date32()), ("b", pa.bool_())])
+    cases: list[tuple[str, Any]] = [
+        ("d", ["year", "month"]),
+        ("d", ds.partitioning(field_names=["year"])),
+        ("d", None),
+        ("h", ds.partitioning(schema, flavor="hive")),
+    ]
+    for directory, how in cases:
+        read = pq.read_table(tmp_path / directory, partitioning=how)
+        if "day" in read.column_names:
+            at = read.schema.get_field_index("day")
+            read = read.set_column(at, "day", read["day"].cast(pa.int32()).cast(pa.int64()))
+        found = all_records(register(tmp_path / directory, partitioning=how))
+        assert sorted(found, key=lambda row: int(row["n"])) == _as_read(read)
+    with pytest.raises(InvalidArgument, match=r"partitioning=.* does not fit the names"):
+        register(
+            tmp_path / "h",
+            partitioning=ds.partitioning(schema.set(0, pa.field("day", pa.int32())), flavor="hive"),
+        )
+    for wrong in (5, "directory", [1]):
+        with pytest.raises(InvalidArgument, match="partitioning="):
+            register(tmp_path / "d", partitioning=wrong)
+
+
+def test_a_column_in_a_file_and_in_its_directorys_name(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Refused by name, unless it is said which one."""
+    _write(tmp_path, "n=7")
+    for how in ({}, {"columns": ["n"]}):
+        with pytest.raises(InvalidArgument, match=r"has columns \['n'\], and so has its dir.*None"):
+            register(tmp_path, **how)
+    assert all_records(register(tmp_path, partitioning=None)) == [{"n": 0}, {"n": 1}]

@@ -136,20 +136,25 @@ def texts(values: Sequence[bytes]) -> Component:
 
 
 def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
-    """The columns to read, of those that are there, sorted. Raises InvalidArgument."""
-    names = options.get("columns")
-    if names is None:
-        names = {*there}
-    if missing := [name for name in names if name not in there]:
+    """The columns to read, of those that are there, sorted; others are "outside", in the names of
+    directories. Raises InvalidArgument."""
+    names, outside = options.get("columns"), options.get("outside", ())
+    names = {*there, *outside} if names is None else {*names}
+    if missing := [name for name in names if name not in there and name not in outside]:
         raise InvalidArgument(
-            f"{path} has no columns {few(missing)}: give some of {few(sorted(there))}"
+            f"{path} has no columns {few(missing)}: give some of {few(sorted({*there, *outside}))}"
+        )
+    if both := [name for name in outside if name in names and name in there]:
+        raise InvalidArgument(
+            f"{path} has columns {few(both)}, and so has its directory's name: give "
+            "partitioning=None for the file's, or `columns` without them"
         )
     if twice := [name for name, count in Counter(there).items() if count > 1 and name in names]:
         raise InvalidArgument(
             f"{path} has several columns of one name, {few(twice)}: read others by `columns`, or "
             "rename them"
         )
-    return sorted(names)
+    return sorted(names - {*outside})
 
 
 def few(names: Sequence[str]) -> str:

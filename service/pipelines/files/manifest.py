@@ -20,13 +20,15 @@ FINGERPRINT_BYTES = 4 << 10
 MANY = 5  # files, or columns, that a message names
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file as it was registered."""
 
     path: str
     size: int
     fingerprint: str
     records: int
+    values: dict[str, Any] = {}
+    """Of columns that its directory's name has (partitions.py)."""
 
     def __str__(self) -> str:
         return f"{self.size} bytes with fingerprint {self.fingerprint}"
@@ -75,7 +77,7 @@ def require_same(entry: FileEntry) -> None:
         raise FailedPrecondition(
             f"{entry.path} cannot be read ({error.strerror or error}), and had {entry} {advice}"
         ) from error
-    if now != entry:
+    if (now.size, now.fingerprint) != (entry.size, entry.fingerprint):
         raise FailedPrecondition(f"{entry.path} has {now}, and had {entry} {advice}")
 
 

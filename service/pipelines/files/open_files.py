@@ -13,6 +13,7 @@ from ...errors import FailedPrecondition, ForebayError
 from . import manifest
 from .formats import Damaged, RecordFile
 from .known_formats import FORMATS
+from .partitions import Partitioned
 
 MOST_OPEN = 4096
 """Files that are open at a time, if the process may have so many descriptors. To open one anew for
@@ -69,7 +70,10 @@ class OpenFiles:
         """Raises FailedPrecondition, Corrupt."""
         try:
             manifest.require_same(entry)
-            return FORMATS[self._manifest.format].open(entry.path, self._manifest.options)
+            file = FORMATS[self._manifest.format].open(entry.path, self._manifest.options)
+            if entry.values:
+                return Partitioned(file, self._manifest.structure, entry.values)
+            return file
         except (OSError, Damaged, FailedPrecondition) as error:
             if _lacks_descriptors(error):
                 raise FailedPrecondition(

@@ -44,6 +44,8 @@ def _inspect(path: str, options: Options) -> Facts:
         columns = {name: ParquetColumn(path, schema.field(name)) for name in names}
         fill = options.get("fill") or {}
         for name, value in fill.items():
+            if name in options.get("outside", ()):
+                continue
             if name not in columns:
                 raise InvalidArgument(
                     f"fill has column {name!r}, and of {path} are read {few(names)}: leave it out"

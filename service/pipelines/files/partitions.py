@@ -1,0 +1,138 @@
+"""Columns that directories' names have, such as `year=2020/0.parquet`, as PyArrow reads them.
+
+PyArrow finds their types and values where the files are registered. A file's values are in its
+entry (manifest.py), and are given with each of its records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...blocks import Block, Component, Strings
+from ...errors import InvalidArgument
+from .formats import Ints, Node, RecordFile
+from .parquet_types import ParquetColumn, pyarrow
+
+
+class Partitions(NamedTuple):
+    """Columns of several files."""
+
+    nodes: Mapping[str, Node] = MappingProxyType({})  # by name
+    values: Sequence[Mapping[str, Any]] = ()  # by file; None is a null
+
+    def values_of(
+        self, number: int, path: str, names: Iterable[str], fill: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """A file's. Raises InvalidArgument for a null without `fill`, and OverflowError."""
+        values = {name: self.values[number][name] for name in names}
+        for name, value in values.items():
+            if value is None and name not in fill:
+                raise InvalidArgument(
+                    f"the directory of {path} has no {name!r}, which others have: give "
+                    f"fill={{{name!r}: …}}, a value in its place, or other `columns`"
+                )
+            values[name] = fill[name] if value is None else value
+            constant(self.nodes[name], values[name])
+        return values
+
+
+def found(paths: Sequence[str], places: Sequence[str], partitioning: Any) -> Partitions:
+    """Of files, and where they are below what was registered. `partitioning` is as in
+    pyarrow.parquet.read_table. Raises InvalidArgument."""
+    if partitioning is None or (partitioning == "hive" and not any("=" in one for one in places)):
+        return Partitions()
+    dataset, filesystem = _modules(paths[0])
+    options = dataset.FileSystemFactoryOptions(partition_base_dir="", exclude_invalid_files=False)
+    try:
+        if partitioning == "hive":
+            partitioning = dataset.HivePartitioning.discover(infer_dictionary=True)
+        elif isinstance(partitioning, list):
+            partitioning = dataset.partitioning(field_names=partitioning)
+        if isinstance(partitioning, dataset.PartitioningFactory):
+            options.partitioning_factory = partitioning
+        else:
+            options.partitioning = partitioning
+        factory = dataset.FileSystemDatasetFactory(
+            filesystem.LocalFileSystem(), [*places], dataset.ParquetFileFormat(), options
+        )  # it opens none of them
+        schema = factory.inspect(fragments=0)
+        expressions = [one.partition_expression for one in factory.finish(schema).get_fragments()]
+    except (ValueError, TypeError) as error:  # Arrow's are among them
+        raise InvalidArgument(
+            f"partitioning={partitioning!r:.100} does not fit the names of directories: "
+            f"{error!s:.300}. Give another one, or None"
+        ) from error
+    columns = [ParquetColumn(f"a directory of {paths[0]}", field) for field in schema]
+    values = [
+        {one.name: _plain(one, keys.get(one.name)) for one in columns}
+        for keys in map(dataset.get_partition_keys, expressions)
+    ]
+    return Partitions({one.name: one.node for one in columns}, values)
+
+
+def _modules(path: str) -> Any:
+    pyarrow(path)
+    from pyarrow import dataset, fs
+
+    return dataset, fs
+
+
+def _plain(column: ParquetColumn, value: Any) -> Any:
+    if value is None:
+        return None
+    import pyarrow as arrow
+
+    values = column.component(arrow.array([value], column.kind), {}).values
+    return values.data.tobytes() if isinstance(values, Strings) else values[0].item()
+
+
+class Partitioned:
+    """An open file whose records have more columns, of one value each."""
+
+    def __init__(self, file: RecordFile, structure: str, values: Mapping[str, Any]) -> None:
+        """`structure` is of a record with these columns."""
+        self._file = file
+        self._values = [
+            constant(node, values[name]) if name in values else None
+            for name, node in json.loads(structure)["dict"]
+        ]
+
+    def read(self, first: int, stop: int) -> Iterator[Block]:
+        return map(self._with_values, self._file.read(first, stop))
+
+    def take(self, records: Ints) -> Block:
+        return self._with_values(self._file.take(records))
+
+    def _with_values(self, block: Block) -> Block:
+        rest = iter(block.components)
+        return Block(
+            block.count,
+            tuple(
+                next(rest) if value is None else Component(_repeated(value, block.count))
+                for value in self._values
+            ),
+        )
+
+    def parts(self, records: Ints) -> Iterable[Ints]:
+        return self._file.parts(records)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def constant(node: Node, value: Any) -> Any:
+    """The value as a column has it, bytes or an array of one. Raises OverflowError."""
+    if node["tensor"] == "string":
+        return value.encode() if isinstance(value, str) else value
+    return np.array([value], node["tensor"])
+
+
+def _repeated(value: Any, count: int) -> Any:
+    if isinstance(value, bytes):
+        return Strings(np.full(count, len(value), np.int64), np.frombuffer(value * count, np.uint8))
+    return np.repeat(value, count)
