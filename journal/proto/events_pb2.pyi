@@ -34,7 +34,7 @@ FILE_OR_DATA: Sharding
 HINT: Sharding
 
 class Event(_message.Message):
-    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "lengths_learned", "bundles_claimed", "claims_moved", "bundles_checked", "consumers_moved", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed")
+    __slots__ = ("time_ms", "request", "leader_elected", "dataset_registered", "compression_decided", "job_created", "iteration_created", "iteration_finished", "iteration_collected", "consumer_joined", "consumer_left", "worker_registered", "worker_lost", "task_created", "task_completed", "splits_leased", "lease_begun", "lease_returned", "lease_lost", "pass_started", "iteration_paused", "splits_found", "consumer_began", "task_proposed", "round_targeted", "consumer_blocked", "task_started", "task_removed", "worker_drains", "split_skipped", "iteration_summarized", "job_removed", "dataset_used", "dataset_removed", "blob_deleted", "lengths_learned", "bundles_claimed", "claims_moved", "bundles_checked", "consumers_moved", "save_started", "stream_assigned", "save_split_assigned", "chunk_committed", "stream_completed", "save_finished", "save_failed", "delivery_reported")
     TIME_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEADER_ELECTED_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Event(_message.Message):
     STREAM_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     SAVE_FINISHED_FIELD_NUMBER: _ClassVar[int]
     SAVE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_REPORTED_FIELD_NUMBER: _ClassVar[int]
     time_ms: int
     request: Request
     leader_elected: LeaderElected
@@ -129,7 +130,8 @@ class Event(_message.Message):
     stream_completed: StreamCompleted
     save_finished: SaveFinished
     save_failed: SaveFailed
-    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., lengths_learned: _Optional[_Union[LengthsLearned, _Mapping]] = ..., bundles_claimed: _Optional[_Union[BundlesClaimed, _Mapping]] = ..., claims_moved: _Optional[_Union[ClaimsMoved, _Mapping]] = ..., bundles_checked: _Optional[_Union[BundlesChecked, _Mapping]] = ..., consumers_moved: _Optional[_Union[ConsumersMoved, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ...) -> None: ...
+    delivery_reported: DeliveryReported
+    def __init__(self, time_ms: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., leader_elected: _Optional[_Union[LeaderElected, _Mapping]] = ..., dataset_registered: _Optional[_Union[DatasetRegistered, _Mapping]] = ..., compression_decided: _Optional[_Union[CompressionDecided, _Mapping]] = ..., job_created: _Optional[_Union[JobCreated, _Mapping]] = ..., iteration_created: _Optional[_Union[IterationCreated, _Mapping]] = ..., iteration_finished: _Optional[_Union[IterationFinished, _Mapping]] = ..., iteration_collected: _Optional[_Union[IterationCollected, _Mapping]] = ..., consumer_joined: _Optional[_Union[ConsumerJoined, _Mapping]] = ..., consumer_left: _Optional[_Union[ConsumerLeft, _Mapping]] = ..., worker_registered: _Optional[_Union[WorkerRegistered, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLost, _Mapping]] = ..., task_created: _Optional[_Union[TaskCreated, _Mapping]] = ..., task_completed: _Optional[_Union[TaskCompleted, _Mapping]] = ..., splits_leased: _Optional[_Union[SplitsLeased, _Mapping]] = ..., lease_begun: _Optional[_Union[LeaseBegun, _Mapping]] = ..., lease_returned: _Optional[_Union[LeaseReturned, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., pass_started: _Optional[_Union[PassStarted, _Mapping]] = ..., iteration_paused: _Optional[_Union[IterationPaused, _Mapping]] = ..., splits_found: _Optional[_Union[SplitsFound, _Mapping]] = ..., consumer_began: _Optional[_Union[ConsumerBegan, _Mapping]] = ..., task_proposed: _Optional[_Union[TaskProposed, _Mapping]] = ..., round_targeted: _Optional[_Union[RoundTargeted, _Mapping]] = ..., consumer_blocked: _Optional[_Union[ConsumerBlocked, _Mapping]] = ..., task_started: _Optional[_Union[TaskStarted, _Mapping]] = ..., task_removed: _Optional[_Union[TaskRemoved, _Mapping]] = ..., worker_drains: _Optional[_Union[WorkerDrains, _Mapping]] = ..., split_skipped: _Optional[_Union[SplitSkipped, _Mapping]] = ..., iteration_summarized: _Optional[_Union[IterationSummarized, _Mapping]] = ..., job_removed: _Optional[_Union[JobRemoved, _Mapping]] = ..., dataset_used: _Optional[_Union[DatasetUsed, _Mapping]] = ..., dataset_removed: _Optional[_Union[DatasetRemoved, _Mapping]] = ..., blob_deleted: _Optional[_Union[BlobDeleted, _Mapping]] = ..., lengths_learned: _Optional[_Union[LengthsLearned, _Mapping]] = ..., bundles_claimed: _Optional[_Union[BundlesClaimed, _Mapping]] = ..., claims_moved: _Optional[_Union[ClaimsMoved, _Mapping]] = ..., bundles_checked: _Optional[_Union[BundlesChecked, _Mapping]] = ..., consumers_moved: _Optional[_Union[ConsumersMoved, _Mapping]] = ..., save_started: _Optional[_Union[SaveStarted, _Mapping]] = ..., stream_assigned: _Optional[_Union[StreamAssigned, _Mapping]] = ..., save_split_assigned: _Optional[_Union[SaveSplitAssigned, _Mapping]] = ..., chunk_committed: _Optional[_Union[ChunkCommitted, _Mapping]] = ..., stream_completed: _Optional[_Union[StreamCompleted, _Mapping]] = ..., save_finished: _Optional[_Union[SaveFinished, _Mapping]] = ..., save_failed: _Optional[_Union[SaveFailed, _Mapping]] = ..., delivery_reported: _Optional[_Union[DeliveryReported, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("caller", "number")
@@ -564,10 +566,12 @@ class SplitsLeased(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaseBegun(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "taken")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
-    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+    taken: bool
+    def __init__(self, lease_id: _Optional[int] = ..., taken: bool = ...) -> None: ...
 
 class LeaseReturned(_message.Message):
     __slots__ = ("lease_id", "count")
@@ -578,10 +582,24 @@ class LeaseReturned(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LeaseLost(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "reason")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
-    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, lease_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeliveryReported(_message.Message):
+    __slots__ = ("task_id", "dropped", "reason", "all_taken")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ALL_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    dropped: int
+    reason: str
+    all_taken: bool
+    def __init__(self, task_id: _Optional[int] = ..., dropped: _Optional[int] = ..., reason: _Optional[str] = ..., all_taken: bool = ...) -> None: ...
 
 class PassStarted(_message.Message):
     __slots__ = ("iteration_id", "source", "pass_number")

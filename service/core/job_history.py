@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from ...journal.proto import events_pb2 as ev
 from . import ranges
 from .lengths import lengths_of
-from .state import Consumer, Dataset, Job, State
+from .state import Consumer, Dataset, Job, Lease, State
 
 
 @dataclass
@@ -46,6 +46,18 @@ class LostLease:
     lost_ms: int
     why: str | None = None
     found: bool = False  # the worker came back, and went on with them
+    mixed: bool = False  # its pipeline had begun them, and does not tell which elements are whose
+
+
+@dataclass
+class DroppedElements:
+    """Elements that a worker had made, and that no trainer got."""
+
+    epoch: int
+    elements: int
+    worker: str  # its address
+    dropped_ms: int
+    why: str
 
 
 @dataclass
@@ -83,6 +95,7 @@ class JobHistory:
     epochs: dict[int, EpochHistory] = field(default_factory=dict)  # by number
     stays: list[ConsumerStay] = field(default_factory=list)
     lost: list[LostLease] = field(default_factory=list)
+    dropped: list[DroppedElements] = field(default_factory=list)
     leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
     skipped: list[ev.SplitSkipped] = field(default_factory=list)
     claims: list[BundleClaim] = field(default_factory=list)
@@ -121,6 +134,10 @@ class JobHistories:
         self._learned: dict[str, dict[int, list[tuple[int, int]]]] = {}  # by dataset
         self._stays: dict[int, ConsumerStay] = {}
         self._lost: dict[int, LostLease] = {}  # by lease
+        self._mixed: dict[int, list[tuple[int, int, int, int]]] = {}
+        """By task: (source, pass, first, stop) of splits that it has begun, of which nobody knows
+        whether their elements were taken."""
+        self._lost_mixed: dict[int, list[LostLease]] = {}  # by task
         self._claims: dict[int, dict[int, BundleClaim]] = {}  # by consumer and place
         for job in state.jobs.values():
             history = self._of_job(state, job.job_id)
@@ -196,17 +213,32 @@ class JobHistories:
                 self._of(state, body.iteration_id).skipped.append(body)
             case "splits_leased":
                 self._check(state, body)
+            case "lease_begun" if not body.taken:
+                lease = state.leases[body.lease_id]
+                self._begin(lease, lease.stop)
+            case "lease_returned":
+                lease = state.leases[body.lease_id]
+                self._begin(lease, lease.stop - body.count)
             case "lease_lost":
-                self._lose(state, body.lease_id, now)
+                self._lose(state, state.leases[body.lease_id], now, body.reason)
+            case "delivery_reported":
+                self._report(state, body, now)
+            case "task_completed":
+                self._mixed.pop(body.task_id, None)
             case "worker_lost":
+                for task_id in sorted(state.workers[body.worker_id].tasks):
+                    self._lose_mixed(state, task_id, now)
                 self._explain(body.reason, body.worker_id)
             case "iteration_paused" | "iteration_collected":
+                for task_id in state.iterations[body.iteration_id].tasks:
+                    self._lose_mixed(state, task_id, now)
                 self._explain("nobody read the epoch any more")
             case "task_created":
                 known = state.tasks.get(body.task_id) or state.lost_tasks.get(body.task_id)
-                for lease in known.lost if known else ():
-                    if lease.lease_id in self._lost:
-                        self._lost[lease.lease_id].found = True
+                found = [self._lost.get(lease.lease_id) for lease in known.lost] if known else []
+                for lost in (*found, *self._lost_mixed.pop(body.task_id, ())):
+                    if lost is not None:
+                        lost.found = True
 
     def follow_end(self, state: State) -> None:
         """The last event was applied: add the jobs that nobody has read."""
@@ -250,18 +282,51 @@ class JobHistories:
         if not any(a <= first and stop <= b for a, b in free.get(leased.pass_number, [])):
             self._of(state, leased.iteration_id).leased_twice.append(leased)
 
-    def _lose(self, state: State, lease_id: int, now: int) -> None:
-        lease = state.leases[lease_id]
+    def _lose(self, state: State, lease: Lease, now: int, why: str = "") -> LostLease:
         worker_id = state.tasks[lease.task_id].worker_id
-        worker = state.workers.get(worker_id)
         lost = LostLease(
             state.iterations[lease.iteration_id].epoch, lease.source,
-            (lease.first, lease.stop - 1), worker.address if worker else "?", worker_id, now,
+            (lease.first, lease.stop - 1), _address(state, worker_id), worker_id, now, why or None,
         )  # fmt: skip
-        self._lost[lease_id] = lost
+        if lease.lease_id:
+            self._lost[lease.lease_id] = lost
         self._of(state, lease.iteration_id).lost.append(lost)
+        return lost
+
+    def _begin(self, lease: Lease, stop: int) -> None:
+        """A pipeline has begun its splits before `stop`. Of a `repeat`, two passes are kept."""
+        known = self._mixed.get(lease.task_id, [])
+        if stop > lease.first:
+            new = (lease.source, lease.pass_number, lease.first, stop)
+            if known and known[-1][:2] == new[:2] and known[-1][3] == lease.first:
+                new = (*known.pop()[:3], stop)
+            known = [each for each in known if each[1] >= lease.pass_number - 1] + [new]
+            self._mixed[lease.task_id] = known
+
+    def _lose_mixed(self, state: State, task_id: int, now: int) -> None:
+        task = state.tasks[task_id]
+        for source, pass_number, first, stop in self._mixed.pop(task_id, ()):
+            lease = Lease(0, task.iteration_id, task_id, source, pass_number, first, stop - first)
+            lost = self._lose(state, lease, now)
+            lost.mixed = True
+            self._lost_mixed.setdefault(task_id, []).append(lost)
+
+    def _report(self, state: State, report: ev.DeliveryReported, now: int) -> None:
+        task = state.tasks[report.task_id]
+        if report.all_taken:
+            self._mixed.pop(report.task_id, None)
+        if report.dropped:
+            epoch = state.iterations[task.iteration_id].epoch
+            address = _address(state, task.worker_id)
+            dropped = DroppedElements(epoch, report.dropped, address, now, report.reason)
+            self._of(state, task.iteration_id).dropped.append(dropped)
 
     def _explain(self, why: str, worker_id: int | None = None) -> None:
         for lost in self._lost.values():
             if lost.why is None and worker_id in (None, lost.worker_id):
                 lost.why = why
+
+
+def _address(state: State, worker_id: int) -> str:
+    worker = state.workers.get(worker_id)
+    return worker.address if worker else "?"

@@ -55,6 +55,7 @@ TASK: Table = {
     "task_removed": {RUNNING: ABSENT, ORPHANED: ABSENT, PENDING: ABSENT},
     "splits_leased": {RUNNING: RUNNING, PENDING: PENDING},
     "split_skipped": {RUNNING: RUNNING, PENDING: PENDING},
+    "delivery_reported": {RUNNING: RUNNING, PENDING: PENDING},
     "task_completed": {RUNNING: COMPLETED},
 }  # fmt: skip
 # worker_lost makes it lost, or absent if the worker deregistered; the iteration's end makes it

@@ -26,6 +26,8 @@ from .base import (
 from .ledger import Ledger, Offer
 from .state import Iteration, Lease, State, Task
 
+DROPPED = "a trainer left without a word, and had elements of them"
+
 MAX_NAMES = 1_000
 """The most splits with names in one lease."""
 
@@ -42,26 +44,33 @@ class GetSplit(Command, frozen=True, kw_only=True):
     source: int
 
 
-class LeaseSplits(Command, frozen=True, kw_only=True):
-    """→ LeaseBegun …, then SplitsLeased or PassStarted. Answers as GetSplit does."""
+class _Report(Command, frozen=True, kw_only=True):
+    """What has become of a task's leases. → LeaseBegun …, LeaseLost …, DeliveryReported."""
 
     task_id: int
+    begun: tuple[int, ...] = ()  # leases of which nothing more is known
+    taken: tuple[int, ...] = ()  # leases of which trainers have every element
+    lost: tuple[int, ...] = ()  # leases of which elements were dropped
+    dropped: int = 0  # elements, since the last report
+    all_taken: bool = False  # trainers have all others of the splits begun so far
+
+
+class LeaseSplits(_Report, frozen=True, kw_only=True):
+    """→ what the report leads to, then SplitsLeased or PassStarted. Answers as GetSplit does."""
+
     source: int
     pass_number: int
     want: int
     or_later: bool = False  # if that pass is over, lease from the current one
-    begun: tuple[int, ...] = ()
 
 
-class ReturnSplits(Command, frozen=True, kw_only=True):
-    """→ LeaseBegun …, LeaseReturned …, perhaps SplitsLeased.
+class ReturnSplits(_Report, frozen=True, kw_only=True):
+    """→ what the report leads to, LeaseReturned …, perhaps SplitsLeased.
 
     Answers None. But if a numbered request returns part of a lease, the answer is a new lease of
     the kept part; without a number, the kept part counts as begun.
     """
 
-    task_id: int
-    begun: tuple[int, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()  # (lease id, count)
 
 
@@ -97,7 +106,7 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
     if command.want < 1:
         raise InvalidArgument(f"{command.want} splits are wanted; want 1 or more")
     task = _running(state, command.task_id)
-    events = _begun(task, command.begun)
+    events = _reported(task, command)
     iteration = state.iterations[task.iteration_id]
     ledger = _find_ledger(iteration, command.source)
     if ledger.leased_with is not None:
@@ -117,10 +126,11 @@ def _lease_splits(state: State, command: LeaseSplits) -> Decision:
 
 def _return_splits(state: State, command: ReturnSplits) -> Decision:
     task = _running(state, command.task_id)
-    events = _begun(task, command.begun)
+    events = _reported(task, command)
+    told = {*command.begun, *command.taken, *command.lost}
     kept: list[ev.Event] = []
     for lease_id, count in dict(command.returned).items():
-        if lease_id not in task.leases or lease_id in command.begun:
+        if lease_id not in task.leases or lease_id in told:
             continue
         lease = state.leases[lease_id]
         if not 0 < count <= lease.count:
@@ -157,8 +167,27 @@ def _running(state: State, task_id: int) -> Task:
     return task
 
 
-def _begun(task: Task, lease_ids: tuple[int, ...]) -> list[ev.Event]:
-    return [lease_begun(i) for i in dict.fromkeys(lease_ids) if i in task.leases]
+def _reported(task: Task, command: _Report) -> list[ev.Event]:
+    left = dict.fromkeys(task.leases)
+
+    def mine(lease_ids: tuple[int, ...]) -> list[int]:
+        return [i for i in lease_ids if left.pop(i, True) is None]
+
+    events = [lease_begun(lease_id) for lease_id in mine(command.begun)]
+    events += [lease_begun(lease_id, taken=True) for lease_id in mine(command.taken)]
+    events += [
+        ev.Event(lease_lost=ev.LeaseLost(lease_id=lease_id, reason=DROPPED))
+        for lease_id in mine(command.lost)
+    ]
+    if command.dropped or command.all_taken:
+        reported = ev.DeliveryReported(
+            task_id=task.task_id,
+            dropped=command.dropped,
+            reason=DROPPED if command.dropped else "",
+            all_taken=command.all_taken,
+        )
+        events.append(ev.Event(delivery_reported=reported))
+    return events
 
 
 def _lease(
@@ -242,9 +271,9 @@ def _require_one_way(state: State, iteration: Iteration, ledger: Ledger, *, sing
         )
 
 
-def lease_begun(lease_id: int) -> ev.Event:
-    """All of its splits have been begun."""
-    return ev.Event(lease_begun=ev.LeaseBegun(lease_id=lease_id))
+def lease_begun(lease_id: int, *, taken: bool = False) -> ev.Event:
+    """All of its splits have been begun; `taken`: trainers have every element of them."""
+    return ev.Event(lease_begun=ev.LeaseBegun(lease_id=lease_id, taken=taken))
 
 
 def all_returned(lease: Lease) -> ev.Event:
@@ -316,8 +345,13 @@ def _lease_returned(state: State, event: ev.LeaseReturned) -> None:
 
 def _lease_lost(state: State, event: ev.LeaseLost) -> None:
     lease = _end_lease(state, event.lease_id)
-    state.tasks[lease.task_id].lost.append(lease)
+    if not event.reason:  # else its worker has dropped elements, and has nothing to restore
+        state.tasks[lease.task_id].lost.append(lease)
     ledger_of(state, lease).lose(lease.pass_number, lease.first, lease.stop)
+
+
+def _nothing(state: State, event: ev.DeliveryReported) -> None:
+    """The state needs no more than the leases that were lost (job_history.py has the rest)."""
 
 
 def _end_lease(state: State, lease_id: int) -> Lease:
@@ -352,6 +386,7 @@ EVENTS: Events = {
     "lease_begun": EventKind(_lease_begun, is_quiet=True),
     "lease_returned": EventKind(_lease_returned, is_quiet=True),
     "lease_lost": EventKind(_lease_lost),
+    "delivery_reported": EventKind(_nothing, is_quiet=True),
     "pass_started": EventKind(_pass_started, is_quiet=True),
     "splits_found": EventKind(_splits_found, is_quiet=True),
 }

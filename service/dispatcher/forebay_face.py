@@ -617,10 +617,17 @@ def lease_command(request: pb.LeaseSplitsRequest) -> c.Command:
         if request.returned:
             raise InvalidArgument("a request that returns splits cannot want others; want 0")
         return _command(c.LeaseSplits, request, number)
-    if request.begun or request.returned:
-        returned = tuple((r.lease_id, r.count) for r in request.returned)
+    settled = request.begun or request.taken or request.lost or request.returned
+    if settled or request.dropped or request.all_taken:
         return c.ReturnSplits(
-            request=number, task_id=request.task_id, begun=tuple(request.begun), returned=returned
+            request=number,
+            task_id=request.task_id,
+            begun=tuple(request.begun),
+            taken=tuple(request.taken),
+            lost=tuple(request.lost),
+            dropped=request.dropped,
+            all_taken=request.all_taken,
+            returned=tuple((r.lease_id, r.count) for r in request.returned),
         )
     return _command(c.ProbeSplits, request, number)
 

@@ -466,7 +466,7 @@ class Task(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., iteration_id: _Optional[int] = ..., dataset_id: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., num_sources: _Optional[int] = ..., num_shards: _Optional[int] = ..., shard: _Optional[int] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., graph: _Optional[str] = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., job_id: _Optional[int] = ...) -> None: ...
 
 class LeaseSplitsRequest(_message.Message):
-    __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later")
+    __slots__ = ("request", "task_id", "source", "pass_number", "want", "begun", "returned", "known", "or_later", "taken", "lost", "dropped", "all_taken")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +476,10 @@ class LeaseSplitsRequest(_message.Message):
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     OR_LATER_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    ALL_TAKEN_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     task_id: int
     source: int
@@ -485,7 +489,11 @@ class LeaseSplitsRequest(_message.Message):
     returned: _containers.RepeatedCompositeFieldContainer[ReturnedLease]
     known: JournalPosition
     or_later: bool
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ..., want: _Optional[int] = ..., begun: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., or_later: bool = ...) -> None: ...
+    taken: _containers.RepeatedScalarFieldContainer[int]
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    dropped: int
+    all_taken: bool
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., source: _Optional[int] = ..., pass_number: _Optional[int] = ..., want: _Optional[int] = ..., begun: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[ReturnedLease, _Mapping]]] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., or_later: bool = ..., taken: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ..., dropped: _Optional[int] = ..., all_taken: bool = ...) -> None: ...
 
 class ReturnedLease(_message.Message):
     __slots__ = ("lease_id", "count")

@@ -536,6 +536,22 @@ def moved(cluster: Cluster) -> None:
     cluster.do(c.LeaveIteration(consumer_id=group[1].consumer_id, reason="no sign of life"))
 
 
+def delivered(cluster: Cluster) -> None:
+    """What workers say of the elements that trainers have taken, or that were dropped."""
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=100)], metadata=b"m")
+    cluster.elect(1)
+    cluster.do(c.RegisterDataset(dataset_id="plain", definition=definition))
+    worker = cluster.worker(91)
+    cluster.join(cluster.job("plain", "delivered"))
+    task = cluster.task(worker)
+    a, b, d = (cluster.lease(task, 5, number) for number in (1, 2, 3))
+    cluster.lease(task, 5, 4, begun=(a.lease_id,), taken=(b.lease_id,), lost=(d.lease_id,))
+    cluster.report(task, 5, dropped=7)
+    cluster.report(task, 6, all_taken=True)
+    cluster.do(c.LoseWorker(worker_id=worker, reason="no sign of life"))
+    cluster.worker(91)  # it comes back, without the lease of which elements were dropped
+
+
 LIVES: dict[str, Callable[[Cluster], None]] = {
     "live": live,
     "repaired": repaired,
@@ -550,6 +566,7 @@ LIVES: dict[str, Callable[[Cluster], None]] = {
     "ordered": ordered,
     "claimed": claimed,
     "moved": moved,
+    "delivered": delivered,
 }
 
 

@@ -196,3 +196,35 @@ def test_claims_of_a_state_that_the_history_begins_with() -> None:
     (history,) = histories.jobs.values()
     (claim,) = history.claims
     assert (claim.consumer_id, claim.cursor, claim.claimed_ms) == (consumer, 3, None)
+
+
+def test_what_may_be_missing_where_a_worker_was_lost() -> None:
+    """What was taken is not among it, and what came back with the worker goes on."""
+    given = Followed()
+    given.when(c.RegisterWorker(address="w:1", uid=1))
+    given.when(c.JoinJob(dataset_id="d", name="shared", sharding=ev.DYNAMIC, epoch=0))
+    (task,) = given.state.tasks
+
+    def lease(number: int, **report: Any) -> int:
+        command = c.LeaseSplits(
+            request=(f"task/{task}/0", number), task_id=task, source=0, pass_number=0, want=5,
+            **report,
+        )  # fmt: skip
+        lease_id: int = given.when(command).lease_id
+        return lease_id
+
+    a = lease(1)
+    b = lease(2, taken=(a,))
+    d = lease(3, begun=(b,))
+    e = lease(4, begun=(d,))
+    lease(5, lost=(e,), dropped=3)
+    (worker,) = given.state.workers
+    given.when(c.LoseWorker(worker_id=worker, reason="no sign of life"))
+    found = [(lost.splits, lost.mixed, lost.found) for lost in given.history.lost]
+    assert found == [((15, 19), False, False), ((20, 24), False, False), ((5, 14), True, False)]
+    assert [dropped.elements for dropped in given.history.dropped] == [3]
+    given.when(c.RegisterWorker(address="w:1", uid=1))
+    assert [lost.found for lost in given.history.lost] == [False, True, True]
+    given.when(c.ReturnSplits(task_id=task, all_taken=True))
+    given.when(c.LoseWorker(worker_id=max(given.state.workers), reason="no sign of life"))
+    assert sum(lost.mixed for lost in given.history.lost) == 1

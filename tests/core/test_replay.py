@@ -408,6 +408,9 @@ class Dispatcher(RuleBasedStateMachine):
                 want=want,
                 or_later=or_later,
                 begun=begun,
+                taken=tuple(held[done:back]),
+                lost=tuple(held[back : back + 1]),
+                dropped=back,
             )
         elif held:
             returned = tuple((lease, back) for lease in held[-1:])
