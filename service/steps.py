@@ -130,6 +130,12 @@ class GroupSteps:
         deal = Deal(start, self.batch, self.group.consumers, 0)
         return deal.end(self.known.total, self.group.drop_remainder)
 
+    def has(self, step: int) -> bool:
+        """Whether the group has such a step, if it goes on for long."""
+        total = self.known.total
+        own = total is None or self.start < self._end(self.start)
+        return step >= self.first and (own or self._steps(total or 0) > 0)
+
     def span(self, step: int) -> tuple[int, int, int]:
         """The epoch of the step, and its positions there: the first, and the one behind the last.
 

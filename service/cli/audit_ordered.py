@@ -133,7 +133,7 @@ class OrderedAnswers:
         return {"status": NOT_YET, "why": f"{why}: --batch-size and --consumers tell what is there"}
 
     def step(self, step: int) -> dict[str, Any]:
-        there = [steps for steps in self._groups if steps.first <= step]
+        there = [steps for steps in self._groups if steps.has(step) or self._is_asked]
         if not there:
             return {"step": step, **self._nobody()}
         told = [self._of_group(steps, step) for steps in there]
