@@ -19,6 +19,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -36,7 +37,7 @@ from .proto import tf_service_pb2 as tf
 from .worker.options import WorkerOptions
 
 if TYPE_CHECKING:
-    from .worker.worker import Worker
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,9 @@ Answer = TypeVar("Answer", bound=Message)
 
 LOG_S = 10.0
 """How long to wait for the last log lines of a dispatcher that has ended."""
+
+OWN_THREADS = "forebay-"
+"""How the names of threads begin that a worker may wait for."""
 
 SAYS = "forebay: "
 """The prefix of the line in which a command says why it failed."""
@@ -254,7 +258,7 @@ class DispatchServer(_Server):
     def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        if self._log is not None:
+        if self._log is not None and self._log is not threading.current_thread():
             self._log.join(LOG_S)  # it ends after the process's last line
         self._process = self._log = None
 
@@ -432,7 +436,7 @@ class WorkerServer(_Server):
         self._started = False
         self._ended = threading.Event()
         # Also runs at the interpreter's exit, so that the process can end.
-        self._finalizer = weakref.finalize(self, _stop_forgotten, self._worker)
+        self._finalizer = weakref.finalize(self, _in_new_thread, self._worker.stop)
         if start:
             self.start()
 
@@ -477,21 +481,30 @@ class WorkerServer(_Server):
 
     def stop(self, *, drain: bool = False) -> None:
         """End it. With `drain`, first return unstarted splits, start no others, and let consumers
-        read the rest. Idempotent."""
+        read the rest. Idempotent.
+
+        Called by a finalizer in one of the worker's own threads, which it waits for, it ends the
+        worker in a new thread, and returns at once."""
         self._stopped = True
+        if threading.current_thread().name.startswith(OWN_THREADS):
+            _in_new_thread(partial(self._end, drain))
+        else:
+            self._end(drain)
+
+    def _end(self, drain: bool) -> None:
         self._worker.stop(drain=drain)
         self._finalizer.detach()
         self._ended.set()
 
 
-def _stop_forgotten(worker: Worker) -> None:
-    """Stop a worker that was garbage-collected, in a new thread. The garbage collector may run in a
-    thread that the worker waits for, or hold a lock that stopping takes. At its exit, the
+def _in_new_thread(stop: Callable[[], object]) -> None:
+    """Stop a worker that was garbage-collected, or in one of its threads. The garbage collector may
+    run in a thread that the worker waits for, or hold a lock that stopping takes. At its exit, the
     interpreter starts no threads, so this one stops the worker itself."""
     if threading.main_thread().is_alive():
-        threading.Thread(target=worker.stop, name="forebay-worker-stop", daemon=True).start()
+        threading.Thread(target=stop, name="stops-forebay-worker", daemon=True).start()
     else:
-        worker.stop()
+        stop()
 
 
 def _require_grpc(protocol: str | None) -> None:

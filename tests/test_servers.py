@@ -330,14 +330,17 @@ def test_what_becomes_of_a_save_is_told_as_by_tensorflows_servers(
         server._stop()
 
 
-def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("how", ["forgotten", "stopped"])
+def test_a_worker_can_be_stopped_in_whatever_thread(
+    how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reconcile, beaten = Worker._reconcile, threading.Event()
 
     def forgotten(self: Worker, response: pb.WorkerHeartbeatResponse) -> None:
         reconcile(self, response)
         if threading.current_thread() is not threading.main_thread():
+            if how == "stopped" and forgettable:  # as a finalizer of the program may
+                forgettable[0].stop()
             forgettable.clear()  # as the garbage collector may, in the worker's own thread
             beaten.set()
 
@@ -352,7 +355,7 @@ def test_a_worker_that_is_forgotten_stops_in_whatever_thread(
 
 FORGOTTEN = """
 import gc, threading, weakref
-from forebay.service.servers import _stop_forgotten
+from forebay.service.servers import _in_new_thread
 
 class Worker:
     def stop(self):
@@ -362,7 +365,7 @@ class Worker:
 
 class Server:
     def __init__(self):
-        weakref.finalize(self, _stop_forgotten, Worker())
+        weakref.finalize(self, _in_new_thread, Worker().stop)
         self.itself = self
 
 lock, stopped = threading.Lock(), threading.Event()
@@ -379,7 +382,7 @@ def test_a_worker_that_is_forgotten_is_stopped_in_the_main_thread_at_exit_only()
     done = subprocess.run(
         [sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["forebay-worker-stop", "MainThread"], done.stderr
+    assert done.stdout.split() == ["stops-forebay-worker", "MainThread"], done.stderr
 
 
 def test_variables_for_servers_are_not_for_its_dispatcher(

@@ -30,6 +30,9 @@ class Taker(Protocol):
     failed: bool = False
     """Whether the iteration is closed because the trainer's step raised an exception."""
 
+    is_left: bool = False
+    """Whether the iteration ends as soon as it can: another thread has closed it."""
+
     def left(self) -> int:
         """How many elements of the current block were not given."""
 

@@ -2,7 +2,7 @@
 
 So a consumer can hand back the elements of a block that the trainer did not get
 (open_iterations.py). C code counts the elements. `EpochIterator` and its parts form no reference
-cycle, so that dropping an iterator closes it at once.
+cycle, so that an iterator that is dropped is left soon (leaving.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, Self
 
 from ..blocks import Block
 from ..errors import FailedPrecondition
-from .open_iterations import Taker
+from .leaving import leaving
+from .open_iterations import Taker, open_consumers
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,14 @@ class Progress(Taker):
 
     def close(self) -> None:
         if (taking := self._taking()) is not None:
-            taking.close()
+            taking.close_here()
+
+    def leave_elsewhere(self) -> None:
+        """Another thread reads, or waits for a block: its iteration ends."""
+        self.is_left = True
+        for consumer in open_consumers():
+            if consumer.taker is self:
+                consumer.leave()
 
 
 ASKED_OFTEN = 100
@@ -135,8 +143,14 @@ class StaysFailed(_RepeatsErrors):
         self._generator.close()
 
 
+def _behind_dropped_ones(blocks: Blocks) -> Blocks:
+    leaving.wait()
+    yield from blocks
+
+
 class EpochIterator(_RepeatsErrors):
-    """Iterates over what `give` makes of an epoch's blocks. Only `leave` is thread-safe."""
+    """Iterates over what `give` makes of an epoch's blocks. Only `leave` and `close` are
+    thread-safe."""
 
     def __init__(
         self,
@@ -145,15 +159,28 @@ class EpochIterator(_RepeatsErrors):
     ) -> None:
         """`iterate` begins the epoch, as Reader.iterate does; `give` reports to the Progress."""
         self._progress = progress = Progress(self)
-        self._blocks = iterate(progress)
+        self._blocks = _behind_dropped_ones(iterate(progress))
         self._items = give(self._blocks, progress)
+        leaving.start()
+        # It keeps the generator alive: else the garbage collector might close that first.
+        weakref.finalize(self, leaving.later, self._blocks).atexit = False
 
     def leave(self) -> None:
         """Leave the iteration when the next element is asked for. Called by any thread."""
         self._items = iter(self.close, None)  # calls `close`, and ends because it returns None
 
     def close(self) -> None:
-        """Leave the iteration. Other readers of a shared job get the rest. Idempotent."""
+        """Leave the iteration. Other readers of a shared job get the rest. If another thread waits
+        for an element, its iteration ends. Idempotent."""
+        try:
+            self.close_here()
+        except ValueError as error:
+            if "already executing" not in str(error):
+                raise
+            self._progress.leave_elsewhere()
+
+    def close_here(self) -> None:
+        """As `close`. Raises ValueError if another thread is executing the iteration."""
         self._items = iter(())
         self._blocks.close()
 
@@ -162,4 +189,8 @@ class EpochIterator(_RepeatsErrors):
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._progress.failed = error is not None and not issubclass(error, GeneratorExit)
-        self.close()
+        if error is GeneratorExit:  # perhaps of a generator that is garbage
+            self._items = iter(())
+            leaving.later(self._blocks)
+        else:
+            self.close()

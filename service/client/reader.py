@@ -184,13 +184,13 @@ class Reader:
         consumer = None
         try:
             try:
-                joined = yield from self._joined(dispatcher, nothing)
+                joined = yield from self._joined(dispatcher, nothing, taker)
             except _ToStop:
                 return
             consumer = Consumer(
                 dispatcher, joined, credit_bytes=self._credit_bytes, reading=self.how, taker=taker
             )
-            if must_stop(taker):
+            if must_stop(taker) or (taker is not None and taker.is_left):
                 consumer.leave()
             blocks = consumer.blocks(nothing)
             if (ordered := self.how.ordered) is not None and ordered.batch_size is not None:
@@ -205,7 +205,7 @@ class Reader:
                 self._known = dispatcher.known
 
     def _joined(
-        self, dispatcher: DispatcherClient, nothing: Block | None
+        self, dispatcher: DispatcherClient, nothing: Block | None, taker: Taker | None
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
         """Joins the job's next epoch. If that fails, the next iteration reads this epoch."""
         ordered = self.how.ordered
@@ -237,14 +237,16 @@ class Reader:
                 epoch=epoch, consumer_index=index, member=member, **how
             )
             call = partial(dispatcher.call_numbered, request, pb.JoinIterationResponse)
-            return (yield from self._answered(dispatcher, call, nothing))
+            return (yield from self._answered(dispatcher, call, nothing, taker))
 
         try:
             joined = yield from ask(job=job)
             for doubt in joined.doubts:
                 log.warning("dataset %s: %s", self.dataset_id, doubt)
             if not joined.consumer_id:
-                yield from self._require_same_elements(dispatcher, joined.dataset_id, nothing)
+                yield from self._require_same_elements(
+                    dispatcher, joined.dataset_id, nothing, taker
+                )
                 if self._warns:
                     log.warning(
                         "the job %r is of dataset %s, whose elements are read, and not those of "
@@ -279,12 +281,17 @@ class Reader:
             return next(self._epochs)
 
     def _require_same_elements(
-        self, dispatcher: DispatcherClient, dataset_id: str, nothing: Block | None
+        self,
+        dispatcher: DispatcherClient,
+        dataset_id: str,
+        nothing: Block | None,
+        taker: Taker | None,
     ) -> Generator[Block, None, None]:
         definitions = []
         for each in (self.dataset_id, dataset_id):
             ask = partial(_dataset, dispatcher, each)
-            definitions.append((yield from self._answered(dispatcher, ask, nothing)).definition)
+            answer = yield from self._answered(dispatcher, ask, nothing, taker)
+            definitions.append(answer.definition)
         mine, theirs = definitions
         if self.how.ordered is not None and (
             content_fingerprint(mine) != content_fingerprint(theirs)
@@ -302,7 +309,11 @@ class Reader:
             )
 
     def _answered(
-        self, dispatcher: DispatcherClient, ask: Callable[..., Answer], nothing: Block | None
+        self,
+        dispatcher: DispatcherClient,
+        ask: Callable[..., Answer],
+        nothing: Block | None,
+        taker: Taker | None,
     ) -> Generator[Block, None, Answer]:
         """Retries `ask` until a dispatcher answers, and returns the answer. Yields `nothing`, if
         given, after each attempt. Raises _ToStop."""
@@ -326,12 +337,12 @@ class Reader:
                 asked = True
                 if nothing is not None:
                     yield nothing
-            if stopping.is_set():
+            if stopping.is_set() or (taker is not None and taker.is_left):
                 raise _ToStop
 
 
 class _ToStop(Exception):
-    """This process must stop before its iteration has begun."""
+    """The iteration must end before it has begun: this process stops, or a thread has closed it."""
 
 
 def _dataset(

@@ -53,6 +53,7 @@ from ..pipelines.tf_data.transformations import (
     until_stopped,
 )
 from .block_sources import BlockSource, BlockSources
+from .leaving import leaving
 from .open_iterations import stopping
 from .progress import StaysFailed
 from .tf_saving import refuse_saving
@@ -369,6 +370,7 @@ def _begin(number: Any) -> Any:
     malloc.keep_large_buffers()  # only now: TensorFlow set its own when it made this iterator
     with _as_tensorflows_errors():
         source = sources.use(int(number))
+    leaving.wait()
     iteration = next(_iterations)
     under_way[iteration] = StaysFailed(_blocks_of(source)), source
     return np.int64(iteration)
@@ -376,7 +378,7 @@ def _begin(number: Any) -> Any:
 
 def _end(iteration: Any) -> Any:
     blocks, _ = under_way.pop(int(iteration))
-    blocks.close()
+    leaving.later(blocks)  # TensorFlow calls this also where garbage is collected
     return np.int64(0)
 
 

@@ -11,8 +11,11 @@ from .links import WorkerLink
 
 log = logging.getLogger(__name__)
 
+FIRST_S = 5.0
+"""After waiting this long, the log says for what; it may be a mistake in the set-up."""
+
 WARN_S = 60.0
-"""After waiting this long, the log says for what; the interval doubles each time."""
+"""Later waits are said after so long; the interval doubles each time."""
 
 
 class WaitLog:
@@ -20,11 +23,11 @@ class WaitLog:
 
     def __init__(self) -> None:
         self._from_s: float | None = None  # None: an element has just come
-        self._warn_after_s = WARN_S
+        self._warn_after_s = FIRST_S
 
     def restart(self) -> None:
         """An element has come."""
-        self._from_s, self._warn_after_s = None, WARN_S
+        self._from_s, self._warn_after_s = None, min(WARN_S, self._warn_after_s)
 
     def warn(self, now_s: float, awaited: Callable[[], str], dispatcher_silent_s: float) -> None:
         """Warn if it is time: `awaited` says for what the consumer waits."""
@@ -33,7 +36,7 @@ class WaitLog:
         waited_s = now_s - self._from_s
         if waited_s < self._warn_after_s:
             return
-        self._warn_after_s *= 2
+        self._warn_after_s = max(2 * self._warn_after_s, WARN_S)
         text = awaited()
         if dispatcher_silent_s > 2 * HEARTBEAT_S:
             text += f"; and the dispatcher has not answered for {dispatcher_silent_s:.0f} s"

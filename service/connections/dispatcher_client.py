@@ -50,8 +50,8 @@ TEMPORARY = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
-_NO_SUCH_METHOD = ("", "Method not found!")
-"""The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python."""
+_NO_DISPATCHER = re.compile("$|Method not found!$|Received http2 header")
+"""The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python, and from a web server."""
 _MAYBE_TLS = re.compile("failed to connect to all addresses|Socket closed")
 """In the details of an error that may be TLS's; of several addresses, gRPC tells the last one's."""
 TOKEN_REPLACED_S = 5.0
@@ -160,7 +160,7 @@ class DispatcherClient:
                     f"no dispatcher answers at {', '.join(self.addresses)} {why}"
                 ) from error
             details = error.details() or ""
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED and details in _NO_SUCH_METHOD:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED and _NO_DISPATCHER.match(details):
                 raise Unimplemented(
                     f"what answers at {self._address} is no dispatcher of Forebay's, or an earlier "
                     f"version's: it does not know {method}; give a dispatcher's address"

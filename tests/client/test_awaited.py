@@ -60,11 +60,11 @@ def consuming(**how: Any) -> Iterator[Consumer]:
 
 
 class TestWaiting:
-    def test_the_warning_is_repeated_after_twice_the_time(
+    def test_the_warning_comes_soon_and_is_repeated_after_twice_the_time(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         waits, said = WaitLog(), []
-        for at_s in [100, 159, 160, 219, 220]:
+        for at_s in [100, 104, 105, 159, 160, 219, 220]:
             caplog.clear()
             waits.warn(at_s, lambda: "a worker", 0.0)
             said.append("".join(caplog.messages))
@@ -73,6 +73,8 @@ class TestWaiting:
         waits.warn(1060, lambda: "a worker", 33.0)
         assert said == [
             "",
+            "",
+            "no element for 5 s: waiting for a worker",
             "",
             "no element for 60 s: waiting for a worker",
             "",
@@ -84,7 +86,7 @@ class TestWaiting:
     def test_a_consumer_logs_what_it_waits_for(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(waits, "WARN_S", 0.5)
+        monkeypatch.setattr(waits, "FIRST_S", 0.5)
         with consuming() as consumer:
             blocks = consumer.blocks(Block(0, ()))
             next(blocks)  # after a second without one

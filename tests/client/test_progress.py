@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import queue
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 from forebay.service.blocks import Block, Component
 from forebay.service.client.batches import Layout, laid_out
+from forebay.service.client.leaving import leaving
 from forebay.service.client.open_iterations import Taker
 from forebay.service.client.progress import Blocks, EpochIterator, Progress
 
@@ -65,9 +69,32 @@ def test_elements_left_of_a_block(size: int | None, lefts: list[int], how: str) 
                 assert list(taking) == []
             else:
                 del taking
+                leaving.wait()
             assert epoch.left == left
     finally:
         gc.enable()
+
+
+def test_a_collected_iterator_is_left_in_another_thread_whatever_lock_is_held() -> None:
+    """Garbage is collected anywhere, also in a lock that leaving needs."""
+    lock, left_by = threading.Lock(), queue.SimpleQueue[str]()
+
+    def iterate(_: Taker) -> Blocks:
+        try:
+            yield Block(4, (Component(np.arange(4)),))
+        finally:
+            with lock:
+                left_by.put(threading.current_thread().name)
+
+    for _ in range(3):
+        taking = EpochIterator(iterate, partial(laid_out, layout=LAYOUT, batch_size=None))
+        assert next(taking) == 0
+        cycle: list[Any] = [taking]
+        cycle.append(cycle)
+        with lock:
+            del taking, cycle
+            gc.collect()
+        assert left_by.get(timeout=60) == "forebay-leaving"
 
 
 def test_all_elements_are_given_once() -> None:

@@ -11,11 +11,14 @@ from google.protobuf.message import Message
 from forebay.service.blocks import Block
 from forebay.service.client.open_iterations import stopping
 from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, reading
+from forebay.service.client.progress import EpochIterator
 from forebay.service.client.reader import Reader
 from forebay.service.client.tf_elements import NOTHING
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
+
+from ..standbys import wait_until
 
 
 class Dispatcher:
@@ -176,3 +179,21 @@ def test_a_reused_message_is_a_new_request(dispatcher: Dispatcher) -> None:
         client.call_numbered(request, pb.JoinIterationResponse, again=again)
     client.close()
     assert [number for _, number in dispatcher.numbers(pb.JoinIterationRequest)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("away", [None, pb.JoinIterationRequest])
+def test_another_thread_closes_a_read_that_waits(
+    dispatcher: Dispatcher, away: type[Message] | None
+) -> None:
+    """For an element, or for a dispatcher."""
+    dispatcher.finished, dispatcher.away = False, away
+    reader = named()
+    taking = EpochIterator(lambda taker: reader.iterate(taker=taker), lambda blocks, _: blocks)
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.extend(taking), daemon=True)
+    thread.start()
+    wait_until(lambda: len(dispatcher.asked) > 1)
+    taking.close()
+    thread.join(60)
+    assert not thread.is_alive() and not got
+    assert isinstance(dispatcher.asked[-1], away or pb.LeaveIterationRequest)

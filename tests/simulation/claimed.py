@@ -143,9 +143,9 @@ class ClaimingReader(Reader):
     consumer_id = 0
 
     def _joined(
-        self, dispatcher: DispatcherClient, nothing: Block | None
+        self, dispatcher: DispatcherClient, nothing: Block | None, taker: Any
     ) -> Generator[Block, None, pb.JoinIterationResponse]:
-        joined = yield from super()._joined(dispatcher, nothing)
+        joined = yield from super()._joined(dispatcher, nothing, taker)
         self.consumer_id = joined.consumer_id
         return joined
 
@@ -155,7 +155,7 @@ class Taker:
 
     unused = 0
     begun = 0  # it does not count blocks
-    failed = False
+    failed = is_left = False
 
     def left(self) -> int:
         return self.unused

@@ -35,6 +35,7 @@ import forebay.service.client.reader
 import forebay.service.dispatcher.server
 import forebay.service.pipelines.python.stored
 import forebay.service.worker.worker  # noqa: F401
+from forebay.service.client.leaving import Closable, Leaving
 
 from .calls import grpc
 from .disk import os
@@ -116,6 +117,15 @@ def _no_tunnel(address: str, timeout_s: float) -> None:
     raise ConnectionRefusedError(111, "Connection refused")
 
 
+class AtOnce(Leaving):
+    def start(self) -> None: ...
+
+    def later(self, iteration: Closable) -> None:
+        iteration.close()
+
+    def wait(self) -> None: ...
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Replace all of it, and put it back."""
@@ -137,6 +147,8 @@ def simulated() -> Iterator[None]:
     links = sys.modules["forebay.service.client.links"]
     replace(links, "local_worker", lambda uid: None)
     replace(links, "open_tunnel", _no_tunnel)
+    # One interpreter has the threads of all processes: no garbage is left to another one's thread.
+    replace(sys.modules["forebay.service.client.progress"], "leaving", AtOnce())
     log = logging.getLogger("forebay")
     handler = _Listener()
     level, propagate = log.level, log.propagate
