@@ -668,20 +668,22 @@ class ClaimsMoved(_message.Message):
     def __init__(self, consumer_id: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., cursors: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SplitSkipped(_message.Message):
-    __slots__ = ("iteration_id", "task_id", "worker_address", "split", "element", "reason")
+    __slots__ = ("iteration_id", "task_id", "worker_address", "split", "element", "reason", "records")
     ITERATION_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     iteration_id: int
     task_id: int
     worker_address: str
     split: int
     element: int
     reason: str
-    def __init__(self, iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_address: _Optional[str] = ..., split: _Optional[int] = ..., element: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    records: int
+    def __init__(self, iteration_id: _Optional[int] = ..., task_id: _Optional[int] = ..., worker_address: _Optional[str] = ..., split: _Optional[int] = ..., element: _Optional[int] = ..., reason: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
 
 class SaveStarted(_message.Message):
     __slots__ = ("save_id", "path", "definition", "metadata", "prepared", "indivisible")

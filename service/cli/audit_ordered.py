@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import InvalidArgument
-from .audit_shared import reader, skip, verdict
+from .audit_shared import reader, skip, skips, verdict
 from .journal import time_text
 
 GIVEN, NOT_YET, NOT_KNOWN = "given", "not yet", "not known"
@@ -77,8 +77,8 @@ class OrderedAnswers:
             f"none of {len(job.checksums)} bundles of all epochs that have a checksum had other "
             "elements when it was run again"
         )
-        if skipped := len(self._history.skipped):
-            known += f"; the rest of {skipped} skipped splits is missing from the order"
+        if self._history.skipped:
+            known += f"; {skips(self._history)} skipped, and have no place in the order"
         mismatches = describe_mismatches(job)
         return verdict("one order", [mismatches] if mismatches else [], unknown, known)
 

@@ -144,8 +144,10 @@ def _at_least_once(history: Any, again: int) -> dict[str, str]:
     from ..core.checksums import describe_mismatches
 
     job, broken = history.job, []
-    if skipped := max(len(history.skipped), job.skipped_splits):
-        broken.append(f"the rest of {skipped} splits was skipped, as the function failed there")
+    if history.skipped:
+        broken.append(f"{skips(history)} skipped, as they failed")
+    elif job.skipped_splits:  # in epochs that are summarized
+        broken.append(f"{job.skipped_splits} splits or records were skipped, as they failed")
     broken += [
         f"epoch {_shown(history, epoch)} is finished, and {each.done} of {job.order.bundles} of "
         "its bundles are done"
@@ -185,4 +187,12 @@ def _shown(history: Any, epoch: int) -> int:
 
 def skip(skipped: Any) -> dict[str, Any]:
     where = {"split": skipped.split, "element": skipped.element, "worker": skipped.worker_address}
-    return {**where, "why": skipped.reason}
+    return {**where, "records": skipped.records or "the rest", "why": skipped.reason}
+
+
+def skips(history: Any) -> str:
+    """In words, how much was skipped."""
+    rests = sum(not each.records for each in history.skipped)
+    records = sum(each.records for each in history.skipped)
+    parts = [f"the rest of {rests} splits was"] * bool(rests)
+    return " and ".join([*parts, *[f"{records} records were"] * bool(records)])

@@ -188,13 +188,13 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     names = {job["job_id"]: _name(job) for job in summary["jobs"]}
     parts: list[Any] = [head, *_loads(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
-    skips = Table(
-        "job", "epoch", "split", "worker", "why", title="skipped splits", title_justify="left"
-    )
+    skips = Table("job", "epoch", "split", "worker", "why", title="skipped", title_justify="left")
     for job in summary["jobs"]:
         for it in job["iterations"]:
             for skip in it.get("skips", []):
                 where = f"{skip['split']}, element {skip['element']}"
+                if records := skip.get("records"):
+                    where += f": {records} records" if records > 1 else " alone"
                 of_skip = (_name(job), str(it["epoch"]), where, skip["worker_address"])
                 skips.add_row(*of_skip, skip["reason"])
     if skips.row_count:

@@ -260,12 +260,8 @@ def _register_python(
             )
         structure, element_spec = encode(spec), encode_element_spec(spec)
         registration.require_few_components(len(component_specs(spec)))
-    elif dataset.element_spec is None:
-        structure, element_spec = registration.described(request)
     else:
-        structure = encode(dataset.element_spec)
-        registration.require_expressible(structure)
-        element_spec = encode_element_spec(dataset.element_spec)
+        structure, element_spec = registration.described(request, dataset.element_spec)
     return registration.send_function(
         service, request, structure, element_spec,
         compression=compression, dataset_id=dataset_id, cardinality=cardinality, send=send,

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..blocks import Block, Component, Strings, joined, numpy_dtype, split
+from ..blocks import Block, Component, Rows, Strings, joined, numpy_dtype, split
 from ..errors import InvalidArgument
-from ..structure import assemble
+from ..structure import assemble, leaves
 from .progress import Progress
+
+log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Convert = Callable[[Any], Any]
@@ -143,25 +146,49 @@ class Layout:
         convert: Convert | None = None,
         pad_value: Any = None,
         each: Each | None = None,
+        *,
+        widens: bool = True,
     ) -> None:
-        """`each`, if given, converts all elements of a component faster than one by one."""
+        """`each`, if given, converts all elements of a component faster than one by one. If an
+        element has another shape than was inferred of others, that is a warning where it `widens`,
+        and an error otherwise."""
         convert = convert or _itself
         self._convert = convert
         self._each = each or (lambda component: map(convert, component.elements()))
         self._assemble = assemble(structure)
+        self._widens, self._warned = widens, False
+        self._shapes = _shapes_of(structure)
         self._columns: list[_Column] = []
         reduced = self._reduced(json.loads(structure), pad_value, "element")
         self._assemble_batch = assemble(json.dumps(reduced))
 
     def elements(self, block: Block) -> Iterator[Any]:
         """The elements of a block, one by one."""
+        self._compare(block)
         return self._assemble([*map(self._each, block.components)], block.count)
 
     def batch(self, block: Block) -> Any:
         """All elements of a block as one batch."""
+        self._compare(block)
         components = iter(block.components)
         columns = [[column(components, block.count)] for column in self._columns]
         return next(self._assemble_batch(columns, 1))
+
+    def _compare(self, block: Block) -> None:
+        """Raises InvalidArgument for shapes that nobody has registered, unless it widens."""
+        if self._warned:
+            return
+        for (path, shape), component in zip(self._shapes, block.components, strict=False):
+            if shape is None or (wrong := _other_shape(component, shape)) is None:
+                continue
+            said = (
+                f"element{path} has the shape {wrong}, and {tuple(shape)} was inferred of others: "
+                f"{WIDER}"
+            )
+            if not self._widens:
+                raise InvalidArgument(said)
+            log.warning("%s", said)
+            self._warned = True
 
     def _reduced(self, node: dict[str, Any], pad: Any, path: str) -> dict[str, Any]:
         """The node with one component per tensor of any kind; appends their columns."""
@@ -177,7 +204,7 @@ class Layout:
                 return {"named": name, "fields": named}
             case {"tensor": dtype, "shape": shape}:
                 if shape is not None and None not in shape:
-                    self._columns.append(self._stacked)
+                    self._columns.append(self._stacked(pad, dtype, path))
                 elif pad is None:
                     self._columns.append(self._listed)
                 else:
@@ -205,9 +232,21 @@ class Layout:
                 pad = pad[key] if key < len(pad) else None
         return self._reduced(node, pad, path)
 
-    def _stacked(self, components: Iterator[Component], count: int) -> Any:
-        values = next(components).values
-        return self._convert(values.to_numpy() if isinstance(values, Strings) else values)
+    def _stacked(self, pad: Any, dtype: str, path: str) -> _Column:
+        def column(components: Iterator[Component], count: int) -> Any:
+            component = next(components)
+            if component.shapes is not None:  # one shape was inferred
+                if pad is None:
+                    raise InvalidArgument(
+                        f"a batch has {path} of the shapes "
+                        f"{np.unique(component.shapes, axis=0)[:5].tolist()}: {WIDER}; or read "
+                        "with a pad_value, or without batch_size"
+                    )
+                return self._convert(padded(component, _filling(pad, dtype, path)))
+            values = component.values
+            return self._convert(values.to_numpy() if isinstance(values, Strings) else values)
+
+        return column
 
     def _listed(self, components: Iterator[Component], count: int) -> Any:
         return [*self._each(next(components))]
@@ -225,6 +264,40 @@ class Layout:
             return [*build(own, count)]
 
         return column
+
+
+WIDER = "where the dataset is registered, give an element_spec with None for such a dimension"
+
+Shape = Sequence[int | None]
+
+
+def _shapes_of(structure: str) -> list[tuple[str, Shape | None]]:
+    """Of each component its path, and its shape if that has any known size."""
+    found: list[tuple[str, Shape | None]] = []
+    for path, node in leaves(structure):
+        shape = node["shape"] if "tensor" in node else None
+        known = shape and any(size is not None for size in shape)
+        count = 1 + node["ragged_rank"] if "ragged" in node else 3 if "sparse" in node else 1
+        found += [(path, shape if known else None)] * count
+    return found
+
+
+def _other_shape(component: Component, shape: Shape) -> tuple[int, ...] | None:
+    """A shape of an element that is not this one."""
+    if isinstance(component, Rows):  # not put together yet
+        return next((found for row in component.rows if not _is(found := row.shape, shape)), None)
+    if component.shapes is not None:
+        for size, sizes in zip(shape, component.shapes.T, strict=False):
+            if size is not None and (wrong := np.flatnonzero(sizes != size)).size:
+                return tuple(component.shapes[wrong[0]].tolist())
+        return None
+    values = component.values
+    there = (values.lengths if isinstance(values, Strings) else values).shape[1:]
+    return None if _is(there, shape) else tuple(there)
+
+
+def _is(there: tuple[int, ...], shape: Shape) -> bool:
+    return all(a is None or a == b for a, b in zip(shape, there, strict=False))
 
 
 def _itself(value: Any) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,13 +19,14 @@ from ..pipelines.files.formats import Damaged, Facts, dict_of, written
 from ..pipelines.files.known_formats import FORMATS
 from ..pipelines.files.manifest import FileEntry, Manifest
 from ..pipelines.files.reading import FileRecords
-from ..pipelines.python.inferred import element_spec_of, inferred
+from ..pipelines.python.given_specs import structure_of_spec
+from ..pipelines.python.inferred import element_spec_of, inferred_of_some
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 from ..structure import describe
 from . import functions
 from .file_paths import Paths, errors_named, require_utf8, resolved
-from .functions import LOOKED_AT, PythonDataset
+from .functions import PythonDataset
 from .registration import Service, check_compression, registered, require_expressible, send_function
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,11 @@ def register_files(
     partitioning: Any = "hive",
     fill: dict[str, Any] | None = None,
     map: Callable[[Any], Any] | None = None,  # noqa: A002
+    element_spec: Any = None,
     packages: Iterable[str] = (),
+    one_to_one: bool | None = None,
+    on_error: str = "raise",
+    limit: int = 100,
     shuffle_records: bool = False,
     seed: int = 0,
     split_records: int | None = None,
@@ -78,8 +82,22 @@ def register_files(
         int, float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists,
         and a list that is null is empty, or of a fixed size full of it.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
-        is code, so workers need --allow-python. It may have `setup` and `teardown`.
+        is code, so workers need --allow-python. It may have `setup` and `teardown`. It may return
+        None for no element, or a list or an iterator of several (`one_to_one`).
+      element_spec: of what `map` makes, as of `python_dataset`. Without `map`, the files say it.
       packages: as of `python_dataset`, for `map`.
+      one_to_one: whether `map` makes exactly one element of each record. If so, a read begins at
+        any position without running it for what is before, and another result is an error. By
+        default only with `shuffle_records`: where it is False, an ordered read of shuffled records
+        is refused.
+      on_error: what happens if a record cannot be read, if `map` raises, or if what it returns does
+        not fit. "raise": the read ends with an error. "skip": the record alone is left out: in an
+        ordered read its place stays empty, in each epoch. `forebay status` and `forebay audit`
+        name file and record. Files that are gone or were changed, and errors of the machine, are
+        errors in any case. If `map` ends its process, the rest of the split is skipped, or the
+        ordered read ends. "retry": the split runs again; see `python_dataset`.
+      limit: how many records all workers may skip in an epoch, or in an ordered job altogether; or
+        how often a worker retries a split. Of a Parquet file, a row group counts with all records.
       shuffle_records: each epoch is another permutation of all records, by the read's seed. Without
         it, records are in the files' order within a split, and an ordered read permutes splits. Of
         Parquet, a split reads all row groups that it has a record of.
@@ -91,8 +109,8 @@ def register_files(
         that workers see under the same path.
       compression, dataset_id: as in `register_dataset`.
 
-    The dispatcher is told how many records each split has. So an ordered read begins at any
-    position without counting.
+    The dispatcher is told how many records each split has, unless `one_to_one` is False or
+    `on_error` is "skip". So an ordered read begins at any position without counting.
 
     Raises ValueError for what cannot be read, NotFound if no file matches, FailedPrecondition
     without the format's library, Corrupt for a damaged file, and Unavailable.
@@ -104,6 +122,18 @@ def register_files(
         raise InvalidArgument(f"seed={seed!r}: give an integer of 64 bits")
     if map is not None and not callable(map):
         raise InvalidArgument(f"map={map!r:.100}: give a function of a record")
+    functions.require_failure_rules(on_error, limit)
+    if not isinstance(one_to_one, bool | None):
+        raise InvalidArgument(f"one_to_one={one_to_one!r} must be True, False or None")
+    if one_to_one is None:
+        one_to_one = map is None or (shuffle_records and on_error != "skip")
+    elif map is None:
+        raise InvalidArgument(f"one_to_one={one_to_one} is about `map`, which is not given")
+    if element_spec is not None and map is None:
+        raise InvalidArgument(
+            f"element_spec={element_spec!r:.80} is about `map`, which is not given: without it, "
+            "the files say their types"
+        )
     paths, places, found_format = resolved(files, format)
     options = _options(found_format, columns, fill, index_dir)
     outside = partitions.Partitions()
@@ -137,10 +167,21 @@ def register_files(
             "an epoch of shuffled records decodes each row group up to %d times: shuffle splits "
             "only, or write smaller row groups", times,
         )  # fmt: skip
-    request = _request(of_files, map, packages)
-    structure = of_files.structure if map is None else _mapped_structure(request)
+    stored = _stored(of_files, map, packages)
+    stored.varies, stored.inferred = not one_to_one, map is not None and element_spec is None
+    if on_error != "raise":
+        stored.on_error, stored.limit = functions.ON_ERROR[on_error], limit
+    request = pb.RegisterDatasetRequest(python=stored.SerializeToString(deterministic=True))
+    request.sources.add(count=len(of_files.cuts) - 1)
+    if map is None:
+        structure = of_files.structure
+    elif element_spec is None:
+        structure = _mapped_structure(stored)
+    else:
+        structure = structure_of_spec(element_spec)
     require_expressible(structure)
-    request.lengths.extend(np.diff(of_files.cuts).tolist())
+    if one_to_one and on_error != "skip":
+        request.lengths.extend(np.diff(of_files.cuts).tolist())
     return send_function(
         service, request, structure, element_spec_of(structure),
         compression=compression, dataset_id=dataset_id, cardinality=UNKNOWN_CARDINALITY,
@@ -298,9 +339,9 @@ def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bo
     return cuts
 
 
-def _request(
+def _stored(
     of_files: Manifest, function: Callable[[Any], Any] | None, packages: Iterable[str]
-) -> pb.RegisterDatasetRequest:
+) -> python_pb2.PythonDataset:
     """Raises InvalidArgument."""
     stored, needed = python_pb2.PythonDataset(), functions.package_names(packages)
     if function is not None:
@@ -309,23 +350,37 @@ def _request(
     elif needed:
         raise InvalidArgument(f"packages={[*needed]} are for `map`, which is not given")
     stored.files = of_files.encode()
-    request = pb.RegisterDatasetRequest(python=stored.SerializeToString(deterministic=True))
-    request.sources.add(count=len(of_files.cuts) - 1)
-    return request
+    return stored
 
 
-def _mapped_structure(request: pb.RegisterDatasetRequest) -> str:
-    """Of the elements that the function makes of the first records, which it is called with."""
-    records = FileRecords(python_pb2.PythonDataset.FromString(request.python))
+def _mapped_structure(stored: python_pb2.PythonDataset) -> str:
+    """Of the elements that the function makes of some records, which it is called with."""
+    left: list[str] = []
+
+    def leave_out(_split: int, _first: int, records: int, why: str) -> bool:
+        left.extend([why] * records)
+        return len(left) <= stored.limit
+
+    records = FileRecords(stored, leave_out)
     records.set_up_function()
-    found: list[Any] = []
-    try:
+
+    def elements(split: int) -> Iterator[Any]:
+        given = 0
         try:
-            found.extend(itertools.islice(records(0), LOOKED_AT))
+            for element in records(split):
+                yield element
+                given += 1
         except Exception as error:
-            error.add_note(f"`map` was called with {records.place(0, len(found))}")
+            error.add_note(f"`map` was called with {records.place(split, given)}")
             raise
-        return inferred(found)
+
+    try:
+        if found := functions.some_of_each(records.splits, elements):
+            return inferred_of_some(found)
+        raise InvalidArgument(
+            "`map` makes no element of the records that were tried, so it is not known what "
+            f"elements are: give element_spec{f' ({left[-1]})' if left else ''}"
+        )
     finally:
         records.teardown()
         records.close()

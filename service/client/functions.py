@@ -9,11 +9,13 @@ import glob
 import importlib.metadata
 import inspect
 import itertools
+import logging
 import os
 import pathlib
 import re
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,12 +36,20 @@ from ..pipelines.tf_data.split_sources import contents_of
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 
+log = logging.getLogger(__name__)
+
 FOREBAY = "forebay"
 """The distribution. Workers need its version: Beam chains are pickled with class names only."""
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
-"""How many elements of the first split infer a spec, and how many splits are tried at most."""
+"""A spec is inferred from up to so many elements of each of so many first splits, and as many
+others."""
+
+LOOK_S = 1.0
+
+MAX_LIMIT = 1_000_000
+"""The dispatcher remembers each record that is skipped."""
 
 ON_ERROR = {"raise": python_pb2.RAISE, "skip": python_pb2.SKIP, "retry": python_pb2.RETRY}
 
@@ -63,23 +73,28 @@ class PythonDataset:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InvalidArgument(f"{self.function!r} is no function; give one that takes a split")
-        if not isinstance(self.on_error, str) or self.on_error not in ON_ERROR:
-            raise InvalidArgument(f"on_error={self.on_error!r} must be one of {[*ON_ERROR]}")
+        require_failure_rules(self.on_error, self.limit)
         if self.splits is None and self.on_error != "raise":
             raise InvalidArgument(
                 f"on_error={self.on_error!r} is for functions of splits; one that builds a dataset "
                 "cannot go on where it failed"
-            )
-        if not _is_number(self.limit, int) or self.limit < 0:
-            raise InvalidArgument(
-                f"limit={self.limit!r} must be an int, at least 0: how many splits may be skipped, "
-                "or how often one is retried"
             )
         seconds = self.timeout_s
         if seconds is not None and not (_is_number(seconds, int | float) and seconds > 0):
             raise InvalidArgument(
                 f"timeout_s={seconds!r} must be a number of seconds above 0, or None for no limit"
             )
+
+
+def require_failure_rules(on_error: Any, limit: Any) -> None:
+    """Raises InvalidArgument."""
+    if not isinstance(on_error, str) or on_error not in ON_ERROR:
+        raise InvalidArgument(f"on_error={on_error!r} must be one of {[*ON_ERROR]}")
+    if not _is_number(limit, int) or not 0 <= limit <= MAX_LIMIT:
+        raise InvalidArgument(
+            f"limit={limit!r} must be an int from 0 to {MAX_LIMIT}: how many splits or records may "
+            "be skipped, or how often a split is retried"
+        )
 
 
 def _is_number(value: Any, kind: Any) -> bool:
@@ -164,18 +179,24 @@ def python_dataset(
     Args:
       splits: the parts that workers share: a sequence, such as a list or a range, or another finite
         iterable. A string is a glob pattern of files, which is resolved here.
-      element_spec: of each element, as of a `tf.data.Dataset`. By default it is inferred: the
-        function is called here for the first elements. Dimensions that differ are unknown.
+      element_spec: of each element: a dtype, or a pair of dtype and shape, in which None is any
+        size, nested as the elements: `{"image": ("uint8", (None, None, 3)), "label": "int64"}`. Or
+        of `tf.TensorSpec`, or anything that has a `dtype` and a `shape`. By default it is inferred:
+        the function is called here for elements of several splits, for about a second. Dimensions
+        that differ are unknown. One that differs later is a warning where NumPy or PyTorch reads
+        it, and an error in a batch, and where TensorFlow or JAX was promised it.
       packages: names of distributions. Workers must have the versions that are installed here.
       on_error: what happens to a split if the function raises or its process ends.
-        "raise": readers get the error, with the function's own traceback. "skip": the rest of the
-        split is left out; if the process ended, its last unsent elements are lost too. A read in
-        order or at least once skips nothing, and gets the error. "retry":
+        "raise": readers get the error, with the function's own traceback. "skip": an element that
+        does not fit is left out, and so is one for which the iterator raises and goes on, as
+        `map(decode, records)` does. The rest of the split is left out where a generator raises, as
+        it has ended; or where the process ended, and then its last unsent elements are lost too,
+        and a read in order or at least once gets the error. "retry":
         the function runs again and resumes after the last element received; it must yield the same
         elements again. With "skip" and "retry", a process that ends during its start, as in
         `setup()`, is started again. An exception there is an error.
-      limit: how many splits all workers may skip in an epoch; or how often a worker retries a
-        split, or starts a process for it. The journal records each skip and its reason;
+      limit: how many elements and splits all workers may skip in an epoch; or how often a worker
+        retries a split, or starts a process for it. The journal records each skip and its reason;
         `forebay status` shows them.
       timeout_s: how many seconds an element may take before its process is killed. The start of a
         process, with imports and `setup`, has at least a minute.
@@ -242,25 +263,54 @@ def is_pcollection(dataset: Any) -> bool:
     return isinstance(dataset, pvalue.PCollection | pvalue.DoOutputsTuple)
 
 
-def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
-    """Elements of the first non-empty split. Raises InvalidArgument, and the function's errors."""
-    with unpickled(request) as (function, splits):
-        for split in splits[:LOOKED_AT]:
+def elements_of_some(request: pb.RegisterDatasetRequest) -> list[list[Any]]:
+    """Elements of several splits. Raises InvalidArgument, and the function's errors in the first
+    split that has some."""
+
+    with unpickled(request) as (called, splits):
+
+        def elements(split: Any) -> Iterator[Any]:
             try:
-                elements = iterated(function(split))
+                return iterated(called(split))
             except Misfit as misfit:
                 raise InvalidArgument(f"split {split!r:.100}: {misfit}") from None
-            if found := list(itertools.islice(elements, LOOKED_AT)):
-                return found
+
+        if found := some_of_each(splits, elements):
+            return found
     if not len(splits):
         raise InvalidArgument(
             "there are no splits, so it is not known what elements are: give splits that are "
             "there, or element_spec"
         )
     raise InvalidArgument(
-        f"the function yields no element for its first {min(len(splits), LOOKED_AT)} splits, so it "
+        f"the function yields no element for {min(len(splits), LOOKED_AT)} of its splits, so it "
         "is not known what elements are: give element_spec"
     )
+
+
+def some_of_each(
+    splits: Sequence[Any], elements: Callable[[Any], Iterator[Any]]
+) -> list[list[Any]]:
+    """Up to LOOKED_AT elements of the first splits and of some up to the last one, without empty
+    ones. Only the first one that has elements must not fail: the others show which dimensions
+    differ, and where they fail, reads say so. They are left out once that has taken a second."""
+    few = range(min(len(splits), LOOKED_AT))
+    far = (len(splits) * part // LOOKED_AT - 1 for part in range(1, LOOKED_AT + 1))
+    found: list[list[Any]] = []
+    begun_s = time.monotonic()
+    for at in [*few, *sorted({n for n in far if n >= len(few)})]:
+        if found and time.monotonic() - begun_s > LOOK_S:
+            break
+        some: list[Any] = []
+        try:
+            some.extend(itertools.islice(elements(splits[at]), LOOKED_AT))
+        except Exception as error:
+            if not found:
+                raise
+            log.info("split %s failed as its elements were looked at: %r", at, error)
+        if some:
+            found.append(some)
+    return found
 
 
 @contextmanager
@@ -296,6 +346,7 @@ def request_of(
             on_error=ON_ERROR[dataset.on_error],
             limit=dataset.limit,
             timeout_s=dataset.timeout_s or 0,
+            inferred=splits is not None and dataset.element_spec is None,
         )
     request = pb.RegisterDatasetRequest(
         python=stored.SerializeToString(deterministic=True), structure=structure

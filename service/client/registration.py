@@ -13,7 +13,8 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import UNKNOWN_CARDINALITY, require_bytes
 from ..pipelines.python.columns import fields_of
-from ..pipelines.python.inferred import element_spec_of, inferred
+from ..pipelines.python.given_specs import structure_of_spec
+from ..pipelines.python.inferred import element_spec_of, inferred_of_some
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2
 from . import functions
@@ -124,10 +125,13 @@ def send_function(
     return send(service, request)
 
 
-def described(request: pb.RegisterDatasetRequest) -> tuple[str, bytes]:
-    """The structure and TensorFlow's element_spec of what the function yields. Calls the function.
-    Raises InvalidArgument, and the function's errors."""
-    structure = inferred(functions.first_elements(request))
+def described(request: pb.RegisterDatasetRequest, element_spec: Any) -> tuple[str, bytes]:
+    """The structure and TensorFlow's element_spec of what the function yields. Without an
+    `element_spec`, calls the function. Raises InvalidArgument, and the function's errors."""
+    if element_spec is None:
+        structure = inferred_of_some(functions.elements_of_some(request))
+    else:
+        structure = structure_of_spec(element_spec)
     require_expressible(structure)
     return structure, element_spec_of(structure)
 
@@ -166,17 +170,13 @@ def register_dataset(
     check_compression(compression)
     if not isinstance(dataset, str | os.PathLike):
         dataset = function_of(dataset, splits, verify, python)
-    if (
-        not isinstance(dataset, PythonDataset)
-        or dataset.splits is None
-        or dataset.element_spec is not None
-    ):
+    if not isinstance(dataset, PythonDataset) or dataset.splits is None:
         raise FailedPrecondition(
             f"{dataset!r:.100} cannot be registered here, where there is no TensorFlow: install "
-            "forebay[tensorflow], or give a function with `splits`, and without element_spec"
+            "forebay[tensorflow], or give a function with `splits`"
         )
     request = functions.request_of(dataset, functions.listed(dataset.splits))
-    structure, element_spec = described(request)
+    structure, element_spec = described(request, dataset.element_spec)
     return send_function(
         service, request, structure, element_spec,
         compression=compression, dataset_id=dataset_id,

@@ -483,12 +483,16 @@ class _Column:
         lengths = values.lengths if isinstance(values, Strings) else values
         kind = "string" if isinstance(values, Strings) else values.dtype
         if kind != self._kind:
-            raise ValueError(f"{_WRONG_SPEC}: {self._spec.dtype.name} instead of {kind}")
-        if self._shape is not None and (
-            shapes is not None or list(lengths.shape[1:]) != self._shape
-        ):
-            found = "several shapes" if shapes is not None else tuple(lengths.shape[1:])
-            raise ValueError(f"{_WRONG_SPEC}: the shape {self._spec.shape} instead of {found}")
+            raise ValueError(f"{_WRONG_SPEC} {self._spec.dtype.name} instead of {kind}")
+        known = self._spec.shape
+        if known.rank is None or (all(size is None for size in known.as_list()) and known.rank):
+            return
+        there = [lengths.shape[1:]] if shapes is None else np.unique(shapes, axis=0).tolist()
+        if wrong := [tuple(shape) for shape in there if not known.is_compatible_with(shape)]:
+            raise ValueError(
+                f"{_WRONG_SPEC} the shape {known} instead of {wrong[0]}: give an element_spec with "
+                "None for such a dimension, where the dataset is registered"
+            )
 
     def rows(self, count: Tensor, parts: list[Tensor]) -> list[Tensor]:
         """The values, and, if shapes differ, where each begins. Computed once per block."""

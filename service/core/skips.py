@@ -1,7 +1,9 @@
-"""Skipped splits: a Python dataset's function failed on them.
+"""Skipped splits and records: a Python dataset's function failed on them, or cannot read them.
 
-A worker asks before it skips the rest of a split. The limit applies to an iteration, over all
-workers. It is registered with the function, which only workers read, so they send the limit.
+A worker asks before it skips the rest of a split, or records of it. The limit applies to an
+iteration, over all workers. It is registered with the function, which only workers read, so they
+send the limit. A record may be read several times, as in each epoch of an ordered job: it counts
+once.
 """
 
 from __future__ import annotations
@@ -21,20 +23,25 @@ from .state import MAX_SKIPS, Skip, State
 
 
 class SkipSplit(Command, frozen=True, kw_only=True):
-    """→ SplitSkipped, if the iteration has skipped fewer than `limit`. Answers whether it may."""
+    """→ SplitSkipped, if the iteration has skipped fewer than `limit`; nothing for records that it
+    has skipped before. Answers whether it may."""
 
     task_id: int
     split: int
     element: int  # the first skipped element of the split
     reason: str
     limit: int
+    records: int = 0  # so many from there on; 0: the rest of the split
 
 
 def _skip_split(state: State, command: SkipSplit) -> Decision:
     task = find_task(state, command.task_id)
     if task is None or task.completed:
         raise NotFound(f"Task {command.task_id} not found: it has ended, or its worker was lost")
-    if state.iterations[task.iteration_id].skipped >= command.limit:
+    iteration = state.iterations[task.iteration_id]
+    if command.records and command.element in iteration.left_out.get(command.split, ()):
+        return Decision([], True)
+    if iteration.skipped + max(1, command.records) > command.limit:
         return Decision([], False)
     skipped = ev.SplitSkipped(
         iteration_id=task.iteration_id,
@@ -43,14 +50,17 @@ def _skip_split(state: State, command: SkipSplit) -> Decision:
         split=command.split,
         element=command.element,
         reason=command.reason[:MAX_REASON],
+        records=command.records,
     )
     return Decision([ev.Event(split_skipped=skipped)], True)
 
 
 def _split_skipped(state: State, event: ev.SplitSkipped) -> None:
     iteration = state.iterations[event.iteration_id]
-    iteration.skipped += 1
-    skip = Skip(event.worker_address, event.split, event.element, event.reason)
+    iteration.skipped += max(1, event.records)
+    if event.records:
+        iteration.left_out.setdefault(event.split, set()).add(event.element)
+    skip = Skip(event.worker_address, event.split, event.element, event.reason, event.records)
     iteration.skips = [*iteration.skips, skip][-MAX_SKIPS:]
 
 

@@ -154,12 +154,13 @@ class Barrier(Struct):
 
 
 class Skip(Struct):
-    """A split whose rest was skipped, because the dataset's function failed."""
+    """A split whose rest, or of which records, were skipped."""
 
     worker_address: str
     split: int
     element: int  # the first skipped element of the split
     reason: str
+    records: int = 0  # from there on; 0: the rest of the split
 
 
 class Claims(Struct):
@@ -192,8 +193,9 @@ class Iteration(Struct):
     barrier: Barrier | None = None  # None: no task is pending
     begun_indices: set[int] = set()  # of consumers that began a coordinated read, even if they left
     removed: dict[int, int] = {}  # task → the first round without it
-    skipped: int = 0  # splits
+    skipped: int = 0  # splits and records
     skips: list[Skip] = []  # the last of them
+    left_out: dict[int, set[int]] = {}  # of skipped records, by split
     claims: Claims | None = None  # None: its consumers do not claim bundles
 
     @property

@@ -293,6 +293,7 @@ def _iteration(state: State, job: Job, iteration: Iteration) -> dict[str, Any]:
                 "split": skip.split,
                 "element": skip.element,
                 "reason": skip.reason,
+                "records": skip.records,
             }
             for skip in iteration.skips
         ],

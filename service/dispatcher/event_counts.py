@@ -76,7 +76,9 @@ class EventCounts:
                 returned = event.lease_returned
                 self._end(returned.lease_id, "begun", returned=returned.count)
             case "split_skipped":
-                self.splits.add(self._job(event.split_skipped.iteration_id), {"skipped": 1})
+                skipped = event.split_skipped
+                job, count = self._job(skipped.iteration_id), max(1, skipped.records)
+                self.splits.add(job, {"skipped": count})
             case "consumer_joined":
                 joined = event.consumer_joined
                 self._consumers[joined.consumer_id] = self._job(joined.iteration_id)

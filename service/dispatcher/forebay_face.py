@@ -119,7 +119,8 @@ class ForebayFace:
         self._data_keys = None if admission is None else SigningKeys()
         self._progress = GroupProgress(dispatcher)
         self._warned_of_lengths: set[str] = set()  # datasets
-        self._doubts: dict[str, list[str]] = {}  # by the blob of a dataset that was read in order
+        # By a dataset's blob, and whether it was read in order.
+        self._doubts: dict[tuple[str, bool], list[str]] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -314,16 +315,16 @@ class ForebayFace:
         dataset = self._dispatcher.state.datasets.get(job.dataset_id)
         if not job.HasField("order") or dataset is None:
             return []
-        blob = stored(dataset.outline).blob
-        if blob not in self._doubts:
+        blob, ordered = stored(dataset.outline).blob, not job.order.claimed
+        if (blob, ordered) not in self._doubts:
             try:
                 graph = await self._dispatcher.graphs.read(dataset)
             except Missing:  # it was lost: workers say so, and how to register it again
                 return []
-            self._doubts[blob] = await asyncio.to_thread(
-                definitions.doubts_of, dataset.outline, graph
+            self._doubts[blob, ordered] = await asyncio.to_thread(
+                definitions.doubts_of, dataset.outline, graph, ordered=ordered
             )
-        return self._doubts[blob]
+        return self._doubts[blob, ordered]
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest

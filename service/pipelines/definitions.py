@@ -160,14 +160,24 @@ def require_bundles(
         walks.require_parts(parsed)
 
 
-def doubts_of(definition: ev.DatasetDefinition, stored: bytes) -> list[str]:
+def doubts_of(definition: ev.DatasetDefinition, stored: bytes, *, ordered: bool) -> list[str]:
     """What a reader of a registered dataset's bundles should know, in sentences. Raises
-    NotSplittable, naming the node, if the dataset cannot be run bundle by bundle."""
+    NotSplittable, naming the node, if the dataset cannot be run bundle by bundle, or be read so in
+    order."""
     if not definition.HasField("python_function"):
         return bundle_doubts(stored, definition.sources)
     dataset = python_pb2.PythonDataset.FromString(stored)
     if dataset.no_bundles:
         raise NotSplittable(dataset.no_bundles)
+    varies = dataset.varies or dataset.on_error == python_pb2.SKIP
+    if ordered and varies and dataset.files and manifest.decode(dataset.files).shuffled:
+        raise NotSplittable(
+            "it cannot be read in order: each epoch shuffles all records, so those that are left "
+            "out, or give several elements, would move what follows, by another place each time. "
+            "Register it without shuffle_records (an ordered read permutes splits), or with "
+            'one_to_one=True and without on_error="skip"; or read it with '
+            'delivery="at_least_once"'
+        )
     return list(dataset.doubts)
 
 

@@ -35,16 +35,18 @@ class Shard(NamedTuple):
 
 
 class SkipReport(NamedTuple):
-    """A request to skip the rest of a split, as a Python dataset's function failed."""
+    """A request to skip the rest of a split, or records of it, as a Python dataset's function
+    failed there, or cannot read them."""
 
     split: int
     element: int  # the first one to skip
     reason: str  # in few words
-    limit: int  # registered limit of skipped splits
+    limit: int  # registered limit of skipped splits and records
+    records: int = 0  # to skip from there on; 0: the rest of the split
 
 
 MaySkip = Callable[[SkipReport], bool]
-"""Decides whether a split may be skipped; may block. Its exceptions end the run."""
+"""Decides whether they may be skipped; may block. Its exceptions end the run."""
 
 
 class SplitFeed(Protocol):

@@ -524,7 +524,7 @@ class LeaseSplitsResponse(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., end_of_splits: bool = ..., journal: _Optional[_Union[JournalPosition, _Mapping]] = ..., pass_number: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., not_yet: bool = ...) -> None: ...
 
 class SkipSplitRequest(_message.Message):
-    __slots__ = ("request", "task_id", "split", "element", "reason", "limit", "known")
+    __slots__ = ("request", "task_id", "split", "element", "reason", "limit", "known", "records")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
@@ -532,6 +532,7 @@ class SkipSplitRequest(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     task_id: int
     split: int
@@ -539,7 +540,8 @@ class SkipSplitRequest(_message.Message):
     reason: str
     limit: int
     known: JournalPosition
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., split: _Optional[int] = ..., element: _Optional[int] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
+    records: int
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., task_id: _Optional[int] = ..., split: _Optional[int] = ..., element: _Optional[int] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., records: _Optional[int] = ...) -> None: ...
 
 class SkipSplitResponse(_message.Message):
     __slots__ = ("skipped", "journal")

@@ -18,7 +18,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents", "no_bundles", "doubts", "files", "iteration")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents", "no_bundles", "doubts", "files", "iteration", "inferred", "varies")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,8 @@ class PythonDataset(_message.Message):
     DOUBTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    INFERRED_FIELD_NUMBER: _ClassVar[int]
+    VARIES_FIELD_NUMBER: _ClassVar[int]
     function: bytes
     splits: bytes
     python: str
@@ -52,4 +54,6 @@ class PythonDataset(_message.Message):
     doubts: _containers.RepeatedScalarFieldContainer[str]
     files: bytes
     iteration: int
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ..., no_bundles: _Optional[str] = ..., doubts: _Optional[_Iterable[str]] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ...) -> None: ...
+    inferred: bool
+    varies: bool
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ..., no_bundles: _Optional[str] = ..., doubts: _Optional[_Iterable[str]] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., inferred: bool = ..., varies: bool = ...) -> None: ...

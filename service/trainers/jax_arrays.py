@@ -150,7 +150,8 @@ class ServiceDataset(ReadsInOrder):
             order=order,
         )
         self._structure = job.structure
-        self._layout = Layout(self._structure, pad_value=pad_value)
+        local = sharding is None or map is not None  # the shapes of batches are this process's own
+        self._layout = Layout(self._structure, pad_value=pad_value, widens=local)
         self._batch_size, self._map, self._prefetch = batch_size, map, prefetch
         self._rows = batch_size or 1  # of this process, in each batch
         self._places: _Places | None = None

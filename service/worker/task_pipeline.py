@@ -219,6 +219,7 @@ class TaskPipeline:
             element=report.element,
             reason=report.reason,
             limit=report.limit,
+            records=report.records,
         )
         try:
             answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self.cancelled)

@@ -567,13 +567,15 @@ class TestStatus:
         assert row[3:] == ["1–11", "finished", "3", "lost"]
 
     def test_skipped_splits_are_said_with_why(self) -> None:
-        skips = [{"split": 3, "element": 1, "worker_address": "w:1", "reason": "[no] reason"}]
+        skip = {"split": 3, "element": 1, "worker_address": "w:1", "reason": "[no] reason"}
+        skips = [skip, skip | {"records": 1}, skip | {"records": 9}]
         runs = iteration(4) | {"skipped": 2, "skips": skips}
         text = self.shown(job("j", iteration(3, finished=True), runs) | {"skipped_splits": 5})
         rows = [line.rstrip() for line in text if "DYNAMIC" in line]
         assert rows[0].endswith("finished  5 skipped") and rows[1].endswith("0 out, 2 skipped")
-        (row,) = [[cell.strip() for cell in line.split("│")] for line in text if "reason" in line]
-        assert row[1:6] == ["j", "4", "3, element 1", "w:1", "[no] reason"]
+        found = [[cell.strip() for cell in line.split("│")] for line in text if "reason" in line]
+        assert found[0][1:6] == ["j", "4", "3, element 1", "w:1", "[no] reason"]
+        assert [row[3][12:] for row in found] == ["", " alone", ": 9 records"]
 
 
 STATUS = {"leader": "a:1", "term": 1, "journal_id": "x", "sequence": 9, "leases": 0, "workers": []}

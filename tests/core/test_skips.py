@@ -22,11 +22,19 @@ class ReadSplits(Given):
         self.joined = self.iteration("j")
         self.tasks = [*map(self.task_of, self.workers)]
 
-    def skip(self, task: int, split: int, number: int, limit: int = 3, reason: str = "why") -> bool:
+    def skip(
+        self,
+        task: int,
+        split: int,
+        number: int,
+        limit: int = 3,
+        reason: str = "why",
+        records: int = 0,
+    ) -> bool:
         task_id = self.tasks[task]
         command = c.SkipSplit(
             request=(skip_caller(task_id), number), task_id=task_id, split=split, element=7,
-            reason=reason, limit=limit,
+            reason=reason, limit=limit, records=records,
         )  # fmt: skip
         answer: bool = self.when(command)
         return answer
@@ -48,7 +56,7 @@ def test_the_limit_is_of_the_iteration_whichever_workers_skip() -> None:
     assert not reading.skip(0, 6, 2, limit=3)
     assert reading.skip(0, 6, 2, limit=4)
     assert reading.shown["skipped"] == 4
-    first = {"worker_address": "w:1", "split": 5, "element": 7, "reason": "why"}
+    first = {"worker_address": "w:1", "split": 5, "element": 7, "reason": "why", "records": 0}
     assert isinstance(shown := reading.shown["skips"], list) and shown[0] == first
 
 
@@ -59,6 +67,19 @@ def test_a_request_that_is_repeated_is_counted_once() -> None:
     assert reading.then == []
     assert not reading.skip(1, 9, 1, limit=1)
     assert reading.state.iterations[reading.joined.iteration_id].skipped == 1
+
+
+def test_a_record_counts_once_whoever_reads_it_how_often() -> None:
+    reading = ReadSplits()
+    assert reading.skip(0, 5, 1, records=1)
+    assert reading.then == ["split_skipped"]
+    assert reading.skip(1, 5, 1, limit=1, records=1)
+    assert reading.then == []
+    assert not reading.skip(1, 6, 2, records=3)
+    assert reading.skip(1, 6, 3, records=2)
+    assert reading.skip(0, 5, 2, records=1)
+    assert not reading.skip(0, 5, 3)
+    assert reading.shown["skipped"] == 3
 
 
 def test_remembered_skips_are_bounded() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from forebay import service
 from forebay.service.client.reader import fetch_dataset
+from forebay.service.client.waiting import fetch_status
+from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.errors import FailedPrecondition, PipelineError
 from forebay.service.order import EpochOrder, permuted_many
 from forebay.storage.tfrecord import frame
@@ -236,6 +238,53 @@ def test_an_error_names_the_record_that_a_function_was_called_with(
     with pytest.raises(PipelineError) as failed:
         list(service.read(cluster.target, dataset_id, ordered=True, shuffle=False))
     assert f"(record 2 of {tmp_path}/b.tfrecord), element" in str(failed.value)
+
+
+def test_records_that_are_left_out_have_no_place_in_any_epoch(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
+    """The journal names each once, whichever worker read it how often."""
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(b"".join(frame(b"%d" % number) for number in range(90)))
+
+    def mapped(record: bytes) -> int | None:
+        if int(record) in (17, 55):
+            raise ValueError("no")
+        return None if int(record) == 30 else int(record)
+
+    dataset_id = service.register_files(
+        cluster.target, path, map=mapped, on_error="skip", split_records=9
+    )
+
+    how: dict[str, Any] = {"ordered": True, "seed": 1, "job_name": "skips"}
+    good = [number for number in range(90) if number not in (17, 30, 55)]
+    epochs = []
+    for start in (0, 87):
+        reading = service.read(cluster.target, dataset_id, start_position=start, **how)
+        with reading as elements:
+            epochs.append([int(number) for number in itertools.islice(elements, 87)])
+            (job,) = (j for j in status(cluster) if j["name"] and j["name"].endswith("/skips"))
+            (iteration,) = job["iterations"]
+            assert not [*elements]
+    assert [*map(sorted, epochs)] == [good, good] and epochs[0] != epochs[1]
+    assert iteration["skipped"] == 2
+    skips = iteration["skips"]
+    assert sorted((skip["split"], skip["element"], skip["reason"]) for skip in skips) == [
+        (1, 8, f"record 17 of {path}: ValueError('no')"),
+        (6, 1, f"record 55 of {path}: ValueError('no')"),
+    ]
+    how["job_name"] = "within"
+    within = service.read(cluster.target, dataset_id, start_position=50, **how)
+    assert [int(number) for number in within] == epochs[0][50:]
+
+
+def status(cluster: Cluster) -> list[dict[str, Any]]:
+    client = DispatcherClient(cluster.target)
+    try:
+        jobs: list[dict[str, Any]] = fetch_status(client, 60)["jobs"]
+        return jobs
+    finally:
+        client.close()
 
 
 def test_the_dispatcher_knows_what_has_code(cluster: Cluster, numbers: pathlib.Path) -> None:

@@ -431,7 +431,7 @@ class TestBundles:
         request = registered(clocked)
         assert registered(clocked).python == request.python
         definition = ev.DatasetDefinition(python_function=ev.PythonFunction())
-        doubts = doubts_of(definition, request.python)
+        doubts = doubts_of(definition, request.python, ordered=True)
         clock = r"Timestamp\) in function 'Dataset_filter"
         for says in (r"\(PyFunc\)", clock, "TakeDataset.*anew"):
             assert sum(bool(re.search(says, doubt)) for doubt in doubts) == 1, (says, doubts)
@@ -440,7 +440,7 @@ class TestBundles:
             return by_python(lambda x: x, tf.data.Dataset.range(9)).repeat(2)
 
         with pytest.raises(NotSplittable, match=r"RepeatDataset.*Repeat where you read") as raised:
-            doubts_of(definition, registered(repeated).python)
+            doubts_of(definition, registered(repeated).python, ordered=True)
         pipeline = pipeline_built_by(repeated)  # as if an older version had registered it
         with pytest.raises(PipelineError) as refused:
             list(pipeline.bundle(SplitRange(0, 9, 0), number=0, seed=SEED).blocks())

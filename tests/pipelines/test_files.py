@@ -166,9 +166,11 @@ def test_a_mapped_function_draws_by_the_page(register: Register, tmp_path: pathl
     """So that a bundle that begins anywhere has the same elements."""
     written("tfrecord", tmp_path, [3 * PAGE])
     drawing = np.random.default_rng(1)
-    request = register(
-        tmp_path, map=lambda _: (drawing.random(), np.random.random()), split_records=1000
-    )
+
+    def mapped(_: bytes) -> tuple[float, float]:
+        return drawing.random(), np.random.random()
+
+    request = register(tmp_path, map=mapped, one_to_one=True, split_records=1000)
     made = opened(request)
 
     def drawn(seed: str, start: int) -> list[Any]:
@@ -637,7 +639,7 @@ def test_a_split_that_is_had_computes_nothing_again(
     register: Register, tmp_path: pathlib.Path
 ) -> None:
     written("tfrecord", tmp_path, [PAGE + 9])
-    made = opened(register(tmp_path, split_records=1000, map=len))
+    made = opened(register(tmp_path, split_records=1000, map=len, one_to_one=True))
     made.seed_generators("1 0 0")
     assert made.seek(0, PAGE + 20) == PAGE + 9
     assert [*made(0)] == []

@@ -108,7 +108,8 @@ def test_a_split_is_skipped_once_that_was_allowed() -> None:
     assert tell(Granted(None)) == [] and not made.is_over
     assert tell(Answered(True)) == [StartRun(0, 1, 2, 1)]
     assert tell(Done(0)) == [StartRun(0, 4, 5, 0)]
-    (report,) = tell(Broke(0, Failed("UNKNOWN", "x" * 9999, ElementPlace(4, 0))))
+    there = ElementPlace(4, 0)
+    (report,) = tell(Broke(0, Died("x" * 9999, there, sent=there)))
     assert len(report.reason) == MAX_REASON
     with pytest.raises(PipelineError, match=r"x\n\(no more than 100 splits are skipped"):
         tell(Answered(False))
@@ -201,7 +202,7 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
                 at = left[lost]  # what is before it was made and not sent, if it died
                 died = Died("exit code 7", at, ElementPlace(left[0].split, 0))
                 failed = Failed("UNKNOWN", "why", at)
-                todo = tell(Broke(slot, died if lost else failed))
+                todo = tell(Broke(slot, died if lost or on_error == SKIP else failed))
     wanted = {
         ElementPlace(split, element)
         for split in range(30)

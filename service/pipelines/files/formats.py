@@ -57,6 +57,9 @@ class RecordFile(Protocol):
     def parts(self, records: Ints) -> Iterable[Ints]:
         """These records, in groups that are read at once."""
 
+    def read_with(self, record: int) -> range:
+        """The records that cannot be read if this one cannot."""
+
     def close(self) -> None: ...
 
 
@@ -89,6 +92,9 @@ class NumberedFile(ABC):
 
     def parts(self, records: Ints) -> Iterator[Ints]:
         return (records[at : at + PART_RECORDS] for at in range(0, len(records), PART_RECORDS))
+
+    def read_with(self, record: int) -> range:
+        return range(record, record + 1)
 
 
 def steps(

@@ -171,6 +171,10 @@ class ParquetRows:
     def parts(self, records: Ints) -> list[Ints]:
         return [records[places] for _, places in self._by_group(records)]
 
+    def read_with(self, record: int) -> range:
+        number = int(np.searchsorted(self._starts, record, "right"))
+        return range(int(self._starts[number - 1]), int(self._starts[number]))
+
     def _by_group(self, records: Ints) -> list[tuple[int, Ints]]:
         """Row groups, and where the records of each are."""
         groups = np.searchsorted(self._starts, records, "right") - 1

@@ -5,43 +5,50 @@ which needs no memory (service/order.py). Its seed is the read's, and each epoch
 read without a seed, one that is not in bundles, has the registered one, and its iteration's number.
 
 A function that is mapped over the records draws by seed, bundle, split and *page*, so that a bundle
-can begin at any record: at most one page is computed again.
+can begin at any record: at most one page is computed again. Where records may be left out, or give
+several elements, a bundle is read from its begin.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy import random as numpys_random
 
-from ....storage.errors import Corrupt
 from ... import generators
 from ...blocks import Block, Strings, merged, part
-from ...errors import FailedPrecondition, ForebayError, PipelineError
+from ...errors import ForebayError, InvalidArgument, PipelineError
 from ...order import permuted_many
-from ...proto.python_pb2 import PythonDataset
+from ...proto.python_pb2 import SKIP, PythonDataset
 from ...structure import assemble, leaves
 from . import manifest
-from .formats import LARGE_BYTES, Ints, RecordFile, steps
+from .damage import Damage, damage, is_of_record
+from .formats import LARGE_BYTES, Ints, steps
 from .known_formats import FORMATS
-from .open_files import OpenFiles, of_the_system
+from .open_files import OpenFiles
 
 PAGE = 64
 """Records after which a mapped function's random numbers begin anew."""
 
-MOST_TRIES = 1 << 12
-"""Parts of a file in which a damaged record is sought."""
+LeaveOut = Callable[[int, int, int, str], bool]
+"""Whether records may be left out: their split, the first one's number there, how many, and why."""
+
+Numbered = tuple[Ints, Block]
+"""Records, and each one's number in the order of all splits."""
 
 
 class FileRecords:
     """The records of a PythonDataset of files."""
 
-    def __init__(self, dataset: PythonDataset) -> None:
-        """Raises what unpickling the mapped function raises."""
+    def __init__(self, dataset: PythonDataset, leave_out: LeaveOut = lambda *_: False) -> None:
+        """`leave_out` is asked where on_error is SKIP. It names a record by the split that has it
+        if records are not shuffled. Raises what unpickling the mapped function raises."""
         self._manifest = manifest.decode(dataset.files)
         self._by_groups = FORMATS[self._manifest.format].by_groups
         self._function: Callable[[Any], Any] | None = None
@@ -58,8 +65,12 @@ class FileRecords:
         self._record_bytes = size / max(1, int(self._starts[-1]))
         self._iteration = dataset.iteration
         self._files = OpenFiles(self._manifest)
+        self._leave_out, self._skips = leave_out, dataset.on_error == SKIP
+        self._varies = dataset.varies
         self._seed: str | None = None  # of the bundle
         self._sought = 0
+        self._at = (-1, 0, 0)  # the record that the function has: split, number, elements before
+        self._uneven: dict[int, list[tuple[int, int]]] = {}  # by split: `_record_of`
         self.fault: ForebayError | None = None  # that `blocks` has raised
         self.seed_generators(None)
 
@@ -86,6 +97,8 @@ class FileRecords:
     def seed_generators(self, seed: str | None) -> None:
         """Of a bundle it is "seed number epoch"."""
         self._seed = seed
+        self._uneven.clear()
+        self._at = (-1, 0, 0)
         if seed is None:
             self._order = self._manifest.seed, self._iteration
         else:
@@ -97,39 +110,101 @@ class FileRecords:
         return self._manifest.cuts[split + 1] - self._manifest.cuts[split]
 
     def place(self, split: int, element: int) -> str:
-        """Where a record of a split is, for messages."""
-        record = self._manifest.cuts[split] + min(element, self.count(split) - 1)
+        """Where the record of an element is, for messages."""
+        number, record = self._home(split, self._record_of(split, element))
+        return f"record {record} of {self._manifest.files[number].path}"
+
+    def _record_of(self, split: int, element: int) -> int:
+        """The record of an element. Behind a record that had not one, `_uneven` says which follows
+        with which element."""
+        current, record, before = self._at
+        if current == split and element >= before:
+            return record
+        uneven = self._uneven.get(split, [])
+        behind = bisect.bisect(uneven, (element, math.inf)) - 1
+        first, record = uneven[behind] if behind >= 0 else (0, 0)
+        return record + element - first
+
+    def _home(self, split: int, number: int) -> tuple[int, int]:
+        """The file of a record of a split, and its number there."""
+        record = self._manifest.cuts[split] + min(number, self.count(split) - 1)
         if self._manifest.shuffled:
             record = int(permuted_many(np.array([record]), int(self._starts[-1]), *self._order)[0])
         file = int(np.searchsorted(self._starts, record, "right")) - 1
-        return f"record {record - self._starts[file]} of {self._manifest.files[file].path}"
+        return file, record - int(self._starts[file])
 
     def seek(self, split: int, start: int) -> int:
         """The next call begins at a record of its split from which on `start` can be reached;
         returns its number there."""
         start = min(max(0, start), self.count(split))
-        paged = self._seed is not None and start < self.count(split)
+        if self._skips or self._varies:
+            start = 0
+        paged = self._seed is not None and start < self.count(split) and self.maps
         self._sought = start - start % PAGE if paged else start
         return self._sought
 
     def __call__(self, split: int) -> Iterator[Any]:
         """The elements that the function makes of a split's records."""
         assert self._function is not None
-        at, self._sought = self._sought, 0
-        for block in self.blocks(split, at):
+        given = first = self._sought
+        self._sought, page = 0, -1
+        for numbers, block in self._numbered(split, first):
             columns = [component.elements() for component in block.components]
-            for record in self._assemble(columns, block.count):
-                if self._seed is not None and at % PAGE == 0:
-                    page = f"{self._seed} {split} {at}"
-                    random.seed(page)
-                    numpys_random.seed(random.getrandbits(32))
-                    self._generators.seed(page)
-                yield self._function(record)
-                at += 1
+            places = (numbers - self._manifest.cuts[split]).tolist()
+            for at, record in zip(places, self._assemble(columns, block.count), strict=True):
+                if self._seed is not None and at // PAGE != page:
+                    page = at // PAGE
+                    self._seed_page(f"{self._seed} {split} {page * PAGE}")
+                self._at = split, at, given
+                try:
+                    for element in self._made(record):
+                        given += 1
+                        yield element
+                except (Exception, SystemExit) as error:
+                    if not is_of_record(error) or not self.leave_out_record(repr(error)):
+                        raise
+                if given - self._at[2] != 1:
+                    self._uneven.setdefault(split, []).append((given, at + 1))
+
+    def _seed_page(self, page: str) -> None:
+        random.seed(page)
+        numpys_random.seed(random.getrandbits(32))
+        self._generators.seed(page)
+
+    def _made(self, record: Any) -> Iterable[Any]:
+        """The elements of a record. Raises what the function raises."""
+        assert self._function is not None
+        made = self._function(record)
+        if not (made is None or isinstance(made, list | Iterator)):
+            return (made,)
+        if not self._varies:
+            raise InvalidArgument(
+                f"`map` returned {made!r:.80}, and is registered to make one element of each "
+                "record: with one_to_one=False it may return None for none, or a list of several; "
+                "a list that is one tensor be np.array(…)"
+            )
+        return () if made is None else made
+
+    def leave_out_record(self, why: str) -> bool:
+        """Whether the record that the function has may be left out."""
+        split, at, _ = self._at
+        return self._may_leave_out(*self._home(split, at), 1, why)
+
+    def _may_leave_out(self, number: int, first: int, records: int, why: str) -> bool:
+        if not self._skips:
+            return False
+        named = f"record {first}" if records == 1 else f"records {first} to {first + records - 1}"
+        record = int(self._starts[number]) + first
+        split = int(np.searchsorted(self._manifest.cuts, record, "right")) - 1
+        reason = f"{named} of {self._manifest.files[number].path}: {why}"
+        return self._leave_out(split, record - self._manifest.cuts[split], records, reason)
 
     def blocks(self, split: int, start: int = 0) -> Iterator[Block]:
         """The records of a split, without the first `start`. Raises FailedPrecondition for a file
         that was changed, and Corrupt."""
+        return (block for _, block in self._numbered(split, start))
+
+    def _numbered(self, split: int, start: int) -> Iterator[Numbered]:
         first, stop = self._manifest.cuts[split] + start, self._manifest.cuts[split + 1]
         if first >= stop:
             return
@@ -140,29 +215,34 @@ class FileRecords:
             self.fault = error
             raise
 
-    def _in_order(self, first: int, stop: int) -> Iterator[Block]:
+    def _in_order(self, first: int, stop: int) -> Iterator[Numbered]:
         number = int(np.searchsorted(self._starts, first, "right")) - 1
         while first < stop:
             begin, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
             if first < end:
-                yield from self._read(number, first - begin, end - begin)
+                for at, block in self._read(number, first - begin, end - begin):
+                    yield np.arange(begin + at, begin + at + block.count), block
             first, number = max(first, end), number + 1
 
-    def _read(self, number: int, first: int, stop: int) -> Iterator[Block]:
-        file = self._files[number]
-        blocks = file.read(first, stop)
+    def _read(self, number: int, first: int, stop: int) -> Iterator[tuple[int, Block]]:
+        """Blocks of consecutive records, each with its first one's number."""
+        blocks = self._files[number].read(first, stop)
         while first < stop:
             try:
                 block = next(blocks)
             except ForebayError:
                 raise
-            except Exception as error:
-                raise self._damaged(number, np.arange(first, stop), error) from error
+            except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+                found = self._damage(number, np.arange(first, stop), error)
+                yield from self._read(number, first, int(found.records.min()))
+                first = int(found.records.max()) + 1
+                blocks = self._files[number].read(first, stop)
+                continue
             self._require_registered(number, block)
+            yield first, block
             first += block.count
-            yield block
 
-    def _shuffled(self, first: int, stop: int) -> Iterator[Block]:
+    def _shuffled(self, first: int, stop: int) -> Iterator[Numbered]:
         total, (seed, epoch) = int(self._starts[-1]), self._order
         parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
         if self._by_groups:
@@ -174,56 +254,44 @@ class FileRecords:
             by_file = np.argsort(files, kind="stable")
             numbers, begins = np.unique(files[by_file], return_index=True)
             found = [
-                (self._take(int(number), records[places] - self._starts[number]), places)
+                self._take(int(number), records[places] - self._starts[number], places)
                 for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
             ]
-            yield from _in_blocks(found, end - begin)
+            if there := [(block, places) for block, places in found if len(places)]:
+                kept = np.sort(np.concatenate([places for _, places in there]))
+                dense = [(block, np.searchsorted(kept, places)) for block, places in there]
+                at = 0
+                for block in _in_blocks(dense, len(kept)):
+                    yield begin + kept[at : at + block.count], block
+                    at += block.count
 
-    def _take(self, number: int, records: Ints) -> Block:
-        file = self._files[number]
-        try:
-            block = file.take(records)
-        except ForebayError:
-            raise
-        except Exception as error:
-            raise self._damaged(number, records, error) from error
-        self._require_registered(number, block)  # merged, it would be cast
-        return block
+    def _take(self, number: int, records: Ints, places: Ints) -> tuple[Block, Ints]:
+        """Records of a file, and the places of those that are not left out."""
+        while len(records):
+            try:
+                block = self._files[number].take(records)
+            except ForebayError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+                found = self._damage(number, records, error)
+                good = ~np.isin(records, found.records)
+                records, places = records[good], places[good]
+                continue
+            self._require_registered(number, block)  # merged, it would be cast
+            return block, places
+        return Block(0, ()), places
 
-    def _damaged(self, number: int, records: Ints, error: Exception) -> ForebayError:
-        """Names the first record that cannot be read, or the records that are read with it."""
-        entry, file = self._manifest.files[number], self._files.pop(number)
+    def _damage(self, number: int, records: Ints, error: Exception) -> Damage:
+        """Records that are left out, as they cannot be read. Raises ForebayError if they may not
+        be, which names the first one."""
+        path, file = self._manifest.files[number].path, self._files.pop(number)
         try:
-            bad = None if of_the_system(error) else self._first_bad(file, records)
+            found = damage(path, file, records, error, by_groups=self._by_groups)
+            if found.whole and self._may_leave_out(number, *found.whole, found.why):
+                return found
         finally:
             file.close()  # a library may give nothing more of it
-        found, error = bad or (records, error)
-        first, last = int(found.min()), int(found.max())
-        if of_the_system(error):
-            return FailedPrecondition(f"{entry.path} cannot be read: {_said(error)}")
-        if bad is None:
-            return FailedPrecondition(
-                f"records {first} to {last} of {entry.path} cannot be read at once: "
-                f"{_said(error)}. Register the files with smaller split_records, or write the file "
-                "again"
-            )
-        said = f"record {first}" if first == last else f"a record from {first} to {last}"
-        return Corrupt(
-            f"{said} of {entry.path} cannot be read: {_said(error)}. Write the file "
-            "again, or register the others without it",
-            entry.path,
-        )
-
-    def _first_bad(self, file: RecordFile, records: Ints) -> tuple[Ints, Exception] | None:
-        for group in itertools.islice(file.parts(records), MOST_TRIES):
-            one_is_all = self._by_groups
-            if (error := _failure(file, group[:1] if one_is_all else group)) is None:
-                continue
-            for record in () if one_is_all else group:
-                if (alone := _failure(file, np.array([record]))) is not None:
-                    return np.array([record]), alone
-            return group, error
-        return None
+        raise found.fault from error
 
     def _require_registered(self, number: int, block: Block) -> None:
         """Raises PipelineError if records of a file are of other types than were registered."""
@@ -258,18 +326,6 @@ def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
             if low < high:
                 cut.append((part(block, low, high - low), places[low:high] - begin))
         yield merged(cut)
-
-
-def _failure(file: RecordFile, records: Ints) -> Exception | None:
-    try:
-        file.take(records)
-    except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
-        return error
-    return None
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _nothing() -> None: ...

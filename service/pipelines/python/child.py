@@ -30,6 +30,9 @@ and to which it sends
                                              what was counted in splits that end with them
     ["counted", at, metrics]                 metrics of splits that end without elements, or that
                                              do not fit into the block's message
+    ["skip", split, element, records, reason]
+                                             a request to leave out so many records, or with 0 the
+                                             rest of the split; answered by a bool
     ["ask", number, "range", source, opening, endless]
                                              SplitFeed.next_range, answered by [first, count,
                                              pass number, names] or None
@@ -50,7 +53,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -59,9 +62,10 @@ from numpy import random as numpys_random
 
 from ....storage.thread_pool import ThreadPool
 from ... import generators
-from ...errors import status_of
+from ...blocks import part
+from ...errors import ForebayError, status_of
 from ...proto import metrics_pb2 as pb
-from ...proto.python_pb2 import PythonDataset
+from ...proto.python_pb2 import SKIP, PythonDataset
 from .child_blocks import (
     LINGER_S,
     MAX_ROWS,
@@ -71,6 +75,7 @@ from .child_blocks import (
     Sender,
     code_of,
     failures,
+    no_more,
     shown,
     traceback_of,
 )
@@ -104,6 +109,8 @@ class FunctionProcess:
         self._splits: Sequence[Any] = ()  # empty if the function builds a dataset
         self._built: BuiltDataset | None = None
         self._files: FileRecords | None = None
+        self._skips = self._dataset.on_error == SKIP and self._dataset.limit > 0
+        self._refused = False  # the worker has refused to leave something out
         self.blocks: Blocks
 
     def serve(self) -> NoReturn:
@@ -134,11 +141,14 @@ class FunctionProcess:
 
         try:
             if self._asker is None:
-                self.blocks = Blocks(self.sender, self._structure, self._at, self._failed)
+                self.blocks = Blocks(
+                    self.sender, self._structure, self._at, self._failed,
+                    inferred=self._dataset.inferred,
+                )  # fmt: skip
             if self._dataset.files:
                 from ..files.reading import FileRecords
 
-                self._function = self._files = FileRecords(self._dataset)
+                self._function = self._files = FileRecords(self._dataset, self._leave_out)
                 self._splits, self._generators = self._files.splits, generators.Generators([])
             else:
                 if self._asker is None:
@@ -215,6 +225,7 @@ class FunctionProcess:
                     sent.result()
 
     def run(self, first: int, count: int, start: int, seed: str | None, awaited: bool) -> None:
+        self._refused = False
         random.seed(seed)
         numpys_random.seed(None if seed is None else random.getrandbits(32))
         self._generators.seed(seed)
@@ -254,6 +265,8 @@ class FunctionProcess:
         with blocks.lock:
             self._at[0], self._at[1] = split, 0
         element = 0 if self._files is None else self._files.seek(split, start)
+        seen = element  # with what was left out
+        skips = self._skips
         counted: pb.Metrics | None = None
         last_s = time.monotonic()
         failed: FunctionFailed | None = None
@@ -262,11 +275,20 @@ class FunctionProcess:
         lock, process, pid_of, now = blocks.lock, os.getpid(), os.getpid, time.monotonic
 
         def take(value: Any) -> None:
-            nonlocal element, last_s, failed
+            nonlocal element, seen, last_s, failed
             took_s = now() - last_s  # excludes the time in `add`, which may wait
             if pid_of() != process:  # a fork: don't wait for a thread that it doesn't have
                 self.sender.require_process()
             with lock:
+                if skips:
+                    try:
+                        if not self._fits(value, split, seen):
+                            return
+                    except FunctionFailed as error:
+                        failed = error
+                        raise
+                    finally:
+                        seen += 1
                 if element >= start:
                     try:
                         if blocks.broken is not None:
@@ -284,6 +306,30 @@ class FunctionProcess:
                 element += 1
                 self._at[1] = element
 
+        def surviving(found: Iterator[Any]) -> Iterator[Any]:
+            """What is left of it; it goes on behind an exception unless it has ended, as a
+            generator has."""
+            nonlocal seen
+            broken: Exception | None = None
+            while True:
+                try:
+                    value = next(found)
+                except StopIteration:
+                    break
+                except Exception as error:  # noqa: BLE001 - a user's
+                    fault: Exception | None = error
+                else:
+                    fault = None
+                if broken is not None:
+                    if not self._leave_out(split, seen, 1, self._named(split, seen, broken)):
+                        break
+                    seen += 1
+                broken = fault
+                if broken is None:
+                    yield value
+            if broken is not None:
+                raise broken
+
         try:
             if (run := getattr(self._function, "run_bundle", None)) is not None:
                 counted = run(self._splits[split], take)
@@ -292,7 +338,7 @@ class FunctionProcess:
                     found = iterated(self._function(self._splits[split]))
                 except Misfit as misfit:
                     raise self._failed(split, 0, str(misfit)) from None
-                for value in found:
+                for value in surviving(found) if skips and self._files is None else found:
                     take(value)
         except FunctionFailed:
             raise
@@ -301,20 +347,65 @@ class FunctionProcess:
                 raise failed from None
             blocks.flush()
             if self._files is not None and error is self._files.fault:  # it names its record
-                raise FunctionFailed(status_of(error), str(error), split, element) from None
-            raise self._failed(split, element, traceback_of(error), code_of(error)) from None
+                failure = FunctionFailed(status_of(error), self._told(error), split, element)
+                raise failure from None
+            where = seen if skips else element
+            asks = skips and self._files is None and not self._refused
+            if asks and self._leave_out(split, where, 0, self._named(split, where, error)):
+                return element, counted
+            raise self._failed(split, where, traceback_of(error), code_of(error)) from None
         return element, counted
+
+    def _fits(self, value: Any, split: int, record: int) -> bool:
+        """Whether the element does; if not, it is left out. Raises FunctionFailed."""
+        try:
+            self.blocks.check(value)
+        except Misfit as misfit:
+            if self._files is not None:
+                allowed = self._files.leave_out_record(str(misfit))
+            else:
+                allowed = self._leave_out(split, record, 1, self._named(split, record, misfit))
+            if not allowed:
+                self.blocks.flush()
+                raise self._failed(split, record, str(misfit)) from None
+            return False
+        return True
+
+    def _leave_out(self, split: int, record: int, records: int, reason: str) -> bool:
+        """Ask the worker, once all before has been sent."""
+        self.blocks.flush()
+        with self.blocks.lock:
+            allowed = self._skips and self.sender.may_skip(split, record, records, reason)
+        self._refused |= not allowed
+        return allowed
+
+    def _named(self, split: int, record: int, what: BaseException) -> str:
+        said = str(what) if isinstance(what, Misfit) else shown(what)
+        return str(self._failed(split, record, said).args[1]).partition("\n")[0]
+
+    def _told(self, what: object) -> str:
+        """In words, with the limit if that was reached."""
+        refused = self._refused and self._skips
+        return f"{what}\n{no_more(self._dataset.limit)}" if refused else str(what)
 
     def _send_records(self, files: FileRecords, split: int, start: int) -> int:
         """Send blocks of a split's records, as they are; returns its number of records."""
-        start = min(max(0, start), files.count(split))
-        self._at[0], self._at[1] = split, start
+        had = files.seek(split, start)
+        self._at[0], self._at[1] = split, had
         with failures(self._at):
-            for block in files.blocks(split, start):
-                behind = (split, self._at[1] + block.count)
-                self.sender.send_columns(block.count, columns_of(block), behind)
-                self._at[1] = behind[1]
-        return files.count(split)
+            try:
+                for block in files.blocks(split, had):
+                    had += block.count
+                    if (new := min(block.count, had - start)) <= 0:
+                        continue
+                    sent = part(block, block.count - new, new)
+                    self.sender.send_columns(new, columns_of(sent), (split, had))
+                    self._at[1] = had
+            except ForebayError as error:
+                if not self._refused:
+                    raise
+                raise FunctionFailed(status_of(error), self._told(error)) from error
+        return had
 
     def _failed(
         self, split: int, element: int, what: str, code: str = "INVALID_ARGUMENT"
@@ -326,7 +417,7 @@ class FunctionProcess:
         else:
             name = f" ({shown(self._splits[split])})"
         return FunctionFailed(
-            code, f"split {split}{name}, element {element}: {what}", split, element
+            code, f"split {split}{name}, element {element}: {self._told(what)}", split, element
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
+from ....journal.splits import MAX_REASON
 from ...blocks import BLOCK_BYTES
 from ...errors import ForebayError, PipelineError, status_of
 from ...proto import metrics_pb2 as pb
@@ -149,6 +150,18 @@ class Sender:
         if apart:
             self.send(["counted", behind, apart])
 
+    def may_skip(self, split: int, element: int, records: int, reason: str) -> bool:
+        """Ask whether so many records from this place on, or with 0 the rest of the split, may be
+        left out; waits for the answer."""
+        reason = reason.encode(errors="backslashreplace").decode()[:MAX_REASON]
+        self.send(["skip", split, element, records, reason])
+        while True:
+            match self._receive():
+                case ["answer", _, allowed]:
+                    return bool(allowed)
+                case ["free", *freed]:
+                    self._free(*freed)
+
     def require_process(self) -> None:
         if os.getpid() != self._process:
             os._exit(0)  # this is a fork of the child
@@ -198,15 +211,19 @@ class Blocks:
         structure: str,
         at: memoryview,
         failed: Callable[..., FunctionFailed],
+        *,
+        inferred: bool = False,
     ) -> None:
-        """`at` is child.py's file of three int64. `failed` makes an error from split, element."""
+        """`at` is child.py's file of three int64. `failed` makes an error from split, element. Of
+        an `inferred` structure elements may have other sizes."""
         self.lock = threading.RLock()
         self.at_once = False  # the worker waits for the next element
         self.broken: BaseException | None = None  # an error of the thread that sends
         self._sender = sender
         self._at = at
         self._failed = failed
-        self._fields, self._flatten = fields_of(structure)
+        fields, self._flatten = fields_of(structure)
+        self._fields = [field._replace(inferred=inferred) for field in fields]
         sizes = [field.bytes for field in self._fields]
         self._element_bytes = None if None in sizes else sum(n or 0 for n in sizes)
         self._making = threading.Event()  # set within a request
@@ -228,6 +245,13 @@ class Blocks:
 
     def end(self) -> None:
         self._making.clear()
+
+    def check(self, value: Any) -> None:
+        """Raises Misfit for an element that could not be sent."""
+        leaves: list[Any] = []
+        self._flatten(value, leaves)
+        for field, leaf in zip(self._fields, leaves, strict=True):
+            column_of(field, [leaf])
 
     def add(self, value: Any, split: int, element: int, took_s: float) -> None:
         """Add an element, which took `took_s` to make. Raises FunctionFailed."""
@@ -387,6 +411,10 @@ def _bytes(leaf: Any) -> int:
     if isinstance(size, int):
         return size
     return len(leaf) if isinstance(leaf, bytes | str) else 8
+
+
+def no_more(limit: int) -> str:
+    return f"(no more than {limit} splits are skipped in an epoch, or records)"
 
 
 def code_of(error: BaseException) -> str:

@@ -63,6 +63,15 @@ class AskedIfOver(NamedTuple):
     sources: list[int]
 
 
+class AskedToSkip(NamedTuple):
+    """A request to leave out so many records from this place on, or with 0 the rest of the split;
+    answer it, with any number."""
+
+    at: ElementPlace
+    records: int
+    reason: str
+
+
 class Finished(NamedTuple):
     """The request has been run."""
 
@@ -85,7 +94,7 @@ class Died(NamedTuple):
     sent: ElementPlace
 
 
-Event = Received | Counted | Asked | AskedIfOver | Finished | Failed | Died
+Event = Received | Counted | Asked | AskedIfOver | AskedToSkip | Finished | Failed | Died
 
 
 class ChildConnection:
@@ -153,6 +162,8 @@ class ChildConnection:
                 return Asked(number, source, opening, endless)
             case ["ask", number, "over", sources]:
                 return AskedIfOver(number, sources)
+            case ["skip", split, element, records, reason]:
+                return AskedToSkip(ElementPlace(split, element), records, reason)
             case ["end"]:
                 return Finished()
             case ["failed", code, text, split, element]:

@@ -44,6 +44,7 @@ class Field(NamedTuple):
     path: str  # for people: element['image']
     dtype: np.dtype[Any] | None  # None: strings
     shape: tuple[int | None, ...]
+    inferred: bool = False  # then elements may have other sizes
 
     def __str__(self) -> str:
         sizes = ", ".join("?" if n is None else str(n) for n in self.shape)
@@ -52,9 +53,15 @@ class Field(NamedTuple):
     @property
     def bytes(self) -> int | None:
         """The size of a leaf; None if sizes differ."""
-        if self.dtype is None or None in self.shape:
+        if self.dtype is None or None in self.shape or (self.inferred and self.shape):
             return None
         return self.dtype.itemsize * int(np.prod([n or 0 for n in self.shape], dtype=np.int64))
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(self.shape) and (
+            self.inferred
+            or all(b is None or a == b for a, b in zip(shape, self.shape, strict=True))
+        )
 
 
 def fields_of(structure: str) -> tuple[list[Field], Flatten]:
@@ -222,7 +229,7 @@ def column_of(field: Field, values: Sequence[Any]) -> Column:
 def _array(field: Field, value: Any, row: int) -> Array:
     assert field.dtype is not None
     array = None if isinstance(value, tuple) else _taken(value, field.dtype)
-    if array is None or not _fits(array.shape, field.shape):
+    if array is None or not field.fits(array.shape):
         wrong = f"{field.path} is {said(value)}, and was registered as {field}"
         raise Misfit(f"{wrong}{_advice(field, value)}", row)
     return array
@@ -236,7 +243,7 @@ def _advice(field: Field, value: Any) -> str:
     array, kinds = _attempt(value), kinds_of(value)
     if array is None or (isinstance(value, LISTS) and array.dtype.kind in "OSU"):
         return ONE_TENSOR if isinstance(value, LISTS) else ""
-    if not _fits(array.shape, field.shape) or isinstance(value, tuple):
+    if not field.fits(array.shape) or isinstance(value, tuple):
         return ""
     if kinds <= _plain(field.dtype):
         return ", which cannot hold it: give an element_spec that can"
@@ -343,12 +350,6 @@ def said(value: Any) -> str:
     return f"{array.dtype.name}[{sizes}]"
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        b is None or a == b for a, b in zip(shape, wanted, strict=True)
-    )
-
-
 def _encoded(value: str | bytes) -> bytes:
     if isinstance(value, bytes):
         return value
@@ -372,7 +373,7 @@ def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
         flat = [] if array is None else array.ravel().tolist()
         if (
             array is None
-            or not _fits(array.shape, field.shape)
+            or not field.fits(array.shape)
             or not all(isinstance(text, str | bytes) for text in flat)
         ):
             shown = _described(value) if isinstance(value, list) else said(value)

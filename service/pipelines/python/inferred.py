@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,18 @@ def inferred(elements: Sequence[Any]) -> str:
     return json.dumps(_node(elements, "element"), separators=(",", ":"))
 
 
+def inferred_of_some(some: Sequence[Sequence[Any]]) -> str:
+    """As `inferred` of the first elements. Others may make more dimensions unknown; those that do
+    not fit otherwise say nothing here, as reads name them."""
+    known = [*some[0]]
+    structure = inferred(known)
+    for others in some[1:]:
+        with contextlib.suppress(InvalidArgument):
+            structure = inferred([*known, *others])
+            known += others
+    return structure
+
+
 def _node(elements: Sequence[Any], path: str) -> Node:
     first = elements[0]
     if not isinstance(first, Mapping | tuple):
@@ -38,7 +51,7 @@ def _node(elements: Sequence[Any], path: str) -> Node:
             "tuples and types, or give element_spec"
         )
     if isinstance(first, Mapping):
-        if odd := [key for key in first if not _is_unicode(key)]:
+        if odd := [key for key in first if not is_unicode(key)]:
             raise InvalidArgument(
                 f"{path} has the key {odd[0]!r}, and only strings of Unicode can be registered"
             )
@@ -103,7 +116,7 @@ def _no_tensor(path: str, leaf: Any) -> InvalidArgument:
     return InvalidArgument(f"{path} is a list of {items}{ONE_TENSOR}")
 
 
-def _is_unicode(key: Any) -> bool:
+def is_unicode(key: Any) -> bool:
     return isinstance(key, str) and key == key.encode(errors="ignore").decode()
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import ENDLESS, source_size
-from ...proto.python_pb2 import SKIP, PythonDataset
+from ...proto.python_pb2 import PythonDataset
 from ...user_metrics import Totals
 from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
 from .children import Children
@@ -41,7 +40,8 @@ class PythonPipeline:
         fork_servers: ForkServers = HERE,
         iteration: int = 0,
     ) -> None:
-        """Without `may_skip`, a run skips up to the registered number of splits. `totals` collects
+        """Without `may_skip`, as where it is materialized, a run skips up to the registered number
+        of splits, a bundle nothing, and elements have the inferred shapes. `totals` collects
         what the function counts in long runs. Each `iteration` shuffles records of files in another
         way. Raises FailedPrecondition."""
         dataset = PythonDataset.FromString(stored)
@@ -58,6 +58,9 @@ class PythonPipeline:
         fork_server = fork_servers.of(dataset)
         if self._has_files:  # a message behind another one is merged into it
             stored += PythonDataset(iteration=iteration).SerializeToString()
+        if dataset.inferred and may_skip is None:
+            dataset.inferred = False
+            stored = dataset.SerializeToString()
         most_idle = self._processes
         if self._has_files and not dataset.function:
             most_idle = max(most_idle, IDLE_READERS)
@@ -83,8 +86,8 @@ class PythonPipeline:
         """Seed and number determine what `random`, `numpy.random` and the function's pickled
         generators draw; of a dataset that the function builds, TensorFlow's operations.
 
-        A function that leaves out elements itself does so in a bundle as well, if that was
-        registered. A failure ends the bundle, as skipping would change later indices.
+        What fails is left out, if that was registered and `may_skip` was given: the same, wherever
+        the bundle runs. The end of its process ends the bundle.
         """
         if start < 0:
             raise ValueError(f"a bundle starts at an index from 0, not at {start}")
@@ -93,9 +96,7 @@ class PythonPipeline:
             raise ValueError(
                 f"{splits.count} splits from {splits.first} on are no bundle of {there} splits"
             )
-        rules = self._rules
-        if rules.on_error == SKIP:
-            rules = replace(rules, limit=0)
+        rules, may_skip = self._rules, self._may_skip or (lambda _: False)
         ranges = iter([splits] if splits.count else [])
 
         def next_range() -> SplitRange | None:
@@ -107,7 +108,7 @@ class PythonPipeline:
         if self._has_files:
             drawn_by += f" {splits.pass_number}"
         return PythonRun(
-            self._children, rules, next_range, lambda _: False, 1,
+            self._children, rules, next_range, may_skip, 1,
             bundle=number, seed=drawn_by, start=start,
         )  # fmt: skip
 

@@ -5,8 +5,8 @@ has no process, thread or clock, so tests can try any order of events. A run has
 numbered from 0. At most one process works in each.
 
 An idle slot asks for a range, which goes to one process as a whole. Asking implies that all earlier
-ranges were begun. A split to skip is reported, and the rest of its range continues after the
-answer.
+ranges were begun. A process asks itself whether it may leave out what fails; one that has ended
+cannot: its split is reported, and the rest of its range continues after the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ....journal.splits import MAX_REASON
 from ...errors import PipelineError
 from ...proto.python_pb2 import RETRY, SKIP, OnError
 from ..splits import SkipReport, SplitRange
+from .child_blocks import no_more
 from .child_connections import Died, ElementPlace, Failed
 
 SILENT_S = 60.0
@@ -255,14 +256,13 @@ class RunStates:
             else:
                 self._again(behind.split, work.stop, behind.element)
             return [Warn(f"tried again: {text}")]
-        if rules.on_error == SKIP and rules.limit and at.split >= 0:
+        can_skip = isinstance(failure, Died) and not self._is_bundle  # it would be shorter
+        if can_skip and rules.on_error == SKIP and rules.limit and at.split >= 0:
             rest = [
                 _Work(behind.split, at.split, behind.element),
                 _Work(at.split + 1, work.stop),
             ]
-            error = PipelineError(
-                code, f"{text}\n(no more than {rules.limit} splits are skipped in an epoch)"
-            )
+            error = PipelineError(code, f"{text}\n{no_more(rules.limit)}")
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
             reason = reason.partition("\n")[0][:MAX_REASON]
             came = behind.element if behind.split == at.split else 0  # retries repeat the others

@@ -27,6 +27,7 @@ from ..splits import MaySkip, SkipReport, SplitFeed, SplitRange
 from .child_connections import (
     Asked,
     AskedIfOver,
+    AskedToSkip,
     BundleConnection,
     BundleRequest,
     ChildConnection,
@@ -67,8 +68,9 @@ class Given(NamedTuple):
     """The answer to a question of the process in a slot."""
 
     slot: int
+    child: ChildConnection  # of then
     number: int
-    splits: SplitRange | None
+    answer: SplitRange | bool | None
 
 
 class PythonRun:
@@ -100,6 +102,8 @@ class PythonRun:
         self._next_range = next_range
         self._may_skip = may_skip
         self._questions = _Questions(self._bell)
+        self._asking: dict[int, float] = {}  # since when slots have asked to skip something
+        self._limit = rules.limit
         self._looked_s = 0.0
         self._states = RunStates(rules, width, None if bundle is None else start)
         self._busy: dict[int, ChildConnection] = {}  # by slot
@@ -146,6 +150,8 @@ class PythonRun:
                         self._handle(Came(slot, 0, behind))
                     case Asked() | AskedIfOver() as asked:
                         self._be_asked(slot, asked)
+                    case AskedToSkip() as asked_to_skip:
+                        self._be_asked_to_skip(slot, asked_to_skip)
                     case Finished():
                         self._rest(slot)
                         self._handle(Done(slot))
@@ -164,9 +170,17 @@ class PythonRun:
     def _be_asked(self, slot: int, asked: Asked | AskedIfOver) -> None:
         raise ProtocolError(f"a function of splits has asked for splits: {asked}")
 
+    def _be_asked_to_skip(self, slot: int, asked: AskedToSkip) -> None:
+        report = SkipReport(*asked.at, asked.reason, self._limit, asked.records)
+        child = self._busy[slot]
+        self._asking[slot] = time.monotonic()
+        self._questions.ask(None, lambda: Given(slot, child, 0, self._may_skip(report)))
+
     def _give(self, given: Given) -> None:
-        if given.slot in self._busy:
-            self._busy[given.slot].answer(given.number, given.splits)
+        if self._busy.get(given.slot) is given.child:
+            given.child.answer(given.number, given.answer)
+        if (since_s := self._asking.pop(given.slot, None)) is not None:
+            self._handle(Waited(time.monotonic() - since_s))
 
     def _placed(self, block: Block) -> Block:
         self._is_awaited = False
@@ -231,7 +245,7 @@ class PythonRun:
 
     def _working(self) -> set[int]:
         """The slots whose processes are not known to wait for the worker."""
-        return set(self._busy)
+        return set(self._busy) - set(self._asking)
 
 
 class BuiltRun(PythonRun):
@@ -266,8 +280,9 @@ class BuiltRun(PythonRun):
         if not self._unanswered:
             self._waits_since_s = time.monotonic()
         self._unanswered += 1
+        child = self._busy[slot]
         self._questions.ask(
-            asked.source, lambda: Given(slot, asked.number, self._next_splits(asked))
+            asked.source, lambda: Given(slot, child, asked.number, self._next_splits(asked))
         )
 
     def _next_splits(self, asked: Asked) -> SplitRange | None:

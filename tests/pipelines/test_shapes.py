@@ -1,0 +1,176 @@
+"""Shapes of elements: given in NumPy's words, or inferred of some and widened by others."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from forebay.service.blocks import Block, Component, Rows
+from forebay.service.client import registration
+from forebay.service.client.batches import Layout
+from forebay.service.client.functions import elements_of_some, python_dataset, request_of
+from forebay.service.client.tf_elements import dataset_of_blocks
+from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
+from forebay.service.pipelines.python.given_specs import structure_of_spec
+from forebay.service.pipelines.python.inferred import element_spec_of, inferred_of_some
+from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
+from forebay.service.structure import encode
+
+from .functions import pipeline_of
+from .test_files import definition_of
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        (("uint8", (None, None, 3)), tf.TensorSpec([None, None, 3], tf.uint8)),
+        (np.float32, tf.TensorSpec([], tf.float32)),
+        ({"b": ("<i8", [2]), "a": str}, {"a": tf.TensorSpec([], tf.string),
+                                         "b": tf.TensorSpec([2], tf.int64)}),
+        (("int64", "bool"), (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.bool))),
+        (Pair((bool, ()), None), Pair(tf.TensorSpec([], tf.bool), None)),
+        (np.zeros([2, 3], np.int8), tf.TensorSpec([2, 3], tf.int8)),
+        ((("bfloat16", (None,)), object), (tf.TensorSpec([None], tf.bfloat16),
+                                           tf.TensorSpec([], tf.string))),
+    ],
+)  # fmt: skip
+def test_a_spec_in_numpys_words_is_that_of_tensorflow(spec: Any, same: Any) -> None:
+    structure = structure_of_spec(spec)
+    assert structure == structure_of_spec(same) == encode(same)
+    assert element_spec_of(structure) == encode_element_spec(same)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x": ("uint9", (3,))},
+        {"x": ("uint8", (-1,))},
+        {"x": 5},
+        {"x": [("uint8", (3,))]},
+        {"x": tf.TensorSpec(None, tf.uint8)},
+        {"x": tf.RaggedTensorSpec([2, None], tf.uint8)},
+        {3: "uint8"},
+    ],
+)
+def test_a_wrong_spec_names_its_place(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"element_spec: element(\['x'\]| has the key 3)"):
+        structure_of_spec(wrong)
+
+
+def images(split: int) -> Any:
+    """The last splits have others."""
+    yield {"image": np.full((4, 4 if split < 40 else 3), split), "boxes": [split] * 2}
+
+
+def test_several_splits_say_which_dimensions_differ() -> None:
+    def shapes(function: Any, splits: Any) -> Any:
+        some = elements_of_some(request_of(python_dataset(splits)(function), splits))
+        return json.loads(inferred_of_some(some))
+
+    leaf = {"tensor": "int64"}
+    boxes = leaf | {"shape": [2]}
+    assert shapes(images, range(40)) == {
+        "dict": [["boxes", boxes], ["image", leaf | {"shape": [4, 4]}]]
+    }
+    assert shapes(images, range(60))["dict"][1] == ["image", leaf | {"shape": [4, None]}]
+
+    def odd(split: int) -> Any:
+        if split == 59:
+            raise ValueError("registered all the same")
+        yield "text" if split == 58 else split
+
+    assert shapes(odd, range(60)) == leaf | {"shape": []}
+    assert shapes(lambda split: [] if split < 55 else [split], range(60)) == leaf | {"shape": []}
+    with pytest.raises(ValueError, match="all the same"):
+        shapes(odd, [59])
+
+
+def blocks_of(**how: Any) -> tuple[list[Block], str]:
+    """As a worker makes them of two elements of each shape."""
+    dataset = python_dataset(range(38, 42), **how)(images)
+    request = request_of(dataset, dataset.splits)
+    spec = dataset.element_spec or {"image": ("int64", (4, 4)), "boxes": ("int64", (2,))}
+    request.structure = structure_of_spec(spec)
+    rules = PythonRules(processes=1, may_skip=lambda _: False)
+    pipeline: Any = open_pipeline(definition_of(request), request.python, python=rules)
+    try:
+        return [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()], request.structure
+    finally:
+        pipeline.close()
+
+
+def test_another_size_widens_what_was_inferred_and_not_what_was_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blocks, structure = blocks_of()
+    layout = Layout(structure)
+    with caplog.at_level(logging.WARNING):
+        found = [element["image"].shape for block in blocks for element in layout.elements(block)]
+    assert found == [(4, 4)] * 2 + [(4, 3)] * 2
+    (warning,) = caplog.messages
+    assert "element['image'] has the shape (4, 3), and (4, 4) was inferred of others" in warning
+    assert "give an element_spec with None" in warning
+    with pytest.raises(InvalidArgument, match="element_spec with None"):
+        [*map(Layout(structure, widens=False).elements, blocks)]
+    wide = {"image": ("int64", (4, None)), "boxes": ("int64", (2,))}
+    assert sum(block.count for block in blocks_of(element_spec=wide)[0]) == 4
+    for strict in ({"image": ("int64", (4, 4)), "boxes": ("int64", (2,))},):
+        with pytest.raises(PipelineError, match=r"element\['image'\] is int64\[4, 3\], and was"):
+            blocks_of(element_spec=strict)
+
+
+def test_where_files_are_written_shapes_are_kept() -> None:
+    structure = structure_of_spec({"image": ("int64", (4, 4)), "boxes": ("int64", (2,))})
+    pipeline = pipeline_of(images, range(38, 42), structure)
+    try:
+        with pytest.raises(PipelineError, match=r"element\['image'\] is int64\[4, 3\]"):
+            [*pipeline.bundle(SplitRange(0, 4, 0), number=0, seed=1).blocks()]
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("promised", [(4, 4), (None, 4)])
+def test_a_graph_gets_no_element_of_another_shape_than_it_was_promised(promised: Any) -> None:
+    blocks, _ = blocks_of()
+    spec = {"boxes": tf.TensorSpec([2], tf.int64), "image": tf.TensorSpec(promised, tf.int64)}
+
+    def opened() -> Any:
+        return iter(blocks)
+
+    with pytest.raises(tf.errors.OpError, match=r"instead of \(4, 3\): give an element_spec with"):
+        [*dataset_of_blocks(opened, spec)]
+
+
+def test_a_batch_of_several_shapes_is_padded_or_an_error() -> None:
+    values = np.arange(4 * 4 + 4 * 3)
+    mixed = Block(2, (Component(values, np.array([[4, 4], [4, 3]])),))
+    structure = structure_of_spec(("int64", (4, 4)))
+    with pytest.raises(InvalidArgument, match=r"\[\[4, 3\], \[4, 4\]\]: .* element_spec"):
+        Layout(structure).batch(mixed)
+    assert Layout(structure, pad_value=-1).batch(mixed)[1, :, 3].tolist() == [-1] * 4
+    large = Block(2, (Rows([np.zeros((4, 4), np.int64), np.zeros((3, 4), np.int64)]),))
+    with pytest.raises(InvalidArgument, match=r"has the shape \(3, 4\)"):
+        Layout(structure, widens=False).elements(large)
+
+
+def test_without_tensorflow_a_registration_takes_a_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(registration, "registered", lambda _, request: sent.append(request))
+
+    def never(split: int) -> Any:
+        raise AssertionError("it was called")
+
+    spec = {"x": ("uint8", (None, 3))}
+    registration.register_dataset("nobody:1", never, splits=range(3), element_spec=spec)
+    assert json.loads(sent[0].structure) == {
+        "dict": [["x", {"tensor": "uint8", "shape": [None, 3]}]]
+    }
