@@ -23,7 +23,7 @@ from tensorflow.python.data.experimental.ops import compression_ops
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from ..materialized.registered import MaterializedDataset, opened
-from ..pipelines.tf_data import graphs
+from ..pipelines.tf_data import canonical, graphs
 from ..pipelines.tf_data.element_specs import (
     check_element_spec,
     component_specs,
@@ -225,7 +225,7 @@ def fingerprint(request: pb.RegisterDatasetRequest) -> str:
     """A hash that equal datasets share; names that TensorFlow generated do not affect it."""
     if request.python:
         return hashlib.sha256(request.python).hexdigest()
-    return graphs.fingerprint(request.graph)
+    return canonical.fingerprint(request.graph)
 
 
 def _register_python(

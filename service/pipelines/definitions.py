@@ -15,10 +15,11 @@ from ..processes import forebay, tied
 from ..proto import python_pb2
 from ..proto import tf_service_pb2 as tf
 from .files import manifest
-from .tf_data import graphs
+from .tf_data import canonical
 from .tf_data import split_sources as walks
+from .tf_data.canonical import sanitize
 from .tf_data.constants import TensorFacts
-from .tf_data.graphs import Graph, InvalidGraph, sanitize
+from .tf_data.graphs import Graph, InvalidGraph
 from .tf_data.graphs import without_compression as graph_without_compression
 from .tf_data.seeds import nondeterministic
 from .tf_data.source_walk import NotSplittable, SourceWalk
@@ -49,7 +50,7 @@ def fingerprint(definition: ev.DatasetDefinition, stored: bytes) -> str:
     """A hash that equal datasets of one kind have in common. Raises InvalidGraph."""
     if definition.HasField("python_function"):
         return hashlib.sha256(stored).hexdigest()
-    return graphs.fingerprint(stored)
+    return canonical.fingerprint(stored)
 
 
 def has_no_code(stored: bytes) -> bool:
@@ -85,7 +86,7 @@ def difference(
         return "kind"
     if not python:
         try:
-            return "" if graphs.fingerprint(stored) == graphs.fingerprint(others) else "graph"
+            return "" if canonical.fingerprint(stored) == canonical.fingerprint(others) else "graph"
         except InvalidGraph:
             return "graph"
     mine, theirs = map(python_pb2.PythonDataset.FromString, (stored, others))

@@ -199,14 +199,16 @@ class ArgAttrs(_message.Message):
     def __init__(self, attr: _Optional[_Mapping[str, AttrValue]] = ...) -> None: ...
 
 class OpDef(_message.Message):
-    __slots__ = ("name", "input_arg", "output_arg")
+    __slots__ = ("name", "input_arg", "output_arg", "control_output")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_ARG_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_ARG_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     input_arg: _containers.RepeatedCompositeFieldContainer[ArgDef]
     output_arg: _containers.RepeatedCompositeFieldContainer[ArgDef]
-    def __init__(self, name: _Optional[str] = ..., input_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ..., output_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ...) -> None: ...
+    control_output: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., input_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ..., output_arg: _Optional[_Iterable[_Union[ArgDef, _Mapping]]] = ..., control_output: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ArgDef(_message.Message):
     __slots__ = ("name",)

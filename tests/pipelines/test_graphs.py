@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +16,16 @@ from tensorflow.core.framework import graph_pb2
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines.definitions import evaluate_in_subprocess
+from forebay.service.pipelines.tf_data.canonical import fingerprint, sanitize
 from forebay.service.pipelines.tf_data.constants import TensorFacts
 from forebay.service.pipelines.tf_data.evaluate import evaluate
-from forebay.service.pipelines.tf_data.graphs import InvalidGraph, fingerprint, sanitize
+from forebay.service.pipelines.tf_data.graphs import InvalidGraph
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.pipelines.tf_data.split_sources import split_sources
 from forebay.service.proto import graph_pb2 as pb
 
 from .. import forks
+from ..tfds_digits import prepared
 from .pipelines import Dataset, count, slices
 
 zipped = tf.data.Dataset.zip
@@ -118,6 +123,21 @@ def test_what_is_no_dataset_graph(data: bytes, message: str) -> None:
             function(data)
 
 
+def test_the_fingerprint_of_a_loop_and_of_a_long_graph() -> None:
+    """Loops of TensorFlow 1 are cycles. Shared nodes are walked once."""
+    graph = pb.GraphDef(node=[pb.NodeDef(name="0", op="Const")])
+    for n in range(5000):
+        graph.node.add(name=f"{n + 1}", op="AddV2", input=[f"{n}", f"{n}", "^again"])
+    graph.node.add(name="again", op="NextIteration", input=["5000:0"])
+    graph.node.add(name="Dataset", op="RangeDataset", input=["5000"])
+    graph.node.add(name="result", op="_Retval", input=["Dataset"])
+    before = fingerprint(graph.SerializeToString())
+    graph.node.sort(key=lambda node: node.name)
+    assert fingerprint(sanitize(graph.SerializeToString())) == before
+    graph.node[0].op = "Placeholder"
+    assert fingerprint(graph.SerializeToString()) != before
+
+
 def test_cycles_are_found() -> None:
     for op in ("Identity", "MapDataset"):
         nodes = [
@@ -129,7 +149,13 @@ def test_cycles_are_found() -> None:
             split_sources(pb.GraphDef(node=nodes).SerializeToString())
 
 
-def test_sanitizing_changes_devices_and_tables_only() -> None:
+def sorted_by_name(proto: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
+    for nodes in (proto.node, *(function.node_def for function in proto.library.function)):
+        nodes.sort(key=lambda node: node.name)
+    return proto
+
+
+def test_sanitizing_changes_devices_tables_and_the_nodes_order_only() -> None:
     keys = tf.constant([1, 2])
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys), -1)
     dataset = slices([1, 2]).map(table.lookup)
@@ -142,7 +168,7 @@ def test_sanitizing_changes_devices_and_tables_only() -> None:
         node.device = ""
         if node.op == "HashTableV2":
             node.attr["use_node_name_sharing"].b = True
-    assert clean == proto
+    assert sorted_by_name(clean) == sorted_by_name(proto)
 
 
 def looked_up(keys: list[int], values: list[int]) -> Dataset:
@@ -167,6 +193,19 @@ def shuffled_twice(seed: int | None, buffer: int = 8) -> Dataset:
     return count(9).shuffle(buffer, seed=seed).shuffle(buffer)
 
 
+def with_captured(*captured: int) -> Dataset:
+    one, two = (tf.constant([value, value], tf.int64) for value in captured)
+    return count(9).map(lambda x: tf.cond(x > 3, lambda: x - one, lambda: one * two))
+
+
+def drawn(*, once: bool) -> Dataset:
+    def draw(x: Any) -> Any:
+        first = tf.random.uniform([])
+        return first, first if once else tf.random.uniform([])
+
+    return count(9).map(draw)
+
+
 PIPELINES: list[Callable[[], Dataset]] = [
     lambda: count(9),
     lambda: count(8),
@@ -187,6 +226,14 @@ PIPELINES: list[Callable[[], Dataset]] = [
     lambda: count(9).map(lambda x: tf.ensure_shape(x, [])),
     lambda: tf.data.Dataset.zip(count(2), count(3)),
     lambda: tf.data.Dataset.zip(count(3), count(2)),
+    lambda: with_captured(1, 2),
+    lambda: with_captured(2, 1),
+    lambda: drawn(once=True),
+    lambda: drawn(once=False),
+    lambda: zipped(count(3), count(3)).map(lambda x, y: x - y),
+    lambda: zipped(count(3), count(3)).map(lambda x, y: y - x),
+    lambda: count(9).map(lambda x: tf.while_loop(lambda y: y < 5, lambda y: y + x, [x])),
+    lambda: count(9).map(lambda x: tf.while_loop(lambda y: y < x, lambda y: y + 5, [x])),
 ]
 
 
@@ -204,13 +251,29 @@ def test_the_same_pipeline_in_another_process_has_the_same_fingerprint() -> None
     code = (
         "import tensorflow as tf\n"
         "from forebay.service.client.tf_elements import graph_of\n"
-        "from forebay.service.pipelines.tf_data.graphs import fingerprint\n"
+        "from forebay.service.pipelines.tf_data.canonical import fingerprint\n"
         "for _ in range(3): dataset = tf.data.Dataset.range(9).map(lambda x: x + 1).shuffle(3)\n"
         "print(fingerprint(graph_of(dataset)))"
     )
     there = forks.run(["-c", code], timeout_s=60)
     dataset = count(9).map(lambda x: x + 1).shuffle(3)
     assert there.stdout.strip() == fingerprint(graph_of(dataset)), there.stderr
+
+
+def test_sets_that_are_iterated_in_any_order_change_no_fingerprint(tmp_path: pathlib.Path) -> None:
+    """TFDS traces its decoding in the order of a set of features' names."""
+    prepared(tmp_path)
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.pipelines.traced_in_any_order", tmp_path],
+            env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True,
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    one, two = (program.communicate(timeout=120)[0] for program in programs)
+    assert one == two
+    found = [line.split()[1] for line in one.splitlines()]
+    assert len(set(found)) == len(found) == 11
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ where its splits come from.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from google.protobuf.message import DecodeError
@@ -37,9 +35,6 @@ TABLES = {
 
 _INT32, _VARIANT = 3, 21  # DataType
 
-_GENERATED_HANDLE = re.compile(r"(.*/(?:SeedGenerator|MemoryCache))_\d+")
-"""TensorFlow's names for a dataset's own resources; a process numbers them."""
-
 
 class Graph:
     """A parsed graph that ends in a dataset. Raises InvalidGraph for anything else."""
@@ -64,10 +59,10 @@ class Graph:
 
     def node(self, tensor: str) -> pb.NodeDef:
         """The node that a tensor or a control input comes from."""
-        node = self.nodes.get(_node_name(tensor))
+        node = self.nodes.get(node_name(tensor))
         if node is None:
             raise InvalidGraph(
-                f"the graph refers to a node {_node_name(tensor)!r} that it does not have"
+                f"the graph refers to a node {node_name(tensor)!r} that it does not have"
             )
         return node
 
@@ -88,19 +83,6 @@ class Graph:
         which = _INPUTS[node.op](node) if node.op in _INPUTS else slice(0, 1)
         inputs = [self.producer(name) for name in node.input[which]]
         return [child for child in inputs if "Dataset" in child.op]
-
-
-def sanitize(graph: bytes) -> bytes:
-    """The graph for workers: without devices, and with hash tables named by their nodes.
-
-    Raises InvalidGraph.
-    """
-    proto = Graph(graph).proto
-    for node in all_nodes(proto):
-        node.device = ""
-        if node.op in TABLES:
-            node.attr["use_node_name_sharing"].b = True
-    return proto.SerializeToString()
 
 
 def without_compression(graph: bytes) -> bytes:
@@ -135,58 +117,11 @@ def isolate(graph: bytes, prefix: str) -> tuple[pb.GraphDef, str, list[str]]:
     for node in all_nodes(proto):
         if node.op in TABLES:
             node.attr["container"].s = prefix.encode()
-        for handle in _handles(node):
+        for handle in handles_of(node):
             handle.name = f"{prefix}_{handle.name}"  # a new name, so the dataset makes its own
     tables = [f"{node.name}:0" for node in proto.node if node.op in TABLES]
     proto.node.remove(parsed.result)
     return proto, f"{parsed.dataset.name}:0", tables
-
-
-def fingerprint(graph: bytes) -> str:
-    """A digest that two graphs share only if they differ in nothing but generated names.
-
-    A pipeline that is built again gets other names for its nodes, functions, functions' arguments,
-    seed generators and memory caches, and other metadata for profiles. The walk from the graph's
-    result numbers these in the order in which it finds them. Everything else counts: constants,
-    seeds, shapes, the nodes within functions. A function that the walk does not reach keeps its
-    name. Raises InvalidGraph.
-    """
-    parsed = Graph(graph)
-    proto = parsed.proto
-    nodes: dict[str, pb.NodeDef] = {}
-    waiting = [*reversed(proto.node), parsed.result]
-    while waiting:
-        node = waiting.pop()
-        if node.name not in nodes:
-            nodes[node.name] = node
-            waiting += map(parsed.node, reversed(node.input))
-    functions = {function.signature.name: function for function in proto.library.function}
-    bodies = {name: function.node_def for name, function in functions.items()}
-    called = called_functions(nodes.values(), bodies)
-    library = [functions[name] for name in (*called, *sorted(functions.keys() - set(called)))]
-
-    _rename_functions(proto, {name: f"function {i}" for i, name in enumerate(called)})
-    for function in library:
-        _number_arguments(function)
-    numbers = {name: str(i) for i, name in enumerate(nodes)}
-    for node in nodes.values():
-        node.name = numbers[node.name]
-        node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
-    handles: dict[str, str] = {}
-    for node in (*nodes.values(), *(node for function in library for node in function.node_def)):
-        if "Dataset" in node.op:
-            node.attr.pop("metadata", None)
-        for handle in _handles(node):
-            if kind := _GENERATED_HANDLE.fullmatch(handle.name):
-                handle.name = handles.setdefault(handle.name, f"{kind[1]} {len(handles)}")
-
-    digest = hashlib.sha256()
-    for part in (*nodes.values(), *library):
-        data = part.SerializeToString(deterministic=True)
-        digest.update(b"%d %s" % (len(data), data))
-    del proto.node[:], proto.library.function[:]
-    digest.update(proto.SerializeToString(deterministic=True))
-    return digest.hexdigest()
 
 
 def _reshape_packs_of_one(graph: Graph) -> None:
@@ -216,18 +151,6 @@ def _packed_shape(graph: Graph, node: pb.NodeDef) -> list[int]:
     if node.op != "Pack":
         return []
     return [node.attr["N"].i, *_packed_shape(graph, graph.producer(node.input[0]))]
-
-
-def _number_arguments(function: pb.FunctionDef) -> None:
-    """Name a function's arguments by their places."""
-    arguments = function.signature.input_arg
-    numbers = {argument.name: f"argument {i}" for i, argument in enumerate(arguments)}
-    for argument in arguments:
-        argument.name = numbers[argument.name]
-    for node in function.node_def:
-        node.input[:] = [_renamed(tensor, numbers) for tensor in node.input]
-    for output, tensor in list(function.ret.items()):
-        function.ret[output] = _renamed(tensor, numbers)
 
 
 def called_functions(
@@ -275,18 +198,14 @@ def references(attrs: Mapping[str, pb.AttrValue]) -> Iterator[pb.NameAttrList]:
             yield from references(reference.attr)
 
 
-def _handles(node: pb.NodeDef) -> Sequence[pb.ResourceHandle]:
+def handles_of(node: pb.NodeDef) -> Sequence[pb.ResourceHandle]:
     """The resources that a constant refers to."""
     return node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ()
 
 
-def _node_name(tensor: str) -> str:
-    return tensor.removeprefix("^").split(":")[0]
-
-
-def _renamed(tensor: str, names: Mapping[str, str]) -> str:
-    name = _node_name(tensor)
-    return tensor.replace(name, names.get(name, name), 1)
+def node_name(tensor: str) -> str:
+    """The node, or the function's argument, that a tensor or a control input comes from."""
+    return tensor.removeprefix("^").partition(":")[0]
 
 
 def all_nodes(proto: pb.GraphDef) -> Iterator[pb.NodeDef]:
