@@ -44,7 +44,7 @@ def register_files(
     files: Paths,
     *,
     format: str | None = None,  # noqa: A002
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     partitioning: Any = "hive",
     fill: dict[str, Any] | None = None,
     map: Callable[[Any], Any] | None = None,  # noqa: A002
@@ -73,12 +73,14 @@ def register_files(
       format: "arrayrecord", "parquet", "tfrecord", "webdataset" or "mds"; by default the files say.
         A record of ArrayRecord and TFRecord is bytes, and a dict of others.
       columns: which ones to read, of Parquet, WebDataset (extensions, and "__key__") and MDS. By
-        default all.
+        default all. Of WebDataset, it may be a dict of the extensions that a column may have, of
+        which the first one that a sample has is read: {"image": ["jpg", "png"], "label": "cls"}.
       partitioning: which columns the names of directories have, of Parquet, as in pyarrow.parquet's
         read_table: "hive" for year=2020/…; None for no columns; a list of their names; or one of
         pyarrow.dataset. Of a directory, the names below it count, of a pattern, those from its
         first `*`, of files in a list their whole paths, and of a single file none.
-      fill: of Parquet, a value by column, in the place of nulls, which are refused otherwise: an
+      fill: of WebDataset, bytes or text by column, of samples that have none. Of Parquet, a value
+        by column, in the place of nulls, which are refused otherwise: an
         int, float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists,
         and a list that is null is empty, or of a fixed size full of it.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
@@ -144,7 +146,7 @@ def register_files(
             f"partitioning={partitioning!r:.100} is for ['parquet'], and this is {found_format!r}"
         )
     entries, found = _inspected(paths, found_format, options, outside)
-    if "dict" in found.structure:
+    if "dict" in found.structure and not isinstance(columns, Mapping):
         names = [name for name, _ in found.structure["dict"]]
         options["columns"] = [name for name in names if name not in outside.nodes]
     of_files = Manifest(
@@ -191,15 +193,23 @@ def register_files(
 
 def _options(
     of: str,
-    columns: Sequence[str] | None,
+    columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None,
     fill: dict[str, Any] | None,
     index_dir: str | os.PathLike[str] | None,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
-    if columns is not None:
-        names = [] if isinstance(columns, str) or not isinstance(columns, Iterable) else [*columns]
-        are_names = bool(names) and all(isinstance(name, str) for name in names)
-        if not are_names or len({*names}) < len(names):
+    if isinstance(columns, Mapping):
+        if of != "webdataset":
+            raise InvalidArgument(f"columns={columns!r:.100} must be a list, as this is {of!r}")
+        given = [*columns.items()]
+        columns = {name: _names([some] if isinstance(some, str) else some) for name, some in given}
+        if not _names(columns) or not all(columns.values()):
+            raise InvalidArgument(
+                f"columns={dict(given)!r:.100} must have an extension or a list of them by name"
+            )
+        columns = dict(sorted(columns.items()))
+    elif columns is not None:
+        if not (names := _names(columns)):
             raise InvalidArgument(
                 f"columns={columns!r:.100} must be a list of different names, one or more"
             )
@@ -216,7 +226,7 @@ def _options(
     options: dict[str, Any] = {}
     for name, value, formats in (
         ("columns", columns, ("parquet", "webdataset", "mds")),
-        ("fill", fill and dict(sorted(fill.items())), ("parquet",)),
+        ("fill", fill and dict(sorted(fill.items())), ("parquet", "webdataset")),
         ("index_dir", index_dir, ("tfrecord", "webdataset")),
     ):
         if value is not None:
@@ -231,6 +241,13 @@ def _options(
                 "float, bool, str or bytes. Of times and dates it is an int in the column's unit"
             )
     return options
+
+
+def _names(given: Any) -> list[str]:
+    """The list of different names that is given; empty if it is none."""
+    names = [] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    is_one = all(isinstance(one, str) for one in names) and len({*names}) == len(names)
+    return names if is_one else []
 
 
 _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
@@ -291,11 +308,13 @@ def _inspected(
             continue
         if of_first is None:
             of_first, times = (path, facts.structure), facts.times
+            if facts.warning:
+                log.warning("%s", facts.warning)
         elif facts.structure != of_first[1]:
+            ours, firsts = _differing(facts.structure, of_first[1])
             raise InvalidArgument(
-                f"{path} has records of {describe(written(facts.structure))}, and {of_first[0]} of "
-                f"{describe(written(of_first[1]))}: register files of one schema together, or "
-                "`columns` that they have in common"
+                f"{path} has records of {ours:.300}, and {of_first[0]} of {firsts:.300}: register "
+                "files of one schema together, or `columns` that they have in common"
             )
         elif facts.times != times:
             raise InvalidArgument(
@@ -308,6 +327,18 @@ def _inspected(
         )
     total = sum(entry.records for entry in entries)
     return entries, Facts(total, of_first[1], cuts)
+
+
+def _differing(one: Any, other: Any) -> tuple[str, str]:
+    """Two structures in words, of which only the columns that differ."""
+    if "dict" in one and "dict" in other:
+        mine, others = dict(one["dict"]), dict(other["dict"])
+        both = {name for name in mine if mine[name] == others.get(name)}
+        one, other = (
+            dict_of({name: node for name, node in of.items() if name not in both})
+            for of in (mine, others)
+        )
+    return describe(written(one)), describe(written(other))
 
 
 def _state(path: str) -> tuple[FileEntry, int]:

@@ -440,7 +440,7 @@ def test_schemas_that_differ_are_named(register: Register, tmp_path: pathlib.Pat
     pq.write_table(pa.table({"x": ["1"], "y": [1.0]}), tmp_path / "b.parquet")
     with pytest.raises(
         InvalidArgument,
-        match=r"b\.parquet has records of \{x: string\[\], .*a\.parquet of \{x: int64\[\]",
+        match=r"b\.parquet has records of \{x: string\[\]\}, .*a\.parquet of \{x: int64\[\]\}: reg",
     ):
         register(tmp_path)
     assert len(all_of(register(tmp_path, columns=["y"]))) == 2

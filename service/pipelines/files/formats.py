@@ -43,6 +43,7 @@ class Facts(NamedTuple):
     cuts: Sequence[int] = ()
     """Before which records a split may begin, if not before any."""
     times: Mapping[str, str] = {}  # columns of time, and what they are
+    warning: str = ""  # what may not be meant so
 
 
 class RecordFile(Protocol):

@@ -1,8 +1,8 @@
 """WebDataset's tar files, uncompressed: members whose names differ in extensions are a sample.
 
 A sample is a dict of bytes: a key for each extension, in lower case, and "__key__", the name before
-the first dot of the file's name. Every sample of a dataset has the same keys. Where samples begin
-is in an index (record_index.py).
+the first dot of the file's name. A column may be the first of several extensions that a sample has.
+Where samples begin is in an index (record_index.py), with which extensions they have.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import os
 import re
 import tarfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
-from ...blocks import Block
+from ...blocks import Array, Block
 from ...errors import InvalidArgument
 from . import record_index
 from .formats import (
@@ -28,55 +29,199 @@ from .formats import (
     Ints,
     NumberedFile,
     Options,
-    chosen,
     dict_of,
+    few,
     pieces,
     texts,
 )
 
 KEY = "__key__"
+_OF_A_SAMPLE = {KEY, "__url__"}
+"""What webdataset puts into each sample itself, and refuses as an extension."""
+
+MOST_KINDS = 4096
+"""Different sets of extensions that the samples of a file may have."""
+
 _WINDOW_BYTES = 1 << 20
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")  # webdataset leaves such members out, too
 
+_ADVICE = (
+    "An extension is all that is behind the first dot of a name: name members like 000007.jpg and "
+    "000007.seg.png"
+)
+
+
+class SampleKind(msgspec.Struct):
+    """The samples that have the same extensions."""
+
+    extensions: list[bytes]  # sorted, in UTF-8 or as they are
+    first: int  # the number of one of them
+    samples: int = 0
+
+    def names(self) -> list[str]:
+        return [os.fsdecode(extension) for extension in self.extensions]
+
+
+class SampleKinds(msgspec.Struct):
+    """What an index says of a file's samples."""
+
+    kinds: list[SampleKind]
+    links: int = 0  # members that have no bytes, and would belong to samples
+
+
+def sources(columns: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The extensions that a column may have, the first one first."""
+    if isinstance(columns, Mapping):
+        return {name: columns[name] for name in sorted(columns)}
+    return {name: [name] for name in sorted(columns)}
+
 
 def _inspect(path: str, options: Options) -> Facts:
-    offsets = record_index.made(path, options, functools.partial(_walk, path))
+    """Raises InvalidArgument for columns that samples lack."""
+    walk = functools.partial(_walk, path)
+    offsets, said = record_index.made(path, options, walk, says=True)
     if len(offsets) < 2:
         return Facts(0, dict_of({}))
-    with open(path, "rb") as file:
-        ((_, first),) = _samples(pieces(file.fileno(), offsets, np.arange(1)))
-    return Facts(
-        len(offsets) - 1, dict_of(dict.fromkeys(chosen(path, [KEY, *first], options), TEXT))
+    samples = msgspec.msgpack.decode(said, type=SampleKinds)
+    there = sorted({KEY, *(name for kind in samples.kinds for name in kind.names())})
+    columns = sources(options.get("columns") or there)
+    fill = options.get("fill") or {}
+    for name, extensions in columns.items():
+        if not {*extensions} & {*there}:
+            raise InvalidArgument(
+                f"{path} has no columns {few(extensions)}: give some of {few(there)}"
+            )
+        if not all(map(_is_text, extensions)):
+            raise InvalidArgument(
+                f"{path} has members with the extension {name!r:.50}, which is no UTF-8: rename "
+                "them, or read others by `columns`"
+            )
+    if unknown := [name for name in fill if name not in columns]:
+        raise InvalidArgument(
+            f"fill has column {unknown[0]!r}, and of {path} are read {few([*columns])}: leave it "
+            "out, or give `columns`"
+        )
+    for kind in samples.kinds:
+        has = {KEY, *kind.names()}
+        lacks = [name for name, of in columns.items() if name not in fill and not has & {*of}]
+        if lacks:
+            _refuse(path, offsets, samples.kinds, kind, columns[lacks[0]])
+    nodes = dict.fromkeys(columns, TEXT)
+    return Facts(len(offsets) - 1, dict_of(nodes), warning=_warning(path, offsets, samples))
+
+
+def _refuse(
+    path: str,
+    offsets: Array,
+    kinds: Sequence[SampleKind],
+    kind: SampleKind,
+    extensions: Sequence[str],
+) -> None:
+    """Raises InvalidArgument: these samples have none of the extensions."""
+    other = next(one for one in kinds if {*extensions} & {*one.names()})
+    dots = f". {_ADVICE}" if any("." in name for name in extensions) else ""
+    raise InvalidArgument(
+        f"{path}: sample {_key(path, offsets, kind.first)!r:.100} has {few(kind.names())}, and "
+        f"sample {_key(path, offsets, other.first)!r:.100} has {few(other.names())}: write samples "
+        "with the same extensions, or give columns that all have, such as {'image': ['jpg', "
+        f"'png']}}, or `fill`{dots}"
     )
 
 
-def _walk(path: str, descriptor: int, size: int) -> array[int]:
-    """Where samples begin. Raises Damaged for a cut file, for samples that have other extensions
-    than the first one, and for two members of one name."""
-    offsets = array("Q")
-    end = 0
-    last: str | None = None
-    sample: list[str] = []
-    first: tuple[str, list[str]] | None = None
+def _is_text(name: str) -> bool:
+    try:
+        return bool(name.encode()) or not name
+    except UnicodeEncodeError:
+        return False
 
-    def require_equal() -> None:
-        nonlocal first
-        if last is None:
+
+def _warning(path: str, offsets: Array, samples: SampleKinds) -> str:
+    """If names have numbers behind their first dot, or members are links."""
+    extensions = samples.kinds[0].names()
+    dotted = [name for name in extensions if "." in name]
+    if len({re.sub(r"\d+", "0", name) for name in dotted}) < len(dotted):
+        members = sum(kind.samples * len(kind.extensions) for kind in samples.kinds)
+        return (
+            f"{path}: {members} members make {len(offsets) - 1} records, as {few(dotted)} are "
+            f"extensions of {_key(path, offsets, samples.kinds[0].first)!r:.100}. {_ADVICE}"
+        )
+    if samples.links:
+        return (
+            f"{path}: {samples.links} members are links, whose bytes are elsewhere, and are left "
+            "out, as WebDataset does: write with --dereference and --hard-dereference"
+        )
+    return ""
+
+
+def _key(path: str, offsets: Array, number: int) -> str:
+    """Of a sample."""
+    with open(path, "rb") as file:
+        ((key, _),) = _samples(pieces(file.fileno(), offsets, np.array([number])))
+    return key
+
+
+class _Grouping:
+    """Groups members to samples."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._kinds: dict[tuple[str, ...], SampleKind] = {}
+        self._of_keys: dict[str, SampleKind] = {}
+        self._key: str | None = None
+        self._extensions: set[str] = set()
+        self.offsets = array("Q")
+        self.links = 0
+
+    def add(self, key: str, extension: str, begin: int) -> None:
+        """A member, which begins there. Raises InvalidArgument."""
+        if key != self._key:
+            self.end()
+            self._key, self._extensions = key, set()
+            self.offsets.append(begin)
+        if extension in self._extensions:
+            raise InvalidArgument(
+                f"{self._path}: sample {key!r:.100} has two members of one extension, "
+                f"{extension!r:.100}: leave one out, or rename it"
+            )
+        if extension in _OF_A_SAMPLE:
+            raise InvalidArgument(
+                f"{self._path}: sample {key!r:.100} has a member with the extension {extension!r}, "
+                "which WebDataset has for itself (a duplicate file name): rename it"
+            )
+        self._extensions.add(extension)
+
+    def end(self) -> None:
+        """Of a sample. Raises InvalidArgument for members that are not sorted."""
+        if self._key is None:
             return
-        if len({*sample}) < len(sample):
+        extensions = tuple(sorted(self._extensions))
+        kind = self._kinds.get(extensions)
+        if kind is None:
+            if len(self._kinds) == MOST_KINDS:
+                raise InvalidArgument(
+                    f"{self._path} has samples of more than {MOST_KINDS} different sets of "
+                    f"extensions, such as {few(extensions)}. {_ADVICE}"
+                )
+            kind = SampleKind([*map(os.fsencode, extensions)], len(self.offsets) - 1)
+            self._kinds[extensions] = kind
+        kind.samples += 1
+        if self._of_keys.setdefault(self._key, kind) is not kind:
             raise InvalidArgument(
-                f"{path}: sample {last!r} has two members of one extension, of {sample}: leave "
-                "one out, or rename it"
-            )
-        if first is None:
-            first = last, sorted(sample)
-        elif sorted(sample) != first[1]:
-            raise InvalidArgument(
-                f"{path}: sample {last!r} has {sorted(sample)}, and sample {first[0]!r} has "
-                f"{first[1]}: write samples with the same extensions"
+                f"{self._path} is in the wrong order: members of sample {self._key!r:.100} do not "
+                "follow one another. Write it again in the order of names, as `tar --sort=name` "
+                "does"
             )
 
+    def said(self) -> bytes:
+        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], self.links))
+
+
+def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
+    """Where samples begin, and which there are. Raises Damaged for a cut file, and InvalidArgument
+    for members that make no samples."""
+    found = _Grouping(path)
+    end = 0
     try:
         with (
             os.fdopen(os.dup(descriptor), "rb") as file,
@@ -94,15 +239,11 @@ def _walk(path: str, descriptor: int, size: int) -> array[int]:
                         f"its member {member.name!r} is cut: it ends at byte {end}, and the file "
                         f"at {size}. Write it again, or leave it out"
                     )
-                if (named := _named(member)) is None:
-                    continue
-                key, extension = named
-                if key != last:
-                    require_equal()
-                    last, sample = key, []
-                    offsets.append(begin)
-                sample.append(extension)
-            require_equal()
+                if (named := _named(member)) is not None:
+                    found.add(*named, begin)
+                elif member.islnk() or member.issym():
+                    found.links += _NAME.fullmatch(member.name) is not None
+            found.end()
         if os.pread(descriptor, 512, end).strip(b"\0"):  # tarfile takes it for the end
             raise tarfile.ReadError("no header of a member")
         for at in range(end, size, _WINDOW_BYTES):
@@ -116,8 +257,8 @@ def _walk(path: str, descriptor: int, size: int) -> array[int]:
             f"behind byte {end} it is no tar file ({error}): it is cut, damaged or compressed. "
             "Write it again uncompressed, or leave it out"
         ) from error
-    offsets.append(end)
-    return offsets
+    found.offsets.append(end)
+    return found.offsets, found.said()
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -160,23 +301,24 @@ def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
 class TarShard(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
         self._offsets = record_index.opened(path, options)
-        self._columns: Sequence[str] = options["columns"]
+        self._columns = sources(options["columns"])
+        self._fill = {
+            name: value.encode() if isinstance(value, str) else value
+            for name, value in (options.get("fill") or {}).items()
+        }
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         super().__init__(int(self._offsets[-1]) / max(1, len(self._offsets) - 1))
 
     def take(self, records: Ints) -> Block:
-        samples = [*_samples(pieces(self._descriptor, self._offsets, records))]
-        columns = []
-        wanted = {*self._columns} - {KEY}
-        for _, sample in samples:
-            if missing := wanted - sample.keys():
-                raise Damaged(f"it lacks {sorted(missing)}: the header of a member is damaged")
-        for name in self._columns:
-            if name == KEY:
-                columns.append(texts([key.encode(errors="surrogateescape") for key, _ in samples]))
-            else:
-                columns.append(texts([sample[name] for _, sample in samples]))
-        return Block(len(samples), tuple(columns))
+        columns: dict[str, list[bytes]] = {name: [] for name in self._columns}
+        for key, sample in _samples(pieces(self._descriptor, self._offsets, records)):
+            sample[KEY] = os.fsencode(key)
+            for name, extensions in self._columns.items():
+                found = next((one for one in extensions if one in sample), None)
+                if found is None and name not in self._fill:
+                    raise Damaged(f"it lacks {few(extensions)}: the header of a member is damaged")
+                columns[name].append(self._fill[name] if found is None else sample[found])
+        return Block(len(records), tuple(map(texts, columns.values())))
 
     def close(self) -> None:
         os.close(self._descriptor)

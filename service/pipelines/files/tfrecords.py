@@ -17,10 +17,11 @@ _MAX_KNOWN = 1 << 12
 
 
 def _inspect(path: str, options: Options) -> Facts:
-    return Facts(len(record_index.made(path, options, _walk)) - 1, TEXT)
+    offsets, _ = record_index.made(path, options, _walk)
+    return Facts(len(offsets) - 1, TEXT)
 
 
-def _walk(descriptor: int, size: int) -> array[int]:
+def _walk(descriptor: int, size: int) -> tuple[array[int], bytes]:
     """Reads headers only, where records are large."""
     offsets, at = array("Q", [0]), 0
     lengths: dict[bytes, int] = {}  # by correct headers
@@ -48,7 +49,7 @@ def _walk(descriptor: int, size: int) -> array[int]:
                 f"it to {offsets[-1]} bytes"
             )
         offsets.append(at)
-    return offsets
+    return offsets, b""
 
 
 class TFRecordFile(NumberedFile):

@@ -1,0 +1,168 @@
+"""Tar files of WebDataset as others write them, held against the webdataset package."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import tarfile
+from typing import Any
+
+import pytest
+import webdataset
+
+from forebay.service.errors import InvalidArgument
+from forebay.service.pipelines.files import record_index, tars
+
+from ..record_files import Register, all_records
+
+
+def write(path: pathlib.Path, *names: str) -> None:
+    """Members whose data are their names."""
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(name.encode(errors="surrogateescape"))
+            tar.addfile(info, io.BytesIO(name.encode(errors="surrogateescape")))
+
+
+def samples_of(path: pathlib.Path) -> list[dict[str, Any]]:
+    """As webdataset has them."""
+    with open(path, "rb") as stream:
+        members = webdataset.tariterators.tar_file_expander([{"url": "", "stream": stream}])
+        return [*webdataset.tariterators.group_by_keys(members)]
+
+
+def test_extensions_that_differ_are_one_column(register: Register, tmp_path: pathlib.Path) -> None:
+    """The first one that a sample has, as webdataset's "jpg;jpeg;png"."""
+    path = tmp_path / "a.tar"
+    names = ["0.jpg", "0.cls", "1.JPEG", "1.cls", "2.PNG", "2.jpg", "2.cls", "3.png", "3.txt"]
+    write(path, *names)
+    image = ["jpg", "jpeg", "png"]
+    expected = [
+        {
+            "image": webdataset.filters.getfirst(sample, image),
+            "label": sample.get("cls", b"none"),
+            "key": sample["__key__"].encode(),
+        }
+        for sample in samples_of(path)
+    ]
+    columns = {"image": image, "label": "cls", "key": "__key__"}
+    for shuffled in (False, True):
+        request = register(path, columns=columns, fill={"label": "none"}, shuffle_records=shuffled)
+        found = all_records(request)
+        assert sorted(found, key=lambda record: bytes(record["key"])) == expected
+    assert len(all_records(register(path, columns=["__key__"]))) == 4
+    with pytest.raises(
+        InvalidArgument,
+        match=r"sample '3' has \['png', 'txt'\], and sample '0' has \['cls', 'jpg'\].*fill",
+    ):
+        register(path, columns=columns)
+    with pytest.raises(InvalidArgument, match=r"sample .* write samples with the same extensions"):
+        register(path)
+    filled = all_records(
+        register(path, fill=dict.fromkeys(["jpg", "jpeg", "png", "cls", "txt"], b""))
+    )
+    assert [one["jpg"] for one in filled] == [b"0.jpg", b"", b"2.jpg", b""]
+
+
+def test_a_column_that_all_samples_have_can_be_read_alone(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    write(tmp_path / "a.tar", "0.cls", "0.jpg", "1.jpg", "2.jpg", "2.txt")
+    write(tmp_path / "b.tar", "3.jpg")
+    found = all_records(register(tmp_path, columns=["jpg"]))
+    assert found == [{"jpg": f"{n}.jpg".encode()} for n in range(4)]
+    for columns, said in (
+        (["jpg", "cls"], "has no columns|sample '1' has"),
+        ({"x": ["gif", "bmp"]}, r"has no columns \['gif', 'bmp'\]: give some of .*'cls', 'jpg'"),
+        ({"x": []}, "columns="),
+        ({}, "columns="),
+        ({"x": 5}, "columns="),
+        ({1: "jpg"}, "columns="),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            register(tmp_path, columns=columns)
+    with pytest.raises(InvalidArgument, match=r"fill has column 'clz', and of .*a\.tar are read"):
+        register(tmp_path, columns=["jpg"], fill={"clz": b""})
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["0.a", "1.a", "0.b", "1.b"], "is in the wrong order: members of sample '0' do not foll"),
+        (["x.__key__", "x.a"], "extension '__key__', which WebDataset has for itself"),
+        (["x.a", "x.__url__"], "extension '__url__', which WebDataset has for itself"),
+        (["x.a\udcff"], "extension 'a.udcff', which is no UTF-8"),
+        (["x.a", "x.A"], "two members of one extension, 'a'"),
+        ([f"x{n}.{n}.jpg" for n in range(5000)], "4096 different sets .*name members like 000007"),
+        ([f"x{n}.v{n}.1.jpg" for n in range(3)], "name members like 000007.jpg"),
+    ],
+)
+def test_members_that_make_no_samples_are_refused(
+    register: Register, tmp_path: pathlib.Path, names: list[str], said: str
+) -> None:
+    """Where webdataset refuses them, too, or would read something else than is meant."""
+    path = tmp_path / "a.tar"
+    write(path, *names)
+    with pytest.raises(InvalidArgument, match=said) as refused:
+        register(path)
+    assert len(str(refused.value)) < 600
+    if "for itself" in said or "one ext" in said:
+        with pytest.raises(ValueError, match="duplicate file name"):
+            samples_of(path)
+
+
+def test_names_with_dots_are_one_record_with_a_warning(
+    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for shard in range(2):
+        write(tmp_path / f"{shard}.tar", *(f"img.v1.{n:06}.jpg" for n in range(100)))
+    for _ in range(2):  # with an index, too
+        caplog.clear()
+        (first, second) = all_records(register(tmp_path))
+        assert len(first) == len(second) == 101
+        assert caplog.text.count("100 members make 1 records") == 1
+        assert "name members like 000007.jpg" in caplog.text
+        assert len(caplog.text) < 700
+    for columns in (["jpg"], {"image": ["jpg", "png"]}):
+        with pytest.raises(InvalidArgument, match=r"has no columns .* and 96 more") as refused:
+            register(tmp_path, columns=columns)
+        assert len(str(refused.value)) < 500
+    write(tmp_path / "2.tar", *(f"img.v2.{n:06}.jpg" for n in range(100)))
+    with pytest.raises(InvalidArgument, match=r"2\.tar has records of") as refused:
+        register(tmp_path)
+    assert len(str(refused.value)) < 1000
+    caplog.clear()
+    write(tmp_path / "3.tar", "0.left.jpg", "0.right.jpg", "0.mp3", "0.mp4")
+    register(tmp_path / "3.tar")
+    assert not caplog.text
+
+
+def test_links_in_a_tar_are_left_out_with_a_warning(
+    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("0.a"))
+        for name, kind in (("1.a", tarfile.LNKTYPE), ("2.a", tarfile.SYMTYPE)):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, "0.a"
+            tar.addfile(link)
+    assert len(all_records(register(path))) == len(samples_of(path)) == 1
+    assert "2 members are links" in caplog.text
+
+
+def test_an_index_of_an_earlier_version_is_read_and_made_again(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    """It does not say which extensions there are."""
+    path, index = tmp_path / "a.tar", tmp_path / "a.tar.forebay-index"
+    write(path, "0.a", "1.a", "1.b")
+    request = register(path, columns=["a"])
+    whole = index.read_bytes()
+    record_index.made(str(path), {}, lambda *of: (tars._walk(str(path), *of)[0], b""))
+    assert len(index.read_bytes()) == 40 + 3 * 8 < len(whole)
+    assert all_records(request) == [{"a": b"0.a"}, {"a": b"1.a"}]
+    with pytest.raises(InvalidArgument, match="sample '0' has"):
+        register(path, columns=["a", "b"])
+    assert index.read_bytes() == whole
