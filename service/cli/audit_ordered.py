@@ -140,7 +140,14 @@ class OrderedAnswers:
         wanted = next((each for each in (GIVEN, DIFFERS, NOT_KNOWN) if each in told), told[-1])
         steps = there[len(told) - 1 - told[::-1].index(wanted)]
         epoch, start, stop = steps.span(step)
-        bundles, indexes = self._known.elements(epoch, start, stop)
+        unknown = None
+        try:
+            bundles, indexes = self._known.elements(epoch, start, stop)
+        except InvalidArgument as error:  # of a hypothetical group, there is no more to say
+            if self._is_asked:
+                raise
+            bundles, indexes = self._known.elements(epoch, start, start)
+            unknown = str(error)
         batches = []
         for at in range(0, steps.size, steps.batch):
             batch = [x[at : at + steps.batch].tolist() for x in (bundles, indexes)]
@@ -149,7 +156,7 @@ class OrderedAnswers:
                     "consumer": at // steps.batch,
                     **self._told(steps, step, at // steps.batch)._asdict(),
                     **(self._at(epoch, start + at) if batch[0] else {}),
-                    "count": len(batch[0]),
+                    "count": None if unknown else len(batch[0]),
                     "bundles": list(self._runs(*batch)),
                     "elements": list(zip(*batch, strict=True)),
                 }
@@ -158,6 +165,7 @@ class OrderedAnswers:
             "step": step,
             "status": wanted,
             **self._shape(steps),
+            "unknown": unknown,
             "batches": batches,
             "other_groups": [
                 {"group": self._groups.index(each) + 1, "status": status}

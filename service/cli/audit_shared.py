@@ -29,7 +29,11 @@ def unordered(state: Any, history: Any) -> dict[str, Any]:
 
     job, twice = history.job, history.leased_twice
     there = (state.iterations.get(number) for number in job.iterations.values())
-    lost = job.lost_splits + sum(lost_splits(each) for each in there if each is not None)
+    lost = sum(1 + x.splits[1] - x.splits[0] for x in history.lost if not x.found)
+    if history.missing:  # the state has a sum of what was lost before
+        known_lost = sum(lost_splits(each) for each in there if each is not None)
+        lost = max(lost, job.lost_splits + known_lost)
+    dropped = sum(each.elements for each in history.dropped)
     broken, unknown = [], _unfinished(history)
     if job.sharding != ev.DYNAMIC:
         unknown = ["no splits are leased, so the journal tells of no elements"]
@@ -45,6 +49,8 @@ def unordered(state: Any, history: Any) -> dict[str, Any]:
         if lost
         else "none was lost"
     )
+    if dropped:
+        known += f"; {dropped} elements that workers had made reached nobody"
     return {
         "dataset_id": job.dataset_id,
         "sharding": ev.Sharding.Name(job.sharding),
@@ -55,6 +61,9 @@ def unordered(state: Any, history: Any) -> dict[str, Any]:
         "readers": [reader(history, stay) for stay in history.stays],
         "lost_splits": lost,
         "lost": [{**asdict(each), "epoch": _shown(history, each.epoch)} for each in history.lost],
+        "dropped": [
+            {**asdict(each), "epoch": _shown(history, each.epoch)} for each in history.dropped
+        ],
         "skipped": [skip(each) for each in history.skipped],
         **verdict("at most once", broken, unknown, known),
     }

@@ -134,6 +134,7 @@ class JobHistories:
         self._learned: dict[str, dict[int, list[tuple[int, int]]]] = {}  # by dataset
         self._stays: dict[int, ConsumerStay] = {}
         self._lost: dict[int, LostLease] = {}  # by lease
+        self._unexplained: list[LostLease] = []  # the next event says why
         self._mixed: dict[int, list[tuple[int, int, int, int]]] = {}
         """By task: (source, pass, first, stop) of splits that it has begun, of which nobody knows
         whether their elements were taken."""
@@ -290,6 +291,8 @@ class JobHistories:
         )  # fmt: skip
         if lease.lease_id:
             self._lost[lease.lease_id] = lost
+        if not why:
+            self._unexplained.append(lost)
         self._of(state, lease.iteration_id).lost.append(lost)
         return lost
 
@@ -322,9 +325,10 @@ class JobHistories:
             self._of(state, task.iteration_id).dropped.append(dropped)
 
     def _explain(self, why: str, worker_id: int | None = None) -> None:
-        for lost in self._lost.values():
-            if lost.why is None and worker_id in (None, lost.worker_id):
+        for lost in self._unexplained:
+            if worker_id in (None, lost.worker_id):
                 lost.why = why
+        self._unexplained = [lost for lost in self._unexplained if lost.why is None]
 
 
 def _address(state: State, worker_id: int) -> str:

@@ -297,10 +297,16 @@ def test_positions_that_are_not_determined_yet_are_named(tmp_path: pathlib.Path)
         client.close()
         shown = forebay("journal", "show", tmp_path, "--at", sequence, COLUMNS="200").stdout
         assert "1 of 2" in shown and "lengths of 0 of 7 bundles" in shown
-    for option, wrong in (("--step", 0), ("--element", "0:0")):
-        needed = "not determined yet: 0 positions are, .* bundles 0, 1, 2, 3 are needed; read"
+    needed = "not determined yet: 0 positions are, .* bundles 0, 1, 2, 3 are needed; read"
+    for options in (
+        ("--element", "0:0"),
+        ("--step", 0, "--consumers", 2, "--batch-size", 2),
+    ):
         with pytest.raises(InvalidArgument, match=needed):
-            audit(tmp_path, "train", option, wrong)
+            audit(tmp_path, "train", *options)
+    step = json.loads(audit(tmp_path, "train", "--step", 0, "--json"))
+    assert re.search(needed, step["unknown"])
+    assert [batch["status"] for batch in step["batches"]] == ["not yet", "not known"]
     said = forebay("audit", tmp_path, "train").stdout
     assert "lengths of 0 of 7 bundles" in said and "what comes behind is not determined" in said
     assert "group 1, consumers 2, batch size 2, position 0" in said
