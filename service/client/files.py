@@ -47,6 +47,7 @@ def register_files(
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     partitioning: Any = "hive",
     fill: dict[str, Any] | None = None,
+    missing: str = "raise",
     map: Callable[[Any], Any] | None = None,  # noqa: A002
     element_spec: Any = None,
     packages: Iterable[str] = (),
@@ -83,6 +84,8 @@ def register_files(
         by column, in the place of nulls, which are refused otherwise: an
         int, float, bool, str or bytes. Of a column of lists, it stands for nulls within the lists,
         and a list that is null is empty, or of a fixed size full of it.
+      missing: of WebDataset, what becomes of samples that lack a column without a `fill`. "raise":
+        they are an error here. "skip": they are no records, and a warning says how many.
       map: called with each record, on the workers; returns an element, as of `python_dataset`. It
         is code, so workers need --allow-python. It may have `setup` and `teardown`. It may return
         None for no element, or a list or an iterator of several (`one_to_one`).
@@ -137,7 +140,7 @@ def register_files(
             "the files say their types"
         )
     paths, places, found_format = resolved(files, format)
-    options = _options(found_format, columns, fill, index_dir)
+    options = _options(found_format, columns, fill, index_dir, missing)
     outside = partitions.Partitions()
     if found_format == "parquet":
         outside = partitions.found(paths, places, partitioning)
@@ -148,7 +151,8 @@ def register_files(
     entries, found = _inspected(paths, found_format, options, outside)
     if "dict" in found.structure and not isinstance(columns, Mapping):
         names = [name for name, _ in found.structure["dict"]]
-        options["columns"] = [name for name in names if name not in outside.nodes]
+        names = [name for name in names if name not in outside.nodes]
+        options["whole" if "whole" in options else "columns"] = names
     of_files = Manifest(
         format=found_format,
         files=entries,
@@ -196,6 +200,7 @@ def _options(
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None,
     fill: dict[str, Any] | None,
     index_dir: str | os.PathLike[str] | None,
+    missing: str,
 ) -> dict[str, Any]:
     """Raises InvalidArgument for an option that the format does not have."""
     if isinstance(columns, Mapping):
@@ -233,6 +238,12 @@ def _options(
             options[name] = value
             if of not in formats:
                 raise InvalidArgument(f"{name}={value!r} is for {[*formats]}, and this is {of!r}")
+    if missing not in ("raise", "skip") or (missing == "skip" and of != "webdataset"):
+        raise InvalidArgument(
+            f"missing={missing!r} must be 'raise', or of webdataset 'skip', and this is {of!r}"
+        )
+    if missing == "skip":  # by another name, so that no worker of before reads all samples
+        options["whole"] = options.pop("columns", [])
     for name, value in options.get("fill", {}).items():
         plain = options["fill"][name] = value.item() if isinstance(value, np.generic) else value
         if not isinstance(plain, int | float | str | bytes):  # a bool is an int
@@ -281,6 +292,7 @@ def _inspected(
     nodes = {name: node for name, node in outside.nodes.items() if name in wanted}
     if outside.nodes:
         options = options | {"outside": [*outside.nodes]}
+    left_out = 0
     for number, path in enumerate(map(os.path.abspath, paths)):
         with errors_named(path):
             before = _state(path)
@@ -302,6 +314,7 @@ def _inspected(
             entry = manifest.entry_of(path, facts.records)
             entries.append(msgspec.structs.replace(entry, values=values))
             _require_unchanged(path, before)
+        left_out += facts.left_out
         of_earlier = sum(cuts[-1:])
         cuts += [of_earlier + cut for cut in facts.cuts]
         if not facts.records:
@@ -326,6 +339,10 @@ def _inspected(
             f"{paths[: manifest.MANY]} have no records: give files that have some"
         )
     total = sum(entry.records for entry in entries)
+    if left_out:
+        log.warning(
+            "%d of %d samples lack a column, and are no records", left_out, left_out + total
+        )
     return entries, Facts(total, of_first[1], cuts)
 
 

@@ -166,3 +166,40 @@ def test_an_index_of_an_earlier_version_is_read_and_made_again(
     with pytest.raises(InvalidArgument, match="sample '0' has"):
         register(path, columns=["a", "b"])
     assert index.read_bytes() == whole
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_samples_that_lack_a_column_can_be_left_out(
+    register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, shuffled: bool
+) -> None:
+    """They are no records, so that the others have numbers, and their count is known."""
+    expected = []
+    for shard, labelled in enumerate((4, 1, 7)):
+        names = [f"{shard}{n:02}.{ext}" for n in range(20) for ext in ("jpg", "cls", "txt")]
+        names = [one for one in names if one[-3:] != "cls" or int(one[1:-4]) % labelled == 0]
+        names = [one for one in names if one != "003.jpg"]
+        write(tmp_path / f"{shard}.tar", *names)
+        expected += [
+            {"label": sample["cls"], "image": sample["jpg"]}
+            for sample in samples_of(tmp_path / f"{shard}.tar")
+            if {"cls", "jpg"} <= {*sample}
+        ]
+    columns = {"image": ["png", "jpg"], "label": "cls"}
+    how: dict[str, Any] = {"missing": "skip", "shuffle_records": shuffled, "split_records": 4}
+    request = register(tmp_path, columns=columns, **how)
+    assert sum(request.lengths) == len(expected) == 28
+    assert "32 of 60 samples lack a column" in caplog.text
+    found = all_records(request)
+    assert (sorted(found, key=_label) if shuffled else found) == expected
+    some = register(tmp_path, columns=columns, fill={"label": b"?"}, **how)
+    assert sum(some.lengths) == 59
+    assert sum(register(tmp_path, **how).lengths) == 28  # all extensions
+    write(tmp_path / "no.tar", "0.jpg", "1.cls")
+    with pytest.raises(InvalidArgument, match="have no records"):
+        register(tmp_path / "no.tar", columns=columns, **how)
+    with pytest.raises(InvalidArgument, match="missing='no' must be 'raise', or of webdataset"):
+        register(tmp_path / "no.tar", missing="no")
+
+
+def _label(record: dict[str, Any]) -> bytes:
+    return bytes(record["label"])

@@ -44,6 +44,7 @@ class Facts(NamedTuple):
     """Before which records a split may begin, if not before any."""
     times: Mapping[str, str] = {}  # columns of time, and what they are
     warning: str = ""  # what may not be meant so
+    left_out: int = 0  # records that lack a column, and do not count
 
 
 class RecordFile(Protocol):

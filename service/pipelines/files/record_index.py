@@ -44,8 +44,9 @@ def path_of(path: str, options: Options) -> str:
     return os.path.join(directory, os.path.abspath(path).lstrip("/") + SUFFIX)
 
 
-def opened(path: str, options: Options) -> Array:
-    """The offsets, as a view of the index. Raises Damaged, with what to do, and OSError."""
+def opened(path: str, options: Options) -> tuple[Array, bytes]:
+    """The offsets, as a view of the index, and what the format says. Raises Damaged, with what to
+    do, and OSError."""
     index = path_of(path, options)
     with open(path, "rb") as file:
         found = _offsets(index, _head(file.fileno()))
@@ -54,7 +55,7 @@ def opened(path: str, options: Options) -> Array:
             f"its index {index} is not there, damaged, or of another file: register the files "
             "again, which writes it, where workers see it under the same path"
         )
-    return found[0]
+    return found
 
 
 def made(path: str, options: Options, walk: Walk, *, says: bool = False) -> tuple[Array, bytes]:

@@ -14,6 +14,7 @@ import re
 import tarfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -67,7 +68,18 @@ class SampleKinds(msgspec.Struct):
     """What an index says of a file's samples."""
 
     kinds: list[SampleKind]
+    of_each: bytes = b""  # the number of its kind (u16), by sample, if there are several
     links: int = 0  # members that have no bytes, and would belong to samples
+
+    def lacking(
+        self, columns: Mapping[str, Sequence[str]], fill: Mapping[str, Any]
+    ) -> list[str | None]:
+        """By kind, a column that its samples have neither an extension nor a value for."""
+        needed = {name: {*extensions} for name, extensions in columns.items() if name not in fill}
+        return [
+            next((name for name, of in needed.items() if not of & {KEY, *kind.names()}), None)
+            for kind in self.kinds
+        ]
 
 
 def sources(columns: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -85,7 +97,7 @@ def _inspect(path: str, options: Options) -> Facts:
         return Facts(0, dict_of({}))
     samples = msgspec.msgpack.decode(said, type=SampleKinds)
     there = sorted({KEY, *(name for kind in samples.kinds for name in kind.names())})
-    columns = sources(options.get("columns") or there)
+    columns = sources(options.get("columns") or options.get("whole") or there)
     fill = options.get("fill") or {}
     for name, extensions in columns.items():
         if not {*extensions} & {*there}:
@@ -102,13 +114,18 @@ def _inspect(path: str, options: Options) -> Facts:
             f"fill has column {unknown[0]!r}, and of {path} are read {few([*columns])}: leave it "
             "out, or give `columns`"
         )
-    for kind in samples.kinds:
-        has = {KEY, *kind.names()}
-        lacks = [name for name, of in columns.items() if name not in fill and not has & {*of}]
-        if lacks:
-            _refuse(path, offsets, samples.kinds, kind, columns[lacks[0]])
-    nodes = dict.fromkeys(columns, TEXT)
-    return Facts(len(offsets) - 1, dict_of(nodes), warning=_warning(path, offsets, samples))
+    left_out = 0
+    for kind, lack in zip(samples.kinds, samples.lacking(columns, fill), strict=True):
+        if lack is not None and "whole" in options:
+            left_out += kind.samples
+        elif lack is not None:
+            _refuse(path, offsets, samples.kinds, kind, columns[lack])
+    return Facts(
+        len(offsets) - 1 - left_out,
+        dict_of(dict.fromkeys(columns, TEXT)),
+        warning=_warning(path, offsets, samples),
+        left_out=left_out,
+    )
 
 
 def _refuse(
@@ -125,7 +142,7 @@ def _refuse(
         f"{path}: sample {_key(path, offsets, kind.first)!r:.100} has {few(kind.names())}, and "
         f"sample {_key(path, offsets, other.first)!r:.100} has {few(other.names())}: write samples "
         "with the same extensions, or give columns that all have, such as {'image': ['jpg', "
-        f"'png']}}, or `fill`{dots}"
+        f"'png']}}, `fill`, or missing=\"skip\"{dots}"
     )
 
 
@@ -168,6 +185,8 @@ class _Grouping:
         self._path = path
         self._kinds: dict[tuple[str, ...], SampleKind] = {}
         self._of_keys: dict[str, SampleKind] = {}
+        self._of_each = array("H")
+        self._numbers: dict[tuple[str, ...], int] = {}  # of kinds
         self._key: str | None = None
         self._extensions: set[str] = set()
         self.offsets = array("Q")
@@ -204,8 +223,10 @@ class _Grouping:
                     f"extensions, such as {few(extensions)}. {_ADVICE}"
                 )
             kind = SampleKind([*map(os.fsencode, extensions)], len(self.offsets) - 1)
+            self._numbers[extensions] = len(self._kinds)
             self._kinds[extensions] = kind
         kind.samples += 1
+        self._of_each.append(self._numbers[extensions])
         if self._of_keys.setdefault(self._key, kind) is not kind:
             raise InvalidArgument(
                 f"{self._path} is in the wrong order: members of sample {self._key!r:.100} do not "
@@ -214,7 +235,8 @@ class _Grouping:
             )
 
     def said(self) -> bytes:
-        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], self.links))
+        of_each = self._of_each.tobytes() if len(self._kinds) > 1 else b""
+        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self.links))
 
 
 def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
@@ -300,18 +322,27 @@ def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 class TarShard(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
-        self._offsets = record_index.opened(path, options)
-        self._columns = sources(options["columns"])
+        self._offsets, said = record_index.opened(path, options)
+        self._columns = sources(options.get("whole") or options["columns"])
+        self._samples: Ints | None = None  # the records, if some samples are left out
         self._fill = {
             name: value.encode() if isinstance(value, str) else value
             for name, value in (options.get("fill") or {}).items()
         }
+        if "whole" in options:
+            samples = msgspec.msgpack.decode(said, type=SampleKinds)
+            whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
+            if not all(whole):
+                self._samples = np.flatnonzero(
+                    np.array(whole)[np.frombuffer(samples.of_each, "<u2")]
+                )
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         super().__init__(int(self._offsets[-1]) / max(1, len(self._offsets) - 1))
 
     def take(self, records: Ints) -> Block:
         columns: dict[str, list[bytes]] = {name: [] for name in self._columns}
-        for key, sample in _samples(pieces(self._descriptor, self._offsets, records)):
+        samples = records if self._samples is None else self._samples[records]
+        for key, sample in _samples(pieces(self._descriptor, self._offsets, samples)):
             sample[KEY] = os.fsencode(key)
             for name, extensions in self._columns.items():
                 found = next((one for one in extensions if one in sample), None)

@@ -54,7 +54,7 @@ def _walk(descriptor: int, size: int) -> tuple[array[int], bytes]:
 
 class TFRecordFile(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
-        self._offsets = record_index.opened(path, options)
+        self._offsets, _ = record_index.opened(path, options)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         size, records = int(self._offsets[-1]), len(self._offsets) - 1
         super().__init__(size / max(1, records))
