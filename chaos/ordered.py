@@ -127,7 +127,8 @@ def _beginning(
     """One of the ways to begin there: arguments of the read, or a state to load."""
     of_step = group.consumers * group.batch_size
     epoch, offset = divmod(position, elements)
-    if state is not None and state["step"] == of_step and random.random() < 0.6:
+    is_over = state is not None and state["in_epoch"] and not offset  # with an empty rest before
+    if state is not None and state["step"] == of_step and not is_over and random.random() < 0.6:
         return {}, state
     ways = [{"start_position": position}]
     if offset % of_step == 0:

@@ -447,6 +447,10 @@ class Deal:
         step = self.consumers * self.batch_size
         return total - (total - self.start) % step if drop_remainder else total
 
+    def batches(self, end: int) -> int:
+        """How many batches this consumer has until `end`, which the method `end` says."""
+        return -(-self._mine_before(end - self.start) // self.batch_size)
+
     def position_after(self, batches: int, end: int) -> int:
         """The position that all consumers have reached after so many batches of each.
 

@@ -494,7 +494,8 @@ class _InOrder:
 
     def blocks(self) -> Iterator[Any]:
         """Those of the next epoch, or the rest of it."""
-        ordered = self._next.copy()
+        begins = self._next
+        ordered = begins.copy()
         # Behind another epoch, the position may lag: `repeat` opens an epoch ahead of the training.
         if self._position is not None and not self._goes_on:
             self._position.begin(ordered)
@@ -508,8 +509,12 @@ class _InOrder:
                 elements += block.count
                 ordered.given = elements // (ordered.batch_size or 1)
                 yield block
-        if ordered.finish():
-            self._next, self._goes_on = ordered, True
+        if (epoch := ordered.epoch) is not None and epoch.complete:
+            epoch.over = True
+            if self._position is not None:
+                self._position.describe(ordered)
+            if self._next is begins:  # else another iteration has come as far
+                self._next, self._goes_on = ordered, True
 
 
 def _read_named_at_run_time(

@@ -94,7 +94,10 @@ class OrderedMode(Mode):
         if self.epoch.total is None and total is not None:  # it may start in another epoch
             self.epoch = self._ordered.begin(self._spec)
             self._begin_epoch()
-        if self.epoch.start:
+        end = self.epoch.end()
+        if self.epoch.start and end is not None and end <= self.epoch.start:  # the rest is empty
+            self._round, self._before = self.epoch.order.known_until, end
+        elif self.epoch.start:
             found = self.epoch.order.locate(self.epoch.start)
             if found is None or not (total is not None or self.epoch.has_a_step()):
                 return False

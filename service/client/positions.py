@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,16 @@ SAME_EACH_TIME = (
     "a pipeline that gives the same each time (no clocks, no functions in Python that draw random "
     "numbers, no random numbers that decide how many elements come)"
 )
+
+
+class Start(NamedTuple):
+    """Where an ordered read begins."""
+
+    position: int = 0
+    step: int | None = None  # instead of the position
+    in_epoch: bool = False
+    """Whether the position is in an epoch that goes on: at its end, the rest is empty. Otherwise
+    the next epoch begins there."""
 
 
 @dataclass
@@ -65,6 +75,11 @@ class OrderedEpoch:
         """About how many elements a round has."""
         return max(1, min(self.spec.cycle_length, self.spec.bundles) * self.spec.block_length)
 
+    def batches(self) -> int:
+        """How many batches this consumer has, once the end is known."""
+        end = self.end()
+        return self.deal.batches(self.start if end is None else end)
+
     def position(self, batches: int) -> int:
         """The position after this consumer has been given so many batches of the epoch."""
         end, total = self.end(), self.order.length
@@ -99,6 +114,7 @@ class OrderedRead:
     drop_remainder: bool = False
     start_position: int = 0
     start_step: int | None = None  # instead of start_position
+    in_epoch: bool = False  # as in Start
     consumer_index: int = 0
     num_consumers: int = 1
     add_position: bool = False  # to each element, as its last component
@@ -162,10 +178,22 @@ class OrderedRead:
             else self.start_position
         )
 
+    @property
+    def start(self) -> Start:
+        """Where another read goes on from here."""
+        if self.epoch is None or not self.has_moved:
+            return Start(self.start_position, self.start_step, self.in_epoch)
+        return Start(self.position(), None, not self.epoch.over)
+
+    def has_given_all(self) -> bool:
+        """Whether the trainer has been given all of its epoch, whose end is known."""
+        epoch = self.epoch
+        return epoch is not None and epoch.end() is not None and self.given >= epoch.batches()
+
     def finish(self) -> bool:
         """The trainer has seen the end of its iteration. Returns whether the epoch is over: an
         iteration that was stopped ends sooner."""
-        if self.epoch is not None and self.epoch.complete:
+        if self.epoch is not None and self.epoch.complete and self.has_given_all():
             self.epoch.over = True
         return self.epoch is not None and self.epoch.over
 
@@ -189,22 +217,16 @@ class OrderedRead:
         step = (self.batch_size or 1) * self.num_consumers
         return total // step if self.drop_remainder else -(-total // step)
 
-    def move_to(self, position: int, start_step: int | None = None) -> None:
+    def move_to(self, position: int, start_step: int | None = None, in_epoch: bool = False) -> None:
         """Begin there next."""
-        self.start_position, self.start_step = position, start_step
+        self.start_position, self.start_step, self.in_epoch = position, start_step, in_epoch
         self.epoch, self.given = None, 0
 
     def copy(self) -> OrderedRead:
-        """Another one, which begins where this one is."""
-        moved = self.has_moved
-        return replace(
-            self,
-            start_position=self.position(),
-            start_step=None if moved else self.start_step,
-            lengths=[*self.lengths],
-            epoch=None,
-            given=0,
-        )
+        """Another one, which begins where this one is. Lengths that one learns, both know."""
+        another = replace(self)
+        another.move_to(*self.start)
+        return another
 
     def __getstate__(self) -> dict[str, Any]:
         return self.copy().__dict__
@@ -219,7 +241,7 @@ class OrderedRead:
                 "without the state"
             )
         if len(self.lengths) != spec.bundles:
-            self.lengths = [-1] * spec.bundles
+            self.lengths[:] = [-1] * spec.bundles
         for bundle, length in enumerate(lengths):
             if length >= 0:
                 self.lengths[bundle] = length
@@ -227,8 +249,7 @@ class OrderedRead:
     def begin(self, spec: ev.OrderSpec) -> OrderedEpoch:
         """Begin where the trainer is. While lengths are unknown, that is taken to be in the first
         epoch: begin again once they are known. Raises InvalidArgument."""
-        if self.has_moved:
-            self.start_position, self.start_step = self.position(), None
+        self.start_position, self.start_step, self.in_epoch = self.start
         total = self.total
         number, start = self._start(total)
         position = number * (total or 0) + start
@@ -239,7 +260,8 @@ class OrderedRead:
             )
         self.given = 0
         deal = Deal(start, self.batch_size or 1, self.num_consumers, self.consumer_index)
-        if start and total is not None and deal.end(total, self.drop_remainder) <= start:
+        is_rest_empty = total is not None and deal.end(total, self.drop_remainder) <= start
+        if start and is_rest_empty and not self.in_epoch:
             number, start = number + 1, 0
             deal = Deal(0, deal.batch_size, deal.consumers, deal.index)
         bundles = list(range(spec.bundles))
@@ -263,7 +285,10 @@ class OrderedRead:
                     f"start_position={self.start_position} of a dataset without elements: leave it "
                     "out"
                 )
-            return divmod(self.start_position, total) if total else (0, self.start_position)
+            if not total:
+                return 0, self.start_position
+            epoch, offset = divmod(self.start_position, total)
+            return (epoch - 1, total) if self.in_epoch and epoch and not offset else (epoch, offset)
         if total is None:
             return 0, self.start_step * step
         steps = self.steps()
@@ -279,8 +304,9 @@ class OrderedRead:
 
     def state(self) -> dict[str, Any]:
         """The position, and what it is a position in: JSON of under 300 bytes."""
-        begun = {} if self.has_moved or self.start_step is None else {"start_step": self.start_step}
-        return sealed({**begun, "position": self.position(), **self._described()})
+        position, step, in_epoch = self.start
+        start = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
+        return sealed({**start, **self._described()})
 
     def load(self, state: Any) -> None:
         """Go on at the state's position. Raises InvalidArgument for what is no such state, and
@@ -305,18 +331,20 @@ class OrderedRead:
             "dataset": self.dataset,
             "order": [
                 *(spec.seed, int(spec.shuffle), spec.cycle_length, spec.block_length),
-                *(spec.bundle_splits, spec.bundles),
+                *(spec.bundle_splits, spec.bundles or self.bundles),
             ],
             "step": (self.batch_size or 1) * self.num_consumers,
         }
 
     def _go_on(self, state: dict[str, Any]) -> None:
         position: Any = state.get("position")
-        start_step, order = state.get("start_step"), state.get("order")
-        numbers = [position, *([] if start_step is None else [start_step])]
+        start_step, order = state.get("start_step", 0), state.get("order")
+        in_epoch = state.get("in_epoch", False)  # older states do not say it
+        numbers = [position, start_step]
         if not (
             isinstance(order, list)
             and len(order) == 6
+            and isinstance(in_epoch, bool)
             and all(
                 type(number) is int and 0 <= number <= MAX_POSITION
                 for number in (*numbers, *order[1:])
@@ -328,7 +356,7 @@ class OrderedRead:
             mine.append(self.bundle_splits)
         step = (self.batch_size or 1) * self.num_consumers
         begin = f"start_position={position}"
-        if start_step is not None:  # it counts batches of another size, or of another dataset
+        if start_step:  # it counts batches of another size, or of another dataset
             begin = "start_position, in elements,"
         for what, saved, here in (
             ("dataset", state.get("dataset"), self.dataset),
@@ -342,7 +370,7 @@ class OrderedRead:
                     f"as the saved read did, or give {begin} instead of the state"
                 )
         self.bundle_splits, self.bundles = order[4], order[5]
-        self.move_to(position, start_step)
+        self.move_to(position, start_step or None, in_epoch)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ..blocks import Block
 from ..errors import FailedPrecondition
 from .leaving import leaving
 from .open_iterations import Taker, open_consumers
+from .positions import OrderedRead
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,8 @@ class _RepeatsErrors:
     """An iterator over `_items` that repeats its error on every later call."""
 
     _items: Iterator[Any]
+    at_end: Callable[[], None] = staticmethod(lambda: None)
+    """Called when the iteration has ended, unless it was left before."""
 
     def __iter__(self) -> Self:
         return self
@@ -117,6 +120,7 @@ class _RepeatsErrors:
         try:
             return next(self._items)
         except StopIteration:
+            self.at_end()
             raise
         except BaseException as error:
             self.fail(error)
@@ -124,6 +128,21 @@ class _RepeatsErrors:
 
     def fail(self, error: BaseException) -> None:
         self._items = failing(error)
+
+
+class InOrder(_RepeatsErrors):
+    """An iteration of an ordered read, to the end of its epoch, which counts what it gives."""
+
+    _ordered: OrderedRead
+
+    def __next__(self) -> Any:
+        try:
+            item = super().__next__()
+        except StopIteration:
+            self._ordered.finish()
+            raise
+        self._ordered.given += 1
+        return item
 
 
 class StaysFailed(_RepeatsErrors):
@@ -167,6 +186,7 @@ class EpochIterator(_RepeatsErrors):
 
     def leave(self) -> None:
         """Leave the iteration when the next element is asked for. Called by any thread."""
+        self.at_end = lambda: None
         self._items = iter(self.close, None)  # calls `close`, and ends because it returns None
 
     def close(self) -> None:
@@ -181,6 +201,7 @@ class EpochIterator(_RepeatsErrors):
 
     def close_here(self) -> None:
         """As `close`. Raises ValueError if another thread is executing the iteration."""
+        self.at_end = lambda: None
         self._items = iter(())
         self._blocks.close()
 

@@ -20,11 +20,12 @@ from ..pipelines.definitions import UNKNOWN_CARDINALITY, compresses, metadata_of
 from ..pipelines.tf_data.split_sources import require_splittable
 from ..proto import forebay_pb2 as pb
 from ..transport import has_local_workers
-from .batches import Layout, in_whole_batches, laid_out
+from .batches import Layout, check_batch_size, in_whole_batches, laid_out
 from .consumer import Consumer
 from .lockstep import must_stop
 from .open_iterations import Taker, stopping
 from .options import (
+    AT_LEAST_ONCE,
     DEFAULT_READ_OPTIONS,
     CrossTrainerCache,
     ReadOptions,
@@ -33,7 +34,7 @@ from .options import (
     reading,
     sharding_policy,
 )
-from .progress import EpochIterator
+from .progress import EpochIterator, InOrder
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -388,34 +389,29 @@ class ElementIterator(EpochIterator):
     Raises PipelineError when the pipeline fails.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(
+        self, reader: Reader, batch_size: int | None = None, *, drop_remainder: bool = False
+    ) -> None:
+        """An ordered read has its own `batch_size`."""
         layout = Layout(structure_of(reader.dataset_id, reader.definition()))
-        ordered = reader.how.ordered
-        size = None if ordered is None else ordered.batch_size
-        give = partial(laid_out, layout=layout, batch_size=size)
+        give = partial(
+            laid_out, layout=layout, batch_size=batch_size, drop_remainder=drop_remainder
+        )
         super().__init__(lambda taker: reader.iterate(taker=taker), give)
 
 
-class OrderedIterator(ElementIterator):
+class OrderedIterator(InOrder, ElementIterator):
     """The elements or batches of an ordered read, to the end of its epoch; made by `read`.
 
-    `state_dict` is the position behind what was given: save it with the model. The next iterator
-    of an ordered read goes on there, with any number of consumers and workers.
+    `state_dict` is the position behind what was given: save it with the model. Another iterator
+    that loads it goes on there, with any number of consumers and workers. Behind an epoch's last
+    element, but before its end was asked for, that is the empty rest of the epoch.
     """
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(reader)
         assert reader.how.ordered is not None
+        super().__init__(reader, reader.how.ordered.batch_size)
         self._ordered = reader.how.ordered
-
-    def __next__(self) -> Any:
-        try:
-            item = super().__next__()
-        except StopIteration:
-            self._ordered.finish()
-            raise
-        self._ordered.given += 1
-        return item
 
     @property
     def position(self) -> int:
@@ -423,7 +419,7 @@ class OrderedIterator(ElementIterator):
         return self._ordered.position()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as JSON of under 300 bytes."""
+        """The position as JSON of under 300 bytes, always with the same keys."""
         return self._ordered.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -452,6 +448,8 @@ def read(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str = "AUTO",
     initial_epoch: int = 0,
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
     ordered: bool = False,
     **order: Any,
 ) -> ElementIterator:
@@ -470,6 +468,12 @@ def read(
       data_transfer_protocol, cross_trainer_cache, target_workers: as in `from_dataset_id`.
       initial_epoch: how many epochs of a named job are over. The next epoch is read, or the rest
         of it. By default the first epoch is read.
+      batch_size: elements in a batch, which has one more dimension in front. By default elements
+        come one by one. Batches are made here, of the elements that this reader gets; the last one
+        may be smaller. A component whose shape was not registered in full is a list of arrays. Not
+        with delivery="at_least_once".
+      drop_remainder: leave out the last, smaller batch; of an ordered read, the last, smaller
+        global batch of each epoch.
       ordered: read in one global order, dealt to the consumers in batches; an OrderedIterator.
         `consumer_index` and `num_consumers` say which batches are this consumer's: step s is the
         num_consumers batches of the order from s * num_consumers on.
@@ -480,9 +484,8 @@ def read(
         `ordered` takes all others, too. The order depends on these alone: `seed` (0), `shuffle`
         (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
         `block_length` (1), as of tf.data's `interleave`, and `bundle_splits` (by default the
-        dispatcher chooses). `batch_size` makes batches, by default elements come one by one.
-        `drop_remainder` leaves out the last, smaller global batch of each epoch. It begins at
-        `start_position` (in elements, over all epochs), or at `start_step` (in global batches).
+        dispatcher chooses). It begins at `start_position` (in elements, over all epochs), or at
+        `start_step` (in global batches).
 
     Returns an iterator of elements, which is a context manager too. Raises ValueError for invalid
     arguments, and NotFound for an unknown dataset or static sharding without a list of workers.
@@ -490,6 +493,12 @@ def read(
     workers.
     """
     policy = sharding_policy(processing_mode)
+    check_batch_size(batch_size)
+    if batch_size is None and drop_remainder:
+        raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
+    in_bundles = ordered or order.get("delivery") == AT_LEAST_ONCE  # which refuses it
+    if in_bundles and batch_size is not None:
+        order |= {"batch_size": int(batch_size), "drop_remainder": drop_remainder}
     how = reading(
         job_name=job_name,
         consumer_index=consumer_index,
@@ -505,4 +514,6 @@ def read(
     )
     name = name_of_job(dataset_id, job_name, how)
     reader = Reader(service, dataset_id, policy, name, how, first_epoch=initial_epoch + 1)
-    return ElementIterator(reader) if how.ordered is None else OrderedIterator(reader)
+    if how.ordered is not None:
+        return OrderedIterator(reader)
+    return ElementIterator(reader, batch_size, drop_remainder=drop_remainder)

@@ -541,12 +541,13 @@ def _as_dtype(values: Array, dtype: Any) -> Array:
 
 
 @contextmanager
-def _as_tensorflows_errors() -> Iterator[None]:
+def _as_tensorflows_errors(raised: type[ForebayError] = ForebayError) -> Iterator[None]:
     """Raises exceptions that TensorFlow turns into errors of the same code. Other codes become
-    UNKNOWN, with the code first in the message."""
+    UNKNOWN, with the code first in the message. `raised` is at hand also when an iteration that is
+    still open goes at the interpreter's end, behind this module's names."""
     try:
         yield
-    except ForebayError as error:
+    except raised as error:
         code = status_of(error)
         text = str(error) if isinstance(error, PipelineError) else f"{code}: {error}"
         raise _RAISED.get(code, RuntimeError)(text) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from ..errors import FailedPrecondition, InvalidArgument
 from .positions import OrderedRead
@@ -41,7 +42,7 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
         super().__init__()
         with tf.device("CPU"):
             self._elements = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._read = _Read()
+            self._read = _Read()
 
     def assign(self, position: Any) -> None:
         """The training has used all elements before this position.
@@ -49,14 +50,16 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
         Args:
           position: int64, of any shape: what came with the element or batch that was used last. Of
             several, such as those of the replicas of a `tf.distribute.Strategy`, the greatest
-            counts. A `tf.function` may call this.
+            counts. A `tf.function` may call this. In a step in which only other processes have
+            data, `MultiWorkerMirroredStrategy` gives 0, which stands for the epoch's end.
 
         Raises ValueError for another dtype.
         """
         several = isinstance(position, tf.distribute.DistributedValues)
         parts = position.values if several else (position,)
         flat = [tf.reshape(tf.convert_to_tensor(part, tf.int64), [-1]) for part in parts]
-        self._elements.assign(tf.reduce_max(tf.concat(flat, 0)))
+        greatest = tf.reduce_max(tf.concat(flat, 0))
+        self._elements.assign(tf.where(greatest > 0, greatest, self._read.end))
 
     def __int__(self) -> int:
         with tf.init_scope():
@@ -80,12 +83,19 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
                 "one for each"
             )
         self._read.described = described
+        if ordered.epoch is not None and ordered.epoch.over:
+            self._read.end.assign(ordered.position())
 
 
 class _Read(tf.train.experimental.PythonState):  # type: ignore[misc]
     """What the position is one in: the rest of a saved state, as JSON."""
 
     described = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The end of the epoch that was read last. No strategy mirrors it, and no checkpoint has it.
+        self.end = ResourceVariable(0, dtype=tf.int64, trainable=False)
 
     def serialize(self) -> str:
         return self.described
@@ -102,7 +112,7 @@ class KeepsPosition(Protocol):
         """Have the read begin here. Raises ForebayError if it cannot."""
 
     def describe(self, ordered: OrderedRead) -> None:
-        """It is a position in this read, which has begun."""
+        """It is a position in this read, which has begun, or has come to its epoch's end."""
 
 
 def taken_from(

@@ -13,7 +13,6 @@ even if the array is donated.
 from __future__ import annotations
 
 import json
-import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -29,10 +28,11 @@ from ..client.batches import Layout, batched, check_batch_size, laid_out
 from ..client.open_iterations import stopping
 from ..client.options import ShardingPolicy
 from ..client.progress import Blocks, EpochIterator, Progress, StaysFailed
+from ..client.reader import Reader
 from ..errors import InvalidArgument, Unavailable
 from ..task_context import TaskContext
 from .jax_lockstep import Exchange
-from .jobs import ReadsInOrder, Service, bound_of, evaluates, open_job
+from .jobs import Iteration, ReadsInOrder, Service, bound_of, evaluates, open_job
 from .preemption import preempt
 from .shapes import require_shapes, rows_of, zeros_of
 
@@ -84,8 +84,11 @@ class ServiceDataset(ReadsInOrder):
         that a global batch has the next elements of the order. Then all processes take the same
         steps by themselves, and "drop" leaves out only the last, smaller global batch.
 
-    An ordered read goes on where its last iteration stopped, with the next epoch after an epoch's
-    end. `state_dict` has its position.
+    In an ordered read, an iteration that was read to its end is followed by the next epoch, and one
+    that was left early begins again where it began. `state_dict` has the position, and the next
+    iteration goes on at it after `load_state_dict`. Several iterations of one process do not
+    disturb each other; with several processes or a job_name, the newest one takes the place of
+    older ones, which raise FailedPrecondition.
 
     JAX says how many processes train, if `jax.distributed` is initialized, else the environment
     (`TaskContext`). An evaluator reads all elements, in a job of its own, and ignores `job_name`
@@ -165,41 +168,35 @@ class ServiceDataset(ReadsInOrder):
             if len(self._places.processes) > 1:
                 self._exchange = Exchange(job.name or "", self._places.processes, timeout_s)
         self.ordered = ordered
-        self._ordered = job.how.ordered
-        if self._ordered is not None:
-            self._ordered.drop_remainder = self._remainder == "drop"
+        if (read := job.how.ordered) is not None:
+            read.drop_remainder = self._remainder == "drop"
             if self._places is not None:
-                self._ordered.consumer_index = self._places.index
-                self._ordered.num_consumers = len(self._places.processes)
-                self._ordered.batch_size = self._rows if batch_size else None
+                read.consumer_index = self._places.index
+                read.num_consumers = len(self._places.processes)
+                read.batch_size = self._rows if batch_size else None
         self._job = job.in_step(self._rows if batch_size else 0) if automatic else job
         self._reader = self._job.reader(job.epochs_over + 1)
+        if read is not None:
+            self._begin_at(read)
 
     def __len__(self) -> int:
         """Batches or elements of an epoch, from the registered cardinality. Raises TypeError if
         that is unknown, or others may read a part."""
-        if self._ordered is not None and self._places is not None:
-            steps = self._ordered.steps()  # which all take, also a process with padding alone
+        if self.ordered and self._places is not None:
+            steps = self.ordered_read().steps()  # which all take, also a process with padding alone
             if steps is not None:
                 return steps
         return self._job.length(self._batch_size, drop_remainder=self._remainder == "drop")
 
-    def __iter__(self) -> StaysFailed:
+    def __iter__(self) -> StaysFailed | Iteration:
         """The next epoch's batches; close it to leave early. Iterate in one thread. With a
         sharding, iterate at the same places of the program in all processes."""
-        self._leave()
-        iteration = StaysFailed(self._iterate())
-        if self._ordered is not None:
-            self._last = weakref.ref(iteration)
-        return iteration
+        if self.ordered:
+            return self._iteration(lambda reader: StaysFailed(self._iterate(reader)))
+        return StaysFailed(self._iterate(self._reader))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position of an ordered read behind the batches that it has given: JSON of under 300
-        bytes, the same in all processes after the same number of steps."""
-        return self.ordered_read().state()
-
-    def _iterate(self) -> Generator[Tree, None, None]:
-        batches = self._read()
+    def _iterate(self, reader: Reader) -> Generator[Tree, None, None]:
+        batches = self._read(reader)
         ahead: deque[Tree] = deque()
         failed: Exception | None = None
         agreed, more = 0, True  # how many batches to take before the next exchange
@@ -223,12 +220,8 @@ class ServiceDataset(ReadsInOrder):
                 if not agreed:
                     agreed = self._agree(ahead, padding, failed)
                     if not agreed:
-                        if self._ordered is not None and not (ahead or more):
-                            self._ordered.finish()
                         return
                 agreed -= 1
-                if self._ordered is not None:
-                    self._ordered.given += 1
                 yield ahead.popleft() if ahead else self._put(nothing, 0)
         finally:
             batches.close()
@@ -277,9 +270,8 @@ class ServiceDataset(ReadsInOrder):
 
     # -- a process's own batches, in NumPy ------------------------------------------------------
 
-    def _read(self) -> Generator[tuple[Tree, int], None, None]:
+    def _read(self, reader: Reader) -> Generator[tuple[Tree, int], None, None]:
         """Batches and their numbers of elements; without batch_size, single elements."""
-        reader = self._reader
         give: Callable[[Blocks, Progress], Iterator[Any]]
         if self._batch_size is None:
             give = partial(laid_out, layout=self._layout, batch_size=None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from ..client.options import (
     ReadOptions,
@@ -16,7 +16,8 @@ from ..client.options import (
     refuse_at_least_once,
     sharding_policy,
 )
-from ..client.positions import OrderedRead
+from ..client.positions import OrderedRead, Start
+from ..client.progress import EpochIterator, InOrder, StaysFailed
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
@@ -42,12 +43,13 @@ class TrainingJob:
     processes: int  # that train
     epochs_over: int  # when it begins here
 
-    def reader(self, first_epoch: int) -> Reader:
-        """A reader from `first_epoch` on, counted from 1. It does not warn of an epoch that is
-        over: `open_job` checked that, and others may have read all of a short epoch."""
+    def reader(self, first_epoch: int = 1, ordered: OrderedRead | None = None) -> Reader:
+        """A reader from `first_epoch` on, counted from 1, or of this ordered read. It does not warn
+        of an epoch that is over: `open_job` checked that, and others may have read all of a short
+        epoch."""
         return Reader(
-            self.service, self.dataset_id, self.policy, self.name, self.how,
-            first_epoch=first_epoch, expects_it=False,
+            self.service, self.dataset_id, self.policy, self.name,
+            replace(self.how, ordered=ordered), first_epoch=first_epoch, expects_it=False,
         )  # fmt: skip
 
     def in_step(self, batch_size: int) -> TrainingJob:
@@ -82,34 +84,135 @@ class TrainingJob:
 
 
 class ReadsInOrder:
-    """The part of a framework's dataset that an ordered read has."""
+    """The part of a framework's dataset that an ordered read has.
+
+    Each iteration counts what it gives, and others do not disturb it. But a member of a group, and
+    a job with a name, has one place in its iteration: there the newest iteration takes it, and
+    older ones raise FailedPrecondition. The next iteration begins behind one that has given all of
+    its epoch, or where the one that was left began.
+    """
 
     _job: TrainingJob
-    _last: weakref.ref[Any] | None = None  # the iteration that may be open
+    _next_start = Start()
+    _open: weakref.WeakSet[Iteration]  # that may be read on
+    _last: OrderedRead | None = None  # of the iteration that began or gave last, or what was loaded
+    _begun = Start()  # where this iteration began
     _advice_if_unordered = "or save the number of epochs for initial_epoch"
 
+    def state_dict(self) -> dict[str, Any]:
+        """The position of an ordered read behind what its iteration has given: JSON of under 300
+        bytes, the same for all consumers after the same number of steps. Of several iterations it
+        is that of the one that gave last.
+
+        Raises FailedPrecondition if that one was left in its midst and another one is still open.
+        """
+        last = self.ordered_read()
+        is_over = last.epoch is not None and last.epoch.over
+        unfinished = [each.ordered for each in [*self._open]]
+        begun = [each.position() for each in unfinished if each.has_moved]
+        if begun and last not in unfinished and not is_over:
+            raise FailedPrecondition(
+                f"state_dict() of which iteration? The newest one was left at position "
+                f"{last.position()}, and another one is open at {begun[0]}: ask before the newer "
+                "one begins, or close the older one"
+            )
+        return last.state()
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration begins at the state's position; one that is open is left.
+        """The next iteration begins at the state's position.
 
         Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
         dataset, order or global batch.
         """
-        ordered = self.ordered_read()
-        self._leave()
+        ordered = self.ordered_read().copy()
         ordered.load(state)
+        self._give_way()
+        self._begin_at(ordered)
+
+    def _begin_at(self, ordered: OrderedRead) -> None:
+        """Have the next iteration begin there."""
+        self._open = weakref.WeakSet()
+        self._last, self._next_start = ordered, ordered.start
 
     def ordered_read(self) -> OrderedRead:
-        """Where the trainer is, and in what. Raises FailedPrecondition if nothing is in order."""
-        if (ordered := self._job.how.ordered) is None:
+        """Where the trainer is, and in what: of the iteration that began or gave last. Raises
+        FailedPrecondition if nothing is in order."""
+        if self._last is None:
             raise FailedPrecondition(
                 "only an ordered read has a position: give ordered=True, "
                 f"{self._advice_if_unordered}"
             )
-        return ordered
+        return self._last
 
-    def _leave(self) -> None:
-        if self._last is not None and (last := self._last()) is not None:
-            last.close()
+    def _iteration(
+        self, items_of: Callable[[Reader], EpochIterator | StaysFailed], start: Start | None = None
+    ) -> Iteration:
+        """One that begins at the `start`, by default where the last one ended."""
+        self._give_way()
+        ordered = self.ordered_read().copy()
+        if self._last is not None and self._last.has_given_all():  # and nobody asked for more
+            self._move_on(self._last, self._begun)
+        ordered.move_to(*(start or self._next_start))
+        iteration = Iteration(items_of(self._job.reader(ordered=ordered)), ordered, self)
+        self._open.add(iteration)
+        self._last, self._begun = ordered, self._next_start
+        return iteration
+
+    def _move_on(self, ordered: OrderedRead, begun: Start) -> None:
+        """The next iteration follows this one, which began there and has given all."""
+        if self._next_start == begun:  # else another one has come as far, or a state was loaded
+            self._next_start = Start(ordered.position())
+
+    def _give_way(self) -> None:
+        """Leave the place in the job to another iteration."""
+        for each in [*self._open] if self._job.name else ():
+            each.fail(
+                FailedPrecondition(
+                    "a newer iteration of this ServiceDataset has taken its place in the job "
+                    f"{self._job.name!r}, which has one for each consumer: end an iteration before "
+                    "another one begins, or look at batches by a dataset with a job_name of its own"
+                )
+            )
+
+
+class Iteration(InOrder):
+    """An iteration of a `ReadsInOrder`."""
+
+    def __init__(
+        self, items: EpochIterator | StaysFailed, ordered: OrderedRead, dataset: ReadsInOrder
+    ) -> None:
+        self._iteration = self._items = items
+        self.ordered = self._ordered = ordered
+        self._dataset = dataset
+        self._begun = dataset._next_start
+
+    def __next__(self) -> Any:
+        try:
+            item = super().__next__()
+        except StopIteration:
+            self._dataset._open.discard(self)
+            if self.ordered.finish():
+                self._dataset._move_on(self.ordered, self._begun)
+            raise
+        self._dataset._last, self._dataset._begun = self.ordered, self._begun
+        return item
+
+    def close(self) -> None:
+        """Leave the iteration. Idempotent."""
+        self._dataset._open.discard(self)
+        self._items = iter(())
+        self._iteration.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Leave the iteration. It raises this error each time when more is asked for."""
+        self.close()
+        super().fail(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def open_job(

@@ -33,11 +33,10 @@ class Epochs(DataAdapter):  # type: ignore[misc]
         `load_state_dict`.
 
     Without a len() and `steps_per_epoch`, Keras warns at each epoch's end that its input has run
-    out of data. To build an unbuilt model, `fit` begins an epoch, and leaves it.
+    out of data.
 
-    To build an unbuilt model, `fit` begins an epoch. If the first iteration is of an ordered read
-    and is left after one batch, the next one gives that batch again. To resume, give the dataset
-    `start_step`, or `load_state_dict` before `fit`.
+    To build an unbuilt model, `fit` begins an epoch, and leaves it: an ordered read gives its first
+    batch again. To resume, give the dataset `start_step`, or `load_state_dict` before `fit`.
 
     With `steps_per_epoch`, the next epoch continues in the same iteration, and training ends when
     the data do. So repeat the dataset before registering it.
@@ -61,7 +60,6 @@ class Epochs(DataAdapter):  # type: ignore[misc]
             )
         self._dataset = dataset
         self._class_weight = None if class_weight is None else dict(class_weight)
-        self._is_first = True
         self._position = position
         if position is not None:
             position.attach(self._peek, lambda: self.num_batches)
@@ -76,21 +74,8 @@ class Epochs(DataAdapter):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         if self._position is not None:
             yield from self._from(self._position)
-            return
-        is_first, self._is_first = self._is_first, False
-        if not (is_first and getattr(self._dataset, "ordered", False)):
+        else:
             yield from self._weighted()
-            return
-        dataset: Any = self._dataset
-        start, given = dataset.state_dict(), 0
-        try:
-            for batch in self._weighted():
-                given += 1
-                yield batch
-        except GeneratorExit:
-            if given == 1:
-                dataset.load_state_dict(start)
-            raise
 
     def _from(self, position: KerasPosition) -> Generator[Any, None, None]:
         dataset: Any = self._dataset

@@ -27,6 +27,7 @@ from torch.utils.data import get_worker_info
 
 from ..blocks import Block
 from ..client.open_iterations import Taker, open_consumers, stopping
+from ..client.positions import Start
 from ..client.progress import EpochIterator
 from ..client.reader import Reader
 from ..errors import InvalidArgument
@@ -53,7 +54,7 @@ class SharedLoaderState:
     a seed, read the same epoch. A lock could not be pickled, so each process writes only its own
     words, epoch << 32 | mark of the seed. If two processes begin the iteration at the same time,
     both compute the same number. All workers read the last word: CAUGHT, while SIGTERM does not end
-    the trainer, and STOPS. A worker also says where the next iteration of an ordered read begins.
+    the trainer, and STOPS. Where the next iteration of an ordered read begins is shared, too.
 
     Any other process that gets the object, such as a rank from its launcher, has an epoch of its
     own: it copies the words before it reads or passes the object on.
@@ -61,8 +62,9 @@ class SharedLoaderState:
 
     def __init__(self, epochs_over: int) -> None:
         self._words = torch.zeros(2 * PLACES + 1, dtype=torch.int64).share_memory_()
-        self._reached = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self._start = torch.zeros(4, dtype=torch.int64).share_memory_()
         self._owner = os.getpid()
+        self.epochs_over: int  # in this process
         self._poller: tuple[int, _TrainerPoller] | None = None  # with the process id of its worker
         self.set(epochs_over)
         self._begin()
@@ -74,7 +76,7 @@ class SharedLoaderState:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._words.share_memory_()  # a no-op if the process that has the object started this one
-        self._reached.share_memory_()
+        self._start.share_memory_()
         self._begin()
 
     def _begin(self) -> None:
@@ -86,7 +88,7 @@ class SharedLoaderState:
         if self._owner != os.getpid() and get_worker_info() is None:
             self._words = self._words.clone().share_memory_()
             self._words.numpy()[PLACES:] = 0
-            self._reached = self._reached.clone().share_memory_()
+            self._start = self._start.clone().share_memory_()
             self._owner = os.getpid()
             self.tell()
 
@@ -94,6 +96,7 @@ class SharedLoaderState:
 
     def set(self, epochs_over: int) -> None:
         self.own()
+        self.epochs_over = epochs_over
         epochs = self._words.numpy()[:PLACES]
         epochs[:] = 0
         epochs[0] = epochs_over << 32
@@ -113,23 +116,38 @@ class SharedLoaderState:
         begun = int(epochs[marks == mark].max(initial=0)) if mark else 0
         epoch = begun if begun > epochs[place] else int(epochs.max()) + 1
         words[place] = epoch << 32 | mark
+        self.epochs_over = epoch - 1
         return epoch
+
+    def end(self, epoch: int) -> None:
+        """The epoch was read to its end in this process."""
+        if not stopping.is_set():
+            self.epochs_over = max(self.epochs_over, epoch)
 
     # -- ordered reads -------------------------------------------------------------------------
 
     @property
-    def next_start(self) -> tuple[int, int | None] | None:
-        """Where the next iteration begins, as a worker said: a position, or a step if that is not
-        None. None if no worker has read since."""
+    def next_start(self) -> Start:
+        """Where the next iteration begins, in this process or in a worker."""
         self.own()
-        said, position, step = self._reached.tolist()
-        return (position, None if step < 0 else step) if said else None
+        _, position, step, in_epoch = self._start.tolist()
+        return Start(position, None if step < 0 else step, bool(in_epoch))
 
     @next_start.setter
-    def next_start(self, start: tuple[int, int | None] | None) -> None:
+    def next_start(self, start: Start) -> None:
         self.own()
-        position, step = (0, None) if start is None else start
-        self._reached.numpy()[:] = start is not None, position, -1 if step is None else step
+        step = -1 if start.step is None else start.step
+        self._start.numpy()[1:] = start.position, step, start.in_epoch
+
+    @property
+    def read_by_worker(self) -> bool:
+        """Whether a worker has read since this process did."""
+        return bool(self._start[0])
+
+    @read_by_worker.setter
+    def read_by_worker(self, by_worker: bool) -> None:
+        self.own()
+        self._start[0] = by_worker
 
     # -- stopping -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..blocks import Component, Rows, Strings
 from ..client.batches import Layout, check_batch_size, laid_out
 from ..client.options import ShardingPolicy
-from ..client.positions import OrderedRead
+from ..client.positions import OrderedRead, Start
 from ..client.progress import EpochIterator
+from ..client.saved_states import opened, sealed
 from ..errors import FailedPrecondition, InvalidArgument
 from ..task_context import TaskContext
-from .jobs import ReadsInOrder, Service, bound_of, evaluates, open_job
+from .jobs import Iteration, ReadsInOrder, Service, bound_of, evaluates, open_job
 from .loaders import SharedLoaderState
 from .pytorch_device import DeviceCopies, MapRegistered, device_of
 
@@ -72,9 +73,11 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         start_step. The ranks are its consumers. With it, drop_remainder leaves out the last,
         smaller global batch.
 
-    An ordered read goes on where its last iteration stopped, with the next epoch after an epoch's
-    end. `state_dict` has its position. It takes a DataLoader with at most one worker. A worker is
-    ahead of the trainer, so an iteration with one that is left early begins again where it began.
+    In an ordered read, an iteration that was read to its end is followed by the next epoch, and one
+    that was left early begins again where it began. `state_dict` has the position, and the next
+    iteration goes on at it after `load_state_dict`. Several iterations do not disturb each other;
+    with several ranks or a job_name, the newest one takes the place of older ones, which raise
+    FailedPrecondition. An ordered read takes a DataLoader with at most one worker.
 
     Otherwise each iteration is the job's next epoch, in this process and in the DataLoader's
     workers, however they are started. `set_epoch` chooses another one.
@@ -97,7 +100,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
     of the job are over than `initial_epoch`, or on a parameter server.
     """
 
-    _advice_if_unordered = "or save initial_epoch, and use PyTorch's own DataLoader"
+    _loaded: Start | None = None  # by a DataLoader's worker, for its next iteration
 
     def __init__(
         self,
@@ -153,15 +156,22 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         self._common = SharedLoaderState(job.epochs_over)
         self._copied = False
         self.ordered = ordered
+        if (read := job.how.ordered) is not None:
+            self._begin_at(read)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        if self._last is None:
+            return self.__dict__
+        last = self._last.copy()
+        last.move_to(*self._next_start)  # there, the next iteration of the copy begins
+        return self.__dict__ | {"_open": None, "_last": last}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._copied = True
+        self._open = weakref.WeakSet()
 
-    def __iter__(self) -> EpochIterator | _InOrder:
+    def __iter__(self) -> EpochIterator | Iteration:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
         if self.ordered:
             return self._read_in_order()
@@ -172,14 +182,18 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
                 "element of an epoch comes to one of them only. Make a ServiceDataset with a "
                 "job_name of its own for what shall read everything", self._job.name,
             )  # fmt: skip
-        reader = self._job.reader(self._common.next())
+        epoch = self._common.next()
+        reader = self._job.reader(epoch)
         give = partial(
             laid_out,
             layout=self._layout(),
             batch_size=self.batch_size,
             drop_remainder=self.drop_remainder,
         )
-        return self._common.read(reader, give)
+        self._common.read_by_worker = get_worker_info() is not None
+        iteration = self._common.read(reader, give)
+        iteration.at_end = partial(self._common.end, epoch)
+        return iteration
 
     def __len__(self) -> int:
         """Elements or batches of an epoch, from the registered cardinality. Each of several
@@ -205,43 +219,70 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The position of an ordered read behind what it has given here: JSON of under 300 bytes.
+        Of several iterations it is that of the one that gave last. Of another read, the number of
+        epochs that are over: the job knows what was read of the next one.
 
         torchdata's StatefulDataLoader calls it where the dataset is read, so that it is that of the
         batch that the trainer was given. In the trainer's process it raises FailedPrecondition once
-        a DataLoader's worker has read: the worker is ahead of the trainer.
+        a DataLoader's worker has read: the worker is ahead of the trainer. It also does if the
+        newest iteration was left in its midst, and another one is still open.
         """
-        ordered = self.ordered_read()
-        if get_worker_info() is None and self._common.next_start is not None:
+        if get_worker_info() is None and self._common.read_by_worker:
             raise FailedPrecondition(
                 "state_dict() where a DataLoader's worker has read ahead of the trainer: use "
                 "num_workers=0, or torchdata's StatefulDataLoader and its state_dict(); with a "
                 "constant global batch, start_step= needs only the number of steps"
             )
-        return ordered.state()
+        if not self.ordered:
+            return sealed({"epochs_over": self._common.epochs_over})
+        return super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._common.next_start = None
+        """The next iteration begins at the state's position, or reads the epoch behind those that
+        are over, or what the job has left of it.
 
-    def _read_in_order(self) -> _InOrder:
-        ordered, loader = self.ordered_read(), get_worker_info()
+        Raises InvalidArgument for what is no state, and FailedPrecondition for the state of another
+        dataset, order or global batch.
+        """
+        if self.ordered:
+            super().load_state_dict(state)
+        elif (over := opened(state).get("epochs_over")) is not None:
+            self.set_epoch(over)
+        else:
+            raise FailedPrecondition("the state is of an ordered read: give ordered=True")
+
+    @property
+    def _next_start(self) -> Start:
+        return self._common.next_start
+
+    @_next_start.setter
+    def _next_start(self, start: Start) -> None:
+        self._common.next_start = start
+
+    def _begin_at(self, ordered: OrderedRead) -> None:
+        super()._begin_at(ordered)
+        self._common.read_by_worker = False
+        self._loaded = None
+        if get_worker_info() is not None:
+            # Of an epoch that was read to its end, a StatefulDataLoader has a worker load the state
+            # behind the last batch, and begins another worker for the next epoch.
+            self._loaded = ordered.start
+            self._next_start = self._loaded._replace(in_epoch=False)
+
+    def _read_in_order(self) -> Iteration:
+        loader = get_worker_info()
         if loader is not None and loader.num_workers > 1:
             raise InvalidArgument(
                 f"num_workers={loader.num_workers} of an ordered read: each would read all of this "
                 "rank's elements. Use num_workers=1 or 0; the pipeline already runs on the "
                 "service's workers"
             )
-        self._leave()
-        if (start := self._common.next_start) is not None:
-            ordered.move_to(*start)
+        if loader is not None:
+            self._open.clear()  # those of the process that was forked
+        self._common.read_by_worker = loader is not None
         give = partial(laid_out, layout=self._layout(), batch_size=self.batch_size)
-        items = self._common.read(self._job.reader(1), give)
-        again = ordered.copy()
-        start = None if loader is None else (again.start_position, again.start_step)
-        self._common.next_start = start
-        iteration = _InOrder(items, ordered, None if loader is None else self._common)
-        self._last = weakref.ref(iteration)
-        return iteration
+        start, self._loaded = self._loaded, None
+        return self._iteration(partial(self._common.read, give=give), start)
 
     def _layout(self) -> Layout:
         if self.device is None:
@@ -259,42 +300,6 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             self._pad_value,
             partial(_tensors_of, place=place),
         )
-
-
-class _InOrder:
-    """An iteration of an ordered read, which counts what it gives."""
-
-    def __init__(
-        self, items: EpochIterator, ordered: OrderedRead, words: SharedLoaderState | None
-    ) -> None:
-        """`words` are told of the end, in a DataLoader's worker."""
-        self._items, self._ordered, self._words = items, ordered, words
-        self._open = True
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            item = next(self._items)
-        except StopIteration:
-            if self._open and self._ordered.finish() and self._words is not None:
-                self._words.next_start = self._ordered.position(), None
-            self._open = False
-            raise
-        self._ordered.given += 1
-        return item
-
-    def close(self) -> None:
-        """Leave the iteration. The next one goes on behind what this one gave. Idempotent."""
-        self._open = False
-        self._items.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int, bool]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client import links
+from forebay.service.blocks import Block
+from forebay.service.client import links, tf_elements
+from forebay.service.client.block_sources import BlockSource
 from forebay.service.client.consumer import Consumer
 from forebay.service.client.options import ReadOptions, TargetWorkers
 from forebay.service.delivery import EndOfTask
@@ -66,3 +70,22 @@ def test_a_received_block_is_given_after_its_worker_was_given_up(
         assert worker.stopped == [1]
     finally:
         consumer.close()
+
+
+def test_an_open_iteration_goes_silently_at_the_interpreter_s_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then this module's names are gone."""
+    closed: list[bool] = []
+
+    def blocks() -> Iterator[Block]:
+        try:
+            yield tf_elements.NOTHING
+        finally:
+            closed.append(True)
+
+    going = tf_elements._blocks_of(BlockSource(blocks))
+    next(going)
+    monkeypatch.setattr(tf_elements, "ForebayError", None)
+    going.close()
+    assert closed

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.positions import MAX_POSITION, OrderedRead
 from forebay.service.client.saved_states import opened, sealed
 from forebay.service.core.bundles import MAX_BUNDLES
@@ -36,8 +37,8 @@ def loaded(state: Any) -> int:
 def test_a_state_is_what_another_read_loads() -> None:
     saved = read(seed=3, batch_size=4, start_position=12)
     assert saved.state() == {
-        "forebay": 1, "position": 12, "dataset": DATASET, "order": [3, 1, 16, 1, 0, 0], "step": 4,
-        "crc32": saved.state()["crc32"],
+        "forebay": 1, "position": 12, "start_step": 0, "in_epoch": False, "dataset": DATASET,
+        "order": [3, 1, 16, 1, 0, 0], "step": 4, "crc32": saved.state()["crc32"],
     }  # fmt: skip
     again = read(seed=3, batch_size=2, num_consumers=2)
     again.load(json.loads(json.dumps(saved.state())))
@@ -45,7 +46,37 @@ def test_a_state_is_what_another_read_loads() -> None:
     begun = read(start_step=5)
     again = read()
     again.load(begun.state())
-    assert again.start_step == 5
+    assert again.start_step == 5 and again.state() == begun.state()
+
+
+@pytest.mark.parametrize(("position", "drop"), [(10, False), (10, True), (8, True), (20, False)])
+def test_behind_the_last_batch_comes_the_empty_rest(position: int, drop: bool) -> None:
+    """Unless the epoch's end was seen. Epochs of 10 elements in two bundles, in batches of 4."""
+    spec = ev.OrderSpec(cycle_length=16, block_length=1, bundle_splits=1, bundles=2)
+    how = {"batch_size": 4, "drop_remainder": drop}
+    saved = {**read(**how).state(), "position": position, "order": [0, 1, 16, 1, 1, 2]}
+    del saved["crc32"], saved["forebay"]
+    next_epoch = -(-position // 10)
+    for in_epoch, expected in ((True, next_epoch - 1), (False, next_epoch)):
+        again = read(**how)
+        state = sealed({**saved, "in_epoch": in_epoch})
+        again.load(state)
+        assert again.state() == state, "it is the state that was loaded, bundles included"
+        assert again.copy().state() == state
+        again.learn(spec, [5, 5])
+        epoch = again.begin(spec)
+        assert (epoch.number, epoch.batches() > 0) == (expected, not in_epoch)
+        assert again.state()["position"] == position
+        epoch.complete = True
+        assert again.finish() == in_epoch, "it was given all that there is"
+        if in_epoch:
+            assert again.start == (next_epoch * 10, None, False)
+
+
+def test_a_state_that_says_nothing_of_its_epoch_is_at_the_next_one() -> None:
+    ordered = read()
+    ordered.load(STATE)
+    assert ordered.start == (4, None, False)
 
 
 def test_the_form_in_which_a_state_was_kept_does_not_count() -> None:

@@ -44,6 +44,28 @@ class TestHealthy:
             assert sorted(numbers(dataset)) == list(range(40))
         assert sorted(numbers(dataset.repeat(2))) == sorted([*range(40)] * 2)
 
+    @pytest.mark.parametrize(("drop", "sizes"), [(False, [8, 8, 8, 8, 8, 1]), (True, [8] * 5)])
+    def test_batches_are_as_those_of_an_ordered_read(
+        self, dispatcher: DispatcherProcess, drop: bool, sizes: list[int]
+    ) -> None:
+        elements = tf.data.Dataset.range(41).map(
+            lambda n: {"n": tf.cast(n, tf.uint8), "text": tf.as_string(n), "some": tf.range(n % 3)}
+        )
+        dataset_id = service.register_dataset(dispatcher.target, elements)
+        how: Any = {"batch_size": 8, "drop_remainder": drop}
+        found, ordered = (
+            [*service.read(dispatcher.target, dataset_id, **how, **one)]
+            for one in ({"processing_mode": DYNAMIC, "delivery": "at_most_once"}, {"ordered": True})
+        )
+        assert [len(batch["n"]) for batch in found] == sizes
+        seen = [int(n) for batch in found for n in batch["n"]]
+        assert len({*seen}) == len(seen) and {*seen} <= {*range(41)}
+        for one, other in zip(found, ordered, strict=True):
+            for name in ("n", "text"):
+                assert (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape)
+            assert [len(each) for each in one["some"]] == [n % 3 for n in one["n"]]
+            assert {each.dtype for each in one["some"]} == {each.dtype for each in other["some"]}
+
     def test_a_named_job_is_shared(self, dispatcher: DispatcherProcess) -> None:
         dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3000))
         got: list[list[int]] = [[], []]

@@ -1,4 +1,4 @@
-"""An environment that has PyTorch, JAX and Keras, and no TensorFlow."""
+"""An environment that has PyTorch, JAX, Keras and Grain, and no TensorFlow."""
 
 from __future__ import annotations
 

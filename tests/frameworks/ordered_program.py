@@ -41,18 +41,25 @@ def alone(target: str, dataset_id: str, order: dict[str, Any], steps: list[list[
         batches = iter(dataset)
         found = [next(batches).tolist() for _ in range(3)]
         state = dataset.state_dict()
-        assert found + epoch(dataset) == first, "it goes on where it stopped"
+        assert next(iter(dataset)).tolist() == first[0], "one that was left begins again"
+        assert found + epoch(batches) == first, "the other one does not disturb it"
         assert len(dataset) == STEPS
-        batches = iter(dataset)
-        near_the_end = [next(batches).tolist() for _ in range(STEPS - 2)]
-        assert dataset.state_dict()["position"] == 50 + 4 * (STEPS - 2), (
-            "what is ahead is not given"
-        )
-        assert near_the_end + epoch(dataset) == second
+        pairs = [
+            (one.tolist(), other.tolist()) for one, other in zip(dataset, dataset, strict=True)
+        ]
+        assert pairs == [(each, each) for each in second]
         again = dataset_of(target, dataset_id, prefetch=prefetch, **order)
         again.load_state_dict(state)
-        assert epoch(again) == first[3:]
+        assert again.state_dict() == state
+        batches = iter(again)
+        near_the_end = [next(batches).tolist() for _ in range(STEPS - 5)]
+        assert again.state_dict()["position"] == 4 * (STEPS - 2), "what is ahead is not given"
+        assert near_the_end + epoch(batches) == first[3:]
         assert epoch(again) == second
+        for _ in again:  # the third epoch
+            behind_the_last = again.state_dict()
+        again.load_state_dict(behind_the_last)
+        assert [len(epoch(again)) for _ in range(2)] == [0, STEPS]
     by_step = dataset_of(target, dataset_id, start_step=STEPS + 2, **order)
     assert epoch(by_step) == second[2:]
     over_devices = dataset_of(target, dataset_id, sharding=mesh(), **order)

@@ -69,13 +69,18 @@ def refused(call, *words):
 """
 
 ALONE = """
-# An iteration goes on where the last one stopped.
+# One that was left begins again where it began, and its state goes on where it stopped.
 dataset = ours()
 refused(lambda: len(dataset), "no len() yet")
 batches = iter(dataset)
 found = [next(batches).tolist() for _ in range(3)]
 state = json.loads(json.dumps(dataset.state_dict()))
 assert state["position"] == 12, state
+batches.close()
+assert dataset.state_dict() == state
+assert next(iter(dataset)).tolist() == first[0]
+dataset.load_state_dict(state)
+assert dataset.state_dict() == state
 assert found + epoch(dataset) == first
 assert len(dataset) == STEPS
 assert dataset.state_dict()["position"] == 50
@@ -96,6 +101,57 @@ assert epoch(ours(start_step=STEPS + 5)) == second[5:]
 begun = ours(start_step=5).state_dict()
 again.load_state_dict(begun)
 assert epoch(again) == first[5:], "a state from before the first element"
+
+# Iterations do not disturb each other.
+for kind, workers in ((DataLoader, 0), (StatefulDataLoader, 0), (StatefulDataLoader, 1)):
+    dataset = ours()
+    loader = kind(dataset, batch_size=None, num_workers=workers)
+    assert next(iter(loader)).tolist() == first[0]
+    found = []
+    for batch in loader:
+        found.append(batch.tolist())
+        if len(found) == 5:
+            assert next(iter(loader)).tolist() == first[0]
+            if kind is DataLoader:  # the other one keeps its newest iterator
+                refused(dataset.state_dict, "left at position 4", "open at 20")
+        if len(found) == 6 and not workers:
+            assert dataset.state_dict()["position"] == 24
+    assert found == first, (kind, workers)
+    pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader)]
+    assert pairs == [*zip(second, second)], (kind, workers)
+dataset = ours()
+for due in (first, second):  # nobody asks for more than there is
+    batches = iter(dataset)
+    assert [next(batches).tolist() for _ in range(STEPS)] == due
+named = ours(job_name="of one place")
+older = iter(named)
+assert [next(older).tolist(), next(iter(named)).tolist()] == [first[0], first[0]]
+for _ in range(2):
+    refused(lambda: next(older), "newer iteration", "of one place", "job_name of its own")
+assert epoch(named) == first
+assert named.state_dict()["position"] == 50
+
+# Behind the last batch comes the empty rest of its epoch, and behind the epoch the next one. So a
+# loop over epochs, and one over steps, take all steps once, wherever their state was saved.
+EPOCHS = 2
+for saved_at, workers in ((3, 0), (STEPS, 0), (STEPS, 1), (2 * STEPS, 0)):
+    taken = []
+    def train(loader, begins):
+        for number in range(begins, EPOCHS):
+            for batch in loader:
+                taken.append(batch.tolist())
+                if len(taken) == saved_at:
+                    return number, loader.state_dict()
+    begins, behind = train(StatefulDataLoader(ours(), batch_size=None, num_workers=workers), 0)
+    loader = StatefulDataLoader(ours(), batch_size=None, num_workers=workers)
+    loader.load_state_dict(json.loads(json.dumps(behind)))
+    assert loader.state_dict() == behind, "what was loaded, before the first batch"
+    train(loader, begins)
+    assert taken == steps, (saved_at, workers)
+    dataset, taken = ours(start_step=saved_at), steps[:saved_at]
+    while len(taken) < len(steps):
+        taken += epoch(dataset)
+    assert taken == steps, saved_at
 
 # With a worker.
 dataset = ours()
@@ -141,10 +197,45 @@ refused(lambda: ours(num_consumers=2), "num_consumers=2", "rank")
 refused(lambda: ours(batch_size=None, drop_remainder=True), "batch_size")
 refused(lambda: ours().set_epoch(1), "start_step")
 refused(lambda: ServiceDataset(target, dataset_id, seed=1), "ordered=True")
-refused(ServiceDataset(target, dataset_id).state_dict, "ordered=True")
+refused(lambda: ServiceDataset(target, dataset_id).load_state_dict(begun), "ordered=True")
+refused(lambda: ours().load_state_dict(ServiceDataset(target, dataset_id).state_dict()), "no state")
 refused(lambda: ours(seed=8).load_state_dict(begun), "another order")
 refused(lambda: ours(batch_size=2).load_state_dict(begun), "global batch")
 refused(lambda: ours().load_state_dict(begun | {"start_step": 6}), "edited or damaged")
+"""
+
+GRAIN = """
+import forebay.jax
+import numpy as np
+from grain.experimental import assert_equal_output_after_checkpoint
+
+
+class Reading:
+    def __init__(self, read):
+        self.get_state, self.set_state = read.state_dict, read.load_state_dict
+        self.read, self.items = read, None
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.items = self.items or iter(self.read)
+        return np.asarray(next(self.items)).tolist()
+
+
+class Readings:
+    def __init__(self, kind, **how):
+        self.kind, self.how = kind, {"ordered": True, "batch_size": 4, **order, **how}
+
+    def __iter__(self):
+        return Reading(self.kind(target, dataset_id, **self.how))
+
+
+for kind in (service.read, ServiceDataset, forebay.jax.ServiceDataset):
+    assert_equal_output_after_checkpoint(Readings(kind))
+    assert_equal_output_after_checkpoint(Readings(kind, start_step=STEPS - 4))
+assert_equal_output_after_checkpoint(Readings(service.read, batch_size=None, start_position=60))
+assert_equal_output_after_checkpoint(Readings(service.read, drop_remainder=True))
 """
 
 RANKS = """
@@ -171,8 +262,10 @@ batches = [iter(each) for each in both]
 found = [[x for each in batches for x in next(each).tolist()] for _ in range(3)]
 states = [each.state_dict() for each in both]
 assert found == first[:3] and states[0] == states[1]
-for each in batches:
-    each.close()
+next(iter(both[0]))
+refused(lambda: next(batches[0]), "newer iteration", "each consumer")
+for each, state in zip(both, states):
+    each.load_state_dict(state)
 assert together(*both) == first[3:]
 assert together(*both) == second
 alone = ours()
@@ -186,7 +279,7 @@ assert together(*ranks(drop_remainder=True)) == first[:-1]
 """
 
 
-@pytest.mark.parametrize("program", [ALONE, RANKS], ids=["alone", "ranks"])
+@pytest.mark.parametrize("program", [ALONE, RANKS, GRAIN], ids=["alone", "ranks", "grain"])
 @pytest.mark.timeout(300)
 def test_torch(
     frameworks: pathlib.Path, target: str, numbers: str, steps: list[list[int]], program: str

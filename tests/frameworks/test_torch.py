@@ -112,6 +112,53 @@ def test_batches_are_those_of_a_plain_loader(frameworks: pathlib.Path, target: s
     assert said_by(frameworks, BEGINS + MIXED, target, dataset_id) == []
 
 
+STATEFUL = """
+import warnings
+
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # which torchdata calls
+
+
+def numbers(batches):
+    return [x for batch in batches for x in batch.tolist()]
+
+
+for workers in (0, 1, 2):
+    job = {"job_name": f"stateful {workers}", "batch_size": 4}
+    loader = StatefulDataLoader(
+        ServiceDataset(target, ids[0], **job), batch_size=None, num_workers=workers
+    )
+    found = []
+    for batch in loader:
+        found += batch.tolist()
+        if len(found) == 8 and workers < 2:
+            midst = loader.state_dict()
+            break
+    if workers < 2:
+        loader = StatefulDataLoader(
+            ServiceDataset(target, ids[0], **job), batch_size=None, num_workers=workers
+        )
+        loader.load_state_dict(midst)
+        found += numbers(loader)  # what the job has left of the epoch
+    over = loader.state_dict()
+    say([workers, sorted(found)])
+    loader.load_state_dict(over)
+    say([workers, sorted(numbers(loader))])
+"""
+
+
+def test_a_stateful_loader_of_what_is_read_in_no_order(
+    frameworks: pathlib.Path, target: str
+) -> None:
+    """Its state is the epoch, of which the job knows the rest."""
+    dataset_id = service.register_dataset(target, tf.data.Dataset.range(50))
+    said = said_by(frameworks, BEGINS + STATEFUL, target, dataset_id)
+    ahead = said.pop(2)[1]  # what a worker had read ahead of the loop that was left is missing
+    assert len({*ahead}) == len(ahead) >= 50 - 3 * 4
+    assert said == [[workers, [*range(50)]] for workers in (0, 0, 1, 2, 2)]
+
+
 SHAPES = """
 def seen(value):
     if isinstance(value, torch.Tensor):

@@ -96,16 +96,21 @@ class GlobalOrder:
 class Part:
     """What one trainer is to be given, from a position of the training on, of one epoch."""
 
-    def __init__(self, order: GlobalOrder, asked: Asked, start: int, index: int, of: int) -> None:
+    def __init__(
+        self, order: GlobalOrder, asked: Asked, start: int, in_epoch: bool, index: int, of: int
+    ) -> None:
+        """With `in_epoch`, the part may be the empty rest of an epoch."""
         size = asked.step // of or 1
         step = size * of
         total = order.total
         self.number, offset = divmod(start, total) if total else (0, 0)
+        if in_epoch and self.number and not offset:
+            self.number, offset = self.number - 1, total
 
         def end() -> int:
             return total - (total - offset) % step if asked.drop_remainder else total
 
-        if offset and end() == offset:  # the rest is dropped
+        if offset and end() == offset and not in_epoch:  # the rest is dropped
             self.number, offset = self.number + 1, 0
         self._offset, self._end, self._step, self._total = offset, end(), step, total
         elements = order.epoch(self.number)
@@ -304,7 +309,8 @@ class OrderedTrainer(Trainer):
 
     def _read_epoch(self, iterator: OrderedIterator, state: Any) -> None:
         group, rng, oracle = self._group, self.kernel.rng, self._group.oracle
-        part = Part(group.order, group.asked, self.position, self.index, group.size)
+        in_epoch = state is not None and state["in_epoch"]
+        part = Part(group.order, group.asked, self.position, in_epoch, self.index, group.size)
         with iterator:
             if state is not None:
                 iterator.load_state_dict(state)
