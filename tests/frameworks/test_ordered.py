@@ -71,7 +71,6 @@ def refused(call, *words):
 ALONE = """
 # One that was left begins again where it began, and its state goes on where it stopped.
 dataset = ours()
-refused(lambda: len(dataset), "no len() yet")
 batches = iter(dataset)
 found = [next(batches).tolist() for _ in range(3)]
 state = json.loads(json.dumps(dataset.state_dict()))
