@@ -27,7 +27,7 @@ SAME_EACH_TIME = (
 )
 
 
-class Start(NamedTuple):
+class StartingPoint(NamedTuple):
     """Where an ordered read begins."""
 
     position: int = 0
@@ -114,7 +114,7 @@ class OrderedRead:
     drop_remainder: bool = False
     start_position: int = 0
     start_step: int | None = None  # instead of start_position
-    in_epoch: bool = False  # as in Start
+    in_epoch: bool = False  # as in StartingPoint
     consumer_index: int = 0
     num_consumers: int = 1
     add_position: bool = False  # to each element, as its last component
@@ -179,11 +179,11 @@ class OrderedRead:
         )
 
     @property
-    def start(self) -> Start:
+    def start(self) -> StartingPoint:
         """Where another read goes on from here."""
         if self.epoch is None or not self.has_moved:
-            return Start(self.start_position, self.start_step, self.in_epoch)
-        return Start(self.position(), None, not self.epoch.over)
+            return StartingPoint(self.start_position, self.start_step, self.in_epoch)
+        return StartingPoint(self.position(), None, not self.epoch.over)
 
     def has_given_all(self) -> bool:
         """Whether the trainer has been given all of its epoch, whose end is known."""

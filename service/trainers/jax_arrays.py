@@ -32,7 +32,7 @@ from ..client.reader import Reader
 from ..errors import InvalidArgument, Unavailable
 from ..task_context import TaskContext
 from .jax_lockstep import Exchange
-from .jobs import Iteration, ReadsInOrder, Service, bound_of, evaluates, open_job
+from .jobs import OrderedIteration, ReadsInOrder, Service, bound_of, evaluates, open_job
 from .preemption import preempt
 from .shapes import require_shapes, rows_of, zeros_of
 
@@ -188,7 +188,7 @@ class ServiceDataset(ReadsInOrder):
                 return steps
         return self._job.length(self._batch_size, drop_remainder=self._remainder == "drop")
 
-    def __iter__(self) -> StaysFailed | Iteration:
+    def __iter__(self) -> StaysFailed | OrderedIteration:
         """The next epoch's batches; close it to leave early. Iterate in one thread. With a
         sharding, iterate at the same places of the program in all processes."""
         if self.ordered:

@@ -16,7 +16,7 @@ from ..client.options import (
     refuse_at_least_once,
     sharding_policy,
 )
-from ..client.positions import OrderedRead, Start
+from ..client.positions import OrderedRead, StartingPoint
 from ..client.progress import EpochIterator, InOrder, StaysFailed
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
@@ -93,10 +93,10 @@ class ReadsInOrder:
     """
 
     _job: TrainingJob
-    _next_start = Start()
-    _open: weakref.WeakSet[Iteration]  # that may be read on
+    _next_start = StartingPoint()
+    _open: weakref.WeakSet[OrderedIteration]  # that may be read on
     _last: OrderedRead | None = None  # of the iteration that began or gave last, or what was loaded
-    _begun = Start()  # where this iteration began
+    _begun = StartingPoint()  # where this iteration began
     _advice_if_unordered = "or save the number of epochs for initial_epoch"
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,23 +145,25 @@ class ReadsInOrder:
         return self._last
 
     def _iteration(
-        self, items_of: Callable[[Reader], EpochIterator | StaysFailed], start: Start | None = None
-    ) -> Iteration:
+        self,
+        items_of: Callable[[Reader], EpochIterator | StaysFailed],
+        start: StartingPoint | None = None,
+    ) -> OrderedIteration:
         """One that begins at the `start`, by default where the last one ended."""
         self._give_way()
         ordered = self.ordered_read().copy()
         if self._last is not None and self._last.has_given_all():  # and nobody asked for more
             self._move_on(self._last, self._begun)
         ordered.move_to(*(start or self._next_start))
-        iteration = Iteration(items_of(self._job.reader(ordered=ordered)), ordered, self)
+        iteration = OrderedIteration(items_of(self._job.reader(ordered=ordered)), ordered, self)
         self._open.add(iteration)
         self._last, self._begun = ordered, self._next_start
         return iteration
 
-    def _move_on(self, ordered: OrderedRead, begun: Start) -> None:
+    def _move_on(self, ordered: OrderedRead, begun: StartingPoint) -> None:
         """The next iteration follows this one, which began there and has given all."""
         if self._next_start == begun:  # else another one has come as far, or a state was loaded
-            self._next_start = Start(ordered.position())
+            self._next_start = StartingPoint(ordered.position())
 
     def _give_way(self) -> None:
         """Leave the place in the job to another iteration."""
@@ -175,7 +177,7 @@ class ReadsInOrder:
             )
 
 
-class Iteration(InOrder):
+class OrderedIteration(InOrder):
     """An iteration of a `ReadsInOrder`."""
 
     def __init__(

@@ -27,7 +27,7 @@ from torch.utils.data import get_worker_info
 
 from ..blocks import Block
 from ..client.open_iterations import Taker, open_consumers, stopping
-from ..client.positions import Start
+from ..client.positions import StartingPoint
 from ..client.progress import EpochIterator
 from ..client.reader import Reader
 from ..errors import InvalidArgument
@@ -127,14 +127,14 @@ class SharedLoaderState:
     # -- ordered reads -------------------------------------------------------------------------
 
     @property
-    def next_start(self) -> Start:
+    def next_start(self) -> StartingPoint:
         """Where the next iteration begins, in this process or in a worker."""
         self.own()
         _, position, step, in_epoch = self._start.tolist()
-        return Start(position, None if step < 0 else step, bool(in_epoch))
+        return StartingPoint(position, None if step < 0 else step, bool(in_epoch))
 
     @next_start.setter
-    def next_start(self, start: Start) -> None:
+    def next_start(self, start: StartingPoint) -> None:
         self.own()
         step = -1 if start.step is None else start.step
         self._start.numpy()[1:] = start.position, step, start.in_epoch

@@ -23,12 +23,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ..blocks import Component, Rows, Strings
 from ..client.batches import Layout, check_batch_size, laid_out
 from ..client.options import ShardingPolicy
-from ..client.positions import OrderedRead, Start
+from ..client.positions import OrderedRead, StartingPoint
 from ..client.progress import EpochIterator
 from ..client.saved_states import opened, sealed
 from ..errors import FailedPrecondition, InvalidArgument
 from ..task_context import TaskContext
-from .jobs import Iteration, ReadsInOrder, Service, bound_of, evaluates, open_job
+from .jobs import OrderedIteration, ReadsInOrder, Service, bound_of, evaluates, open_job
 from .loaders import SharedLoaderState
 from .pytorch_device import DeviceCopies, MapRegistered, device_of
 
@@ -100,7 +100,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
     of the job are over than `initial_epoch`, or on a parameter server.
     """
 
-    _loaded: Start | None = None  # by a DataLoader's worker, for its next iteration
+    _loaded: StartingPoint | None = None  # by a DataLoader's worker, for its next iteration
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
         self._copied = True
         self._open = weakref.WeakSet()
 
-    def __iter__(self) -> EpochIterator | Iteration:
+    def __iter__(self) -> EpochIterator | OrderedIteration:
         """The next epoch's elements or batches. Raises PipelineError when the pipeline fails."""
         if self.ordered:
             return self._read_in_order()
@@ -252,11 +252,11 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             raise FailedPrecondition("the state is of an ordered read: give ordered=True")
 
     @property
-    def _next_start(self) -> Start:
+    def _next_start(self) -> StartingPoint:
         return self._common.next_start
 
     @_next_start.setter
-    def _next_start(self, start: Start) -> None:
+    def _next_start(self, start: StartingPoint) -> None:
         self._common.next_start = start
 
     def _begin_at(self, ordered: OrderedRead) -> None:
@@ -269,7 +269,7 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             self._loaded = ordered.start
             self._next_start = self._loaded._replace(in_epoch=False)
 
-    def _read_in_order(self) -> Iteration:
+    def _read_in_order(self) -> OrderedIteration:
         loader = get_worker_info()
         if loader is not None and loader.num_workers > 1:
             raise InvalidArgument(
