@@ -188,3 +188,14 @@ def test_a_column_in_a_file_and_in_its_directorys_name(
         with pytest.raises(InvalidArgument, match=r"has columns \['n'\], and so has its dir.*None"):
             register(tmp_path, **how)
     assert all_records(register(tmp_path, partitioning=None)) == [{"n": 0}, {"n": 1}]
+
+
+def test_a_directory_of_a_table_is_refused(register: Register, tmp_path: pathlib.Path) -> None:
+    """It has files that are no longer the table's."""
+    _write(tmp_path, "t/year=1")
+    for name, kind in (("_delta_log", "Delta Lake"), (".hoodie", "Apache Hudi")):
+        (tmp_path / "t" / name).mkdir()
+        with pytest.raises(InvalidArgument, match=f"t is a table of {kind}, whose log .*parquet"):
+            register(tmp_path)
+        assert len(all_records(register(f"{tmp_path}/t/**/*.parquet"))) == 2
+        (tmp_path / "t" / name).rmdir()

@@ -138,10 +138,13 @@ def test_names_with_dots_are_one_record_with_a_warning(
     assert not caplog.text
 
 
-def test_links_in_a_tar_are_left_out_with_a_warning(
+def test_links_and_hidden_files_in_a_tar_are_left_out_with_a_warning(
     register: Register, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.tar"
+    write(path, "d/._0.a", "d/0.a", "d/.DS_Store", "d/1.a", "._d", "__x__/2.a")
+    assert [one["__key__"] for one in all_records(register(path))] == [b"d/0", b"d/1"]
+    assert "2 members are hidden files, or links" in caplog.text
     with tarfile.open(path, "w") as tar:
         tar.addfile(tarfile.TarInfo("0.a"))
         for name, kind in (("1.a", tarfile.LNKTYPE), ("2.a", tarfile.SYMTYPE)):
@@ -149,7 +152,7 @@ def test_links_in_a_tar_are_left_out_with_a_warning(
             link.type, link.linkname = kind, "0.a"
             tar.addfile(link)
     assert len(all_records(register(path))) == len(samples_of(path)) == 1
-    assert "2 members are links" in caplog.text
+    assert "2 members are hidden files, or links" in caplog.text
 
 
 def test_an_index_of_an_earlier_version_is_read_and_made_again(

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from ...errors import InvalidArgument
 from . import array_records, mds, parquet, tars, tfrecords
 from .formats import Format
 
@@ -16,6 +17,10 @@ FORMATS: dict[str, Format] = {
     "webdataset": tars.FORMAT,
     "mds": mds.FORMAT,
 }
+
+
+_TABLES = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi"}
+"""Which directory says that the files beside it are a table's, also former ones."""
 
 
 def guessed(path: str) -> str | None:
@@ -30,7 +35,8 @@ def guessed(path: str) -> str | None:
 
 def in_directory(path: str, format: str | None) -> list[str]:  # noqa: A002
     """The files of a format, or of any, below a directory, sorted; hidden ones are left out, and
-    each directory is read once, under one of the names that links give it. Raises OSError."""
+    each directory is read once, under one of the names that links give it. Raises OSError, and
+    InvalidArgument for a table, whose files are not all to be read."""
     return sorted(_below(path, suffixes_of(format), set()))
 
 
@@ -55,7 +61,13 @@ def _below(folder: str, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -
         yield from mds.shards_of(index)
         suffixes = tuple(suffix for suffix in suffixes if suffix != ".mds")
     with os.scandir(folder) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith((".", "_"))]
+        there = [*entries]
+    if kind := next((_TABLES[one.name] for one in there if one.name in _TABLES), None):
+        raise InvalidArgument(
+            f"{folder} is a table of {kind}, whose log says which files it has now: give those, or "
+            f"{folder}/**/*.parquet for all that are there"
+        )
+    shown = [entry for entry in there if not entry.name.startswith((".", "_"))]
     for entry in sorted(shown, key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _below(entry.path, suffixes, seen)

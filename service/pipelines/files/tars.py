@@ -69,7 +69,7 @@ class SampleKinds(msgspec.Struct):
 
     kinds: list[SampleKind]
     of_each: bytes = b""  # the number of its kind (u16), by sample, if there are several
-    links: int = 0  # members that have no bytes, and would belong to samples
+    left_out: int = 0  # members that are hidden files, or links, which have no bytes
 
     def lacking(
         self, columns: Mapping[str, Sequence[str]], fill: Mapping[str, Any]
@@ -163,10 +163,11 @@ def _warning(path: str, offsets: Array, samples: SampleKinds) -> str:
             f"{path}: {members} members make {len(offsets) - 1} records, as {few(dotted)} are "
             f"extensions of {_key(path, offsets, samples.kinds[0].first)!r:.100}. {_ADVICE}"
         )
-    if samples.links:
+    if samples.left_out:
         return (
-            f"{path}: {samples.links} members are links, whose bytes are elsewhere, and are left "
-            "out, as WebDataset does: write with --dereference and --hard-dereference"
+            f"{path}: {samples.left_out} members are hidden files, or links, whose bytes are "
+            "elsewhere, and are left out: write without them, with --dereference and "
+            "--hard-dereference"
         )
     return ""
 
@@ -190,7 +191,7 @@ class _Grouping:
         self._key: str | None = None
         self._extensions: set[str] = set()
         self.offsets = array("Q")
-        self.links = 0
+        self.left_out = 0
 
     def add(self, key: str, extension: str, begin: int) -> None:
         """A member, which begins there. Raises InvalidArgument."""
@@ -236,7 +237,7 @@ class _Grouping:
 
     def said(self) -> bytes:
         of_each = self._of_each.tobytes() if len(self._kinds) > 1 else b""
-        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self.links))
+        return msgspec.msgpack.encode(SampleKinds([*self._kinds.values()], of_each, self.left_out))
 
 
 def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
@@ -263,8 +264,8 @@ def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
                     )
                 if (named := _named(member)) is not None:
                     found.add(*named, begin)
-                elif member.islnk() or member.issym():
-                    found.links += _NAME.fullmatch(member.name) is not None
+                elif _NAME.fullmatch(member.name) and not member.isdir():
+                    found.left_out += not _META.match(member.name)
             found.end()
         if os.pread(descriptor, 512, end).strip(b"\0"):  # tarfile takes it for the end
             raise tarfile.ReadError("no header of a member")
@@ -297,7 +298,9 @@ def _named(member: tarfile.TarInfo) -> tuple[str, str] | None:
     if not member.isreg() or _META.match(member.name):
         return None
     found = _NAME.fullmatch(member.name)
-    return None if found is None else (found[1], found[2].lower())
+    if found is None or found[1].endswith("/"):  # a hidden file, such as d/._0.jpg of macOS
+        return None
+    return found[1], found[2].lower()
 
 
 def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
