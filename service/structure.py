@@ -90,20 +90,21 @@ def assemble(structure: str) -> Assemble:
 
 def leaves(structure: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The nodes of all kinds of tensors, with their paths, such as `['a'][0].b`."""
-    return _leaves(json.loads(structure), "")
+    return leaves_of(json.loads(structure))
 
 
-def _leaves(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def leaves_of(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """As `leaves`, of a decoded structure: its own nodes."""
     match node:
         case {"dict": items}:
             for key, inner in items:
-                yield from _leaves(inner, f"{path}[{key!r}]")
+                yield from leaves_of(inner, f"{path}[{key!r}]")
         case {"tuple": items}:
             for i, inner in enumerate(items):
-                yield from _leaves(inner, f"{path}[{i}]")
+                yield from leaves_of(inner, f"{path}[{i}]")
         case {"named": _, "fields": fields}:
             for key, inner in fields:
-                yield from _leaves(inner, f"{path}.{key}")
+                yield from leaves_of(inner, f"{path}.{key}")
         case {"tensor": _} | {"ragged": _} | {"sparse": _} | {"opaque": _}:
             yield path, node
 

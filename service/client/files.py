@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,13 +21,14 @@ from ..pipelines.files.known_formats import FORMATS
 from ..pipelines.files.manifest import FileEntry, Manifest
 from ..pipelines.files.reading import FileRecords
 from ..pipelines.python.given_specs import structure_of_spec
-from ..pipelines.python.inferred import element_spec_of, inferred_of_some
+from ..pipelines.python.inferred import element_spec_of, inferred
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 from ..structure import describe
 from . import functions
 from .file_paths import Paths, errors_named, require_utf8, resolved
-from .functions import PythonDataset
+from .functions import LOOKED_AT, PythonDataset
+from .other_splits import widened
 from .registration import Service, check_compression, registered, require_expressible, send_function
 
 log = logging.getLogger(__name__)
@@ -183,6 +185,8 @@ def register_files(
         structure = of_files.structure
     elif element_spec is None:
         structure = _mapped_structure(stored)
+        require_expressible(structure)
+        structure = widened(request, structure)
     else:
         structure = structure_of_spec(element_spec)
     require_expressible(structure)
@@ -402,7 +406,7 @@ def _stored(
 
 
 def _mapped_structure(stored: python_pb2.PythonDataset) -> str:
-    """Of the elements that the function makes of some records, which it is called with."""
+    """Of the elements that the function makes of the first records, which it is called with."""
     left: list[str] = []
 
     def leave_out(_split: int, _first: int, records: int, why: str) -> bool:
@@ -412,19 +416,16 @@ def _mapped_structure(stored: python_pb2.PythonDataset) -> str:
     records = FileRecords(stored, leave_out)
     records.set_up_function()
 
-    def elements(split: int) -> Iterator[Any]:
-        given = 0
-        try:
-            for element in records(split):
-                yield element
-                given += 1
-        except Exception as error:
-            error.add_note(f"`map` was called with {records.place(split, given)}")
-            raise
-
+    found: list[Any] = []
     try:
-        if found := functions.some_of_each(records.splits, elements):
-            return inferred_of_some(found)
+        for split in records.splits[:LOOKED_AT]:
+            try:
+                found.extend(itertools.islice(records(split), LOOKED_AT))
+            except Exception as error:
+                error.add_note(f"`map` was called with {records.place(split, len(found))}")
+                raise
+            if found:
+                return inferred(found)
         raise InvalidArgument(
             "`map` makes no element of the records that were tried, so it is not known what "
             f"elements are: give element_spec{f' ({left[-1]})' if left else ''}"

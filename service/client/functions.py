@@ -9,13 +9,11 @@ import glob
 import importlib.metadata
 import inspect
 import itertools
-import logging
 import os
 import pathlib
 import re
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,17 +34,13 @@ from ..pipelines.tf_data.split_sources import contents_of
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
 
-log = logging.getLogger(__name__)
-
 FOREBAY = "forebay"
 """The distribution. Workers need its version: Beam chains are pickled with class names only."""
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
-"""A spec is inferred from up to so many elements of each of so many first splits, and as many
-others."""
-
-LOOK_S = 1.0
+"""How many elements of the first split infer a spec, and how many splits are tried at most. Others
+may widen it (other_splits.py)."""
 
 MAX_LIMIT = 1_000_000
 """The dispatcher remembers each record that is skipped."""
@@ -182,8 +176,8 @@ def python_dataset(
       element_spec: of each element: a dtype, or a pair of dtype and shape, in which None is any
         size, nested as the elements: `{"image": ("uint8", (None, None, 3)), "label": "int64"}`. Or
         of `tf.TensorSpec`, or anything that has a `dtype` and a `shape`. By default it is inferred:
-        the function is called here for elements of several splits, for about a second. Dimensions
-        that differ are unknown. One that differs later is a warning where NumPy or PyTorch reads
+        the function is called here for the first elements, and in a process of its own for some of
+        other splits, for two seconds at most. Dimensions that differ are unknown. One that differs later is a warning where NumPy or PyTorch reads
         it, and an error in a batch, and where TensorFlow or JAX was promised it.
       packages: names of distributions. Workers must have the versions that are installed here.
       on_error: what happens to a split if the function raises or its process ends.
@@ -263,54 +257,25 @@ def is_pcollection(dataset: Any) -> bool:
     return isinstance(dataset, pvalue.PCollection | pvalue.DoOutputsTuple)
 
 
-def elements_of_some(request: pb.RegisterDatasetRequest) -> list[list[Any]]:
-    """Elements of several splits. Raises InvalidArgument, and the function's errors in the first
-    split that has some."""
-
-    with unpickled(request) as (called, splits):
-
-        def elements(split: Any) -> Iterator[Any]:
+def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
+    """Elements of the first non-empty split. Raises InvalidArgument, and the function's errors."""
+    with unpickled(request) as (function, splits):
+        for split in splits[:LOOKED_AT]:
             try:
-                return iterated(called(split))
+                elements = iterated(function(split))
             except Misfit as misfit:
                 raise InvalidArgument(f"split {split!r:.100}: {misfit}") from None
-
-        if found := some_of_each(splits, elements):
-            return found
+            if found := list(itertools.islice(elements, LOOKED_AT)):
+                return found
     if not len(splits):
         raise InvalidArgument(
             "there are no splits, so it is not known what elements are: give splits that are "
             "there, or element_spec"
         )
     raise InvalidArgument(
-        f"the function yields no element for {min(len(splits), LOOKED_AT)} of its splits, so it "
+        f"the function yields no element for its first {min(len(splits), LOOKED_AT)} splits, so it "
         "is not known what elements are: give element_spec"
     )
-
-
-def some_of_each(
-    splits: Sequence[Any], elements: Callable[[Any], Iterator[Any]]
-) -> list[list[Any]]:
-    """Up to LOOKED_AT elements of the first splits and of some up to the last one, without empty
-    ones. Only the first one that has elements must not fail: the others show which dimensions
-    differ, and where they fail, reads say so. They are left out once that has taken a second."""
-    few = range(min(len(splits), LOOKED_AT))
-    far = (len(splits) * part // LOOKED_AT - 1 for part in range(1, LOOKED_AT + 1))
-    found: list[list[Any]] = []
-    begun_s = time.monotonic()
-    for at in [*few, *sorted({n for n in far if n >= len(few)})]:
-        if found and time.monotonic() - begun_s > LOOK_S:
-            break
-        some: list[Any] = []
-        try:
-            some.extend(itertools.islice(elements(splits[at]), LOOKED_AT))
-        except Exception as error:
-            if not found:
-                raise
-            log.info("split %s failed as its elements were looked at: %r", at, error)
-        if some:
-            found.append(some)
-    return found
 
 
 @contextmanager

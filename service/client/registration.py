@@ -14,11 +14,12 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import UNKNOWN_CARDINALITY, require_bytes
 from ..pipelines.python.columns import fields_of
 from ..pipelines.python.given_specs import structure_of_spec
-from ..pipelines.python.inferred import element_spec_of, inferred_of_some
+from ..pipelines.python.inferred import element_spec_of, inferred
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2
 from . import functions
 from .functions import PythonDataset, python_dataset
+from .other_splits import widened
 from .reader import PATIENCE_S
 
 log = logging.getLogger(__name__)
@@ -129,10 +130,12 @@ def described(request: pb.RegisterDatasetRequest, element_spec: Any) -> tuple[st
     """The structure and TensorFlow's element_spec of what the function yields. Without an
     `element_spec`, calls the function. Raises InvalidArgument, and the function's errors."""
     if element_spec is None:
-        structure = inferred_of_some(functions.elements_of_some(request))
+        structure = inferred(functions.first_elements(request))
+        require_expressible(structure)
+        structure = widened(request, structure)
     else:
         structure = structure_of_spec(element_spec)
-    require_expressible(structure)
+        require_expressible(structure)
     return structure, element_spec_of(structure)
 
 

@@ -33,7 +33,7 @@ from apache_beam.transforms.window import FixedWindows, GlobalWindows
 from forebay import service
 from forebay.service.client.functions import (
     beam_dataset,
-    elements_of_some,
+    first_elements,
     listed,
     python_dataset,
     request_of,
@@ -608,7 +608,7 @@ def test_a_source_without_splits(count: int) -> None:
     request = request_of(python_dataset(splits)(chain), splits)
     if not count:
         with pytest.raises(InvalidArgument, match=r"there are no splits, .* or element_spec"):
-            elements_of_some(request)
+            first_elements(request)
 
 
 def fork_servers_threads_and_rows(file: str) -> Iterator[int]:

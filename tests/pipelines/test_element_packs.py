@@ -70,6 +70,27 @@ def test_only_pipelines_that_call_no_function_are_packed(
     assert pack_of(dataset()) == elements
 
 
+@pytest.mark.parametrize("made", [Dataset.from_tensors, Dataset.from_tensor_slices])
+@pytest.mark.parametrize(
+    "dtype", ["int4", "uint4", "qint16", "quint16", "qint8", "float8_e4m3fn", "float8_e5m2"]
+)
+def test_dtypes_that_tensorflow_cannot_batch_are_read(
+    dtype: str, made: Callable[[Any], Any]
+) -> None:
+    narrow = {"int4": np.int8, "uint4": np.int8}.get(dtype, np.float32)
+    kind = tf.as_dtype(dtype)
+    if kind.is_quantized:
+        kept = {"qint8": tf.int8, "qint16": tf.int16, "quint16": tf.uint16}[dtype]
+        values = tf.bitcast(tf.constant([1, 2, 3], kept), kind)
+    else:
+        values = tf.cast(tf.constant([1, 2, 3], narrow), kind)
+    dataset = made(values)
+    pipeline = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec)
+    blocks = pipeline.run(None).blocks()
+    found = [np.asarray(block.components[0].values).astype(int).ravel() for block in blocks]
+    assert np.concatenate(found).tolist() == [1, 2, 3]
+
+
 def test_records_before_a_missing_file_are_delivered(tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "records")
     with tf.io.TFRecordWriter(path) as writer:

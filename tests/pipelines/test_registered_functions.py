@@ -21,7 +21,7 @@ import tensorflow as tf
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.client.functions import (
-    elements_of_some,
+    first_elements,
     listed,
     python_dataset,
     request_of,
@@ -166,13 +166,13 @@ def test_what_is_forgotten_or_misspelt_is_said() -> None:
 
 
 def first(function: Function, splits: Sequence[Any]) -> list[Any]:
-    return elements_of_some(request_of(python_dataset(splits)(function), splits))[0]
+    return first_elements(request_of(python_dataset(splits)(function), splits))
 
 
 def test_a_function_that_yields_nothing_has_no_spec() -> None:
     assert read(lambda split: [], range(5)) == []
     assert first(lambda split: [split] * split, range(5)) == [1]
-    with pytest.raises(InvalidArgument, match="yields no element for 5 of its splits"):
+    with pytest.raises(InvalidArgument, match="yields no element for its first 5 splits"):
         first(lambda split: [], range(5))
 
 

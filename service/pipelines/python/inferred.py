@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,6 @@ def inferred(elements: Sequence[Any]) -> str:
     """The structure (structure.py) that these elements share; dimensions that differ are unknown.
     Raises InvalidArgument, naming the place."""
     return json.dumps(_node(elements, "element"), separators=(",", ":"))
-
-
-def inferred_of_some(some: Sequence[Sequence[Any]]) -> str:
-    """As `inferred` of the first elements. Others may make more dimensions unknown; those that do
-    not fit otherwise say nothing here, as reads name them."""
-    known = [*some[0]]
-    structure = inferred(known)
-    for others in some[1:]:
-        with contextlib.suppress(InvalidArgument):
-            structure = inferred([*known, *others])
-            known += others
-    return structure
 
 
 def _node(elements: Sequence[Any], path: str) -> Node:

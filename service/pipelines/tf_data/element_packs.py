@@ -46,12 +46,18 @@ _DATASETS = {
 _TRIVIAL = {"Const", "Identity", "NoOp", "Reshape"}
 
 
+_UNBATCHED = {"string", "variant", "resource", "int4", "uint4", "qint16", "quint16"}
+"""Besides float8, dtypes that are not packed: TensorFlow's `batch` cannot copy all but the first
+three."""
+
+
 def elements_per_pack(specs: Sequence[Any]) -> int:
     """The number of elements of these component specs in a pack, if the pipeline may have packs."""
     fixed = [spec.shape.num_elements() for spec in specs if spec.shape.is_fully_defined()]
     if not specs or len(fixed) < len(specs) or 0 in fixed:
         return 1
-    if any(spec.dtype.name in ("string", "variant", "resource") for spec in specs):
+    names = {spec.dtype.name for spec in specs}
+    if names & _UNBATCHED or any(name.startswith("float8") for name in names):
         return 1
     size: int = sum(n * spec.dtype.size for n, spec in zip(fixed, specs, strict=True))
     return max(1, min(MAX_PACK_ELEMENTS, PACK_BYTES // size))
