@@ -58,6 +58,20 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-IS", "-c", _LAUNCH, str(os.getpid()), *command]
 
 
+def open_standard_descriptors() -> None:
+    """Open those of 0, 1 and 2 that are closed, as of a daemon, on /dev/null. Otherwise the next
+    sockets would have these numbers, and be the standard streams of processes that are started."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+
+
 class ChildProcess(subprocess.Popen[str]):
     """A command as a child process, which ends with its parent, however the parent ends.
 

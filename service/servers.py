@@ -31,7 +31,7 @@ from .connections.grpc_server import advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
 from .options import ServerOptions, described, flags, options_of
-from .processes import LOG_LEVEL, ChildProcess, forebay
+from .processes import LOG_LEVEL, ChildProcess, forebay, open_standard_descriptors
 from .proto import forebay_pb2 as pb
 from .proto import tf_service_pb2 as tf
 from .worker.options import WorkerOptions
@@ -198,6 +198,7 @@ class DispatchServer(_Server):
         Raises FailedPrecondition, a RuntimeError, if it has been stopped.
         """
         self._require_not_stopped()
+        open_standard_descriptors()
         if self._process is not None and self._process.poll() is None:
             return
         self._end()
@@ -447,6 +448,7 @@ class WorkerServer(_Server):
         two are RuntimeErrors here, as in TensorFlow.
         """
         self._require_not_stopped()
+        open_standard_descriptors()
         if not self._started:
             self._started = True
             try:

@@ -13,6 +13,22 @@ from forebay.service.processes import ChildProcess, free_port, tail
 
 TIMEOUT_S = 30
 
+# A daemon's: its standard descriptors are closed, and the next ones have these numbers.
+DAEMON = """
+import os, sys
+os.dup2(1, 50)
+os.closerange(0, 3)
+from forebay.service.client.functions import python_dataset, request_of
+from forebay.service.pipelines.python.pipeline import PythonPipeline
+dataset = python_dataset(range(3))(lambda split: [split] * 2)
+request = request_of(dataset, range(3))
+structure = '{"tensor":"int64","shape":[]}'
+pipeline = PythonPipeline(request.python, request.sources, structure)
+found = [n for block in pipeline.run(None).blocks() for n in block.components[0].values.tolist()]
+pipeline.close()
+os.write(50, str(found).encode())
+"""
+
 # Both sleep until they are killed, which is what is tested; the minutes only bound a failure.
 PARENT = """
 import pathlib, sys, time
@@ -51,6 +67,11 @@ def kill_parent(tmp_path: pathlib.Path, also: str = "") -> int:
 
 def wait_until_gone(pid: int) -> None:
     subprocess.run(["tail", "--pid", str(pid), "-f", "/dev/null"], timeout=TIMEOUT_S, check=True)
+
+
+def test_a_python_dataset_of_a_daemon_whose_descriptors_are_closed() -> None:
+    done = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, timeout=TIMEOUT_S)
+    assert (done.stdout, done.returncode) == (b"[0, 0, 1, 1, 2, 2]", 0)
 
 
 def test_a_child_ends_with_its_parent(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import ForebayError
+from ..processes import open_standard_descriptors
 from . import audit, bench, chaos, dataset, doctor, journal, materialize, servers, status
 from .options import FlagCommand
 
@@ -66,6 +67,7 @@ def demo(
 
 def main() -> NoReturn:
     """Run the command line of this process, and exit."""
+    open_standard_descriptors()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report its errors in one line
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:

@@ -177,8 +177,9 @@ def python_dataset(
         size, nested as the elements: `{"image": ("uint8", (None, None, 3)), "label": "int64"}`. Or
         of `tf.TensorSpec`, or anything that has a `dtype` and a `shape`. By default it is inferred:
         the function is called here for the first elements, and in a process of its own for some of
-        other splits, for two seconds at most. Dimensions that differ are unknown. One that differs later is a warning where NumPy or PyTorch reads
-        it, and an error in a batch, and where TensorFlow or JAX was promised it.
+        other splits, for two seconds at most. Dimensions that differ are unknown. One that differs
+        later is a warning where NumPy or PyTorch reads it, and an error in a batch, and where
+        TensorFlow or JAX was promised it.
       packages: names of distributions. Workers must have the versions that are installed here.
       on_error: what happens to a split if the function raises or its process ends.
         "raise": readers get the error, with the function's own traceback. "skip": an element that

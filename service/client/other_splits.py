@@ -45,7 +45,7 @@ def widened(request: pb.RegisterDatasetRequest, structure: str) -> str:
             may_skip=lambda _: True, fork_servers=fork_servers,
         )  # fmt: skip
         with contextlib.closing(pipeline):
-            for split in sorted(far - {0}, reverse=True):
+            for split in sorted((at for at in far if at > 0), reverse=True):
                 for block in _first_blocks(pipeline, split, give_up_s):
                     for shape, component in zip(shapes, block.components, strict=True):
                         _widen(shape, component)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...errors import PipelineError
+from ...processes import open_standard_descriptors
 from ...shared import new_slab
 from .child import PROGRESS_BYTES
 from .child_connections import BundleConnection, ChildConnection
@@ -30,6 +31,7 @@ class PythonChild(ChildConnection):
     def __init__(self, fork_server: ForkServer, definition: bytes, structure: str) -> None:
         """Raises PipelineError."""
         told = structure.encode()
+        open_standard_descriptors()
         with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
             try:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
