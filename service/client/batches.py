@@ -235,16 +235,21 @@ class Layout:
     def _stacked(self, pad: Any, dtype: str, path: str) -> _Column:
         def column(components: Iterator[Component], count: int) -> Any:
             component = next(components)
-            if component.shapes is not None:  # one shape was inferred
+            shapes = component.shapes
+            if shapes is not None and not (shapes == shapes[0]).all():  # one shape was inferred
                 if pad is None:
                     raise InvalidArgument(
                         f"a batch has {path} of the shapes "
-                        f"{np.unique(component.shapes, axis=0)[:5].tolist()}: {WIDER}; or read "
+                        f"{np.unique(shapes, axis=0)[:5].tolist()}: {WIDER}; or read "
                         "with a pad_value, or without batch_size"
                     )
                 return self._convert(padded(component, _filling(pad, dtype, path)))
             values = component.values
-            return self._convert(values.to_numpy() if isinstance(values, Strings) else values)
+            if isinstance(values, Strings):
+                values = values.to_numpy()
+            if shapes is not None:
+                values = values.reshape(len(shapes), *shapes[0])
+            return self._convert(values)
 
         return column
 

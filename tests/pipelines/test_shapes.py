@@ -157,6 +157,8 @@ def test_a_batch_of_several_shapes_is_padded_or_an_error() -> None:
     with pytest.raises(InvalidArgument, match=r"\[\[4, 3\], \[4, 4\]\]: .* element_spec"):
         Layout(structure).batch(mixed)
     assert Layout(structure, pad_value=-1).batch(mixed)[1, :, 3].tolist() == [-1] * 4
+    same = Block(2, (Component(np.arange(24), np.array([[4, 3], [4, 3]])),))
+    assert Layout(structure).batch(same).shape == (2, 4, 3)
     large = Block(2, (Rows([np.zeros((4, 4), np.int64), np.zeros((3, 4), np.int64)]),))
     with pytest.raises(InvalidArgument, match=r"has the shape \(3, 4\)"):
         Layout(structure, widens=False).elements(large)

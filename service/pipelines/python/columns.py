@@ -51,6 +51,11 @@ class Field(NamedTuple):
         return f"{'string' if self.dtype is None else self.dtype.name}[{sizes}]"
 
     @property
+    def source(self) -> str:
+        """Where it is from, for an error."""
+        return ", which was inferred: give an element_spec if it is wrong" if self.inferred else ""
+
+    @property
     def bytes(self) -> int | None:
         """The size of a leaf; None if sizes differ."""
         if self.dtype is None or None in self.shape or (self.inferred and self.shape):
@@ -231,7 +236,7 @@ def _array(field: Field, value: Any, row: int) -> Array:
     array = None if isinstance(value, tuple) else _taken(value, field.dtype)
     if array is None or not field.fits(array.shape):
         wrong = f"{field.path} is {said(value)}, and was registered as {field}"
-        raise Misfit(f"{wrong}{_advice(field, value)}", row)
+        raise Misfit(f"{wrong}{_advice(field, value)}{field.source}", row)
     return array
 
 
@@ -240,6 +245,8 @@ def _advice(field: Field, value: Any) -> str:
     assert field.dtype is not None
     if is_masked(value):
         return MASKED
+    if value is None:
+        return "; None has no place beside numbers: yield one that means it, such as -1 or nan"
     array, kinds = _attempt(value), kinds_of(value)
     if array is None or (isinstance(value, LISTS) and array.dtype.kind in "OSU"):
         return ONE_TENSOR if isinstance(value, LISTS) else ""
@@ -379,7 +386,8 @@ def _columns_of_strings(field: Field, values: Sequence[Any]) -> Column:
             shown = _described(value) if isinstance(value, list) else said(value)
             advice = MASKED if is_masked(value) else ""
             advice = ONE_TENSOR if isinstance(value, LISTS) else advice
-            raise Misfit(f"{field.path} is {shown}, and was registered as {field}{advice}", row)
+            wrong = f"{field.path} is {shown}, and was registered as {field}"
+            raise Misfit(f"{wrong}{advice}{field.source}", row)
         arrays.append((array.shape, list(map(_encoded, flat))))
     joined = [text for _, texts in arrays for text in texts]
     first = arrays[0][0]
