@@ -190,9 +190,10 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             batch_size=self.batch_size,
             drop_remainder=self.drop_remainder,
         )
-        self._common.read_by_worker = get_worker_info() is not None
         iteration = self._common.read(reader, give)
-        iteration.at_end = partial(self._common.end, epoch)
+        if not (by_worker := get_worker_info() is not None):  # else the loop may not be at the end
+            iteration.at_end = partial(self._common.end, epoch)
+        self._common.read_by_worker = by_worker
         return iteration
 
     def __len__(self) -> int:
@@ -268,6 +269,11 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             # behind the last batch, and begins another worker for the next epoch.
             self._loaded = ordered.start
             self._next_start = self._loaded._replace(in_epoch=False)
+
+    def _move_on(self, ordered: OrderedRead, begun: StartingPoint) -> None:
+        super()._move_on(ordered, begun)
+        if get_worker_info() is not None and ordered.epoch is not None:
+            ordered.epoch.over = False  # the trainer's loop has the last batch, and may save there
 
     def _read_in_order(self) -> OrderedIteration:
         loader = get_worker_info()

@@ -187,6 +187,11 @@ for workers in (0, 1):
     loader = StatefulDataLoader(ours(), batch_size=None, num_workers=workers)
     loader.load_state_dict(over)
     assert epoch(loader) == second, workers
+    for batch in (loader := StatefulDataLoader(ours(batch_size=None), 4, num_workers=workers)):
+        behind = loader.state_dict()  # also if the last batch is smaller
+    loader = StatefulDataLoader(ours(batch_size=None), 4, num_workers=workers)
+    loader.load_state_dict(behind)
+    assert [epoch(loader), epoch(loader)] == [[], second], workers
 
 # What makes no sense.
 refused(lambda: ours(processing_mode=service.ShardingPolicy.FILE), "OFF or DYNAMIC")
