@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import pathlib
 import random
+import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from forebay import service
@@ -335,3 +338,28 @@ def test_other_files_under_an_id_are_named(
     (said,) = [record.getMessage() for record in caplog.records if "growing" in record.getMessage()]
     assert "another list of files" in said
     assert "b.tfrecord was added, with 19 bytes with fingerprint" in said
+
+
+def test_columns_of_directories_names_and_samples_that_lack_one(
+    cluster: Cluster, tmp_path: pathlib.Path
+) -> None:
+    """In a process that has only what was registered."""
+    for year in (2020, 2021):
+        (tmp_path / "hive" / f"year={year}").mkdir(parents=True)
+        pq.write_table(pa.table({"a": [year]}), tmp_path / "hive" / f"year={year}" / "0.parquet")
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name in ("0.cls", "0.jpg", "1.jpg", "2.PNG", "2.cls"):
+            tar.addfile(tarfile.TarInfo(name))
+    columns = {"image": ["jpg", "png"], "label": "cls", "key": "__key__"}
+    cases: tuple[tuple[pathlib.Path, dict[str, Any], list[Any]], ...] = (
+        (tmp_path / "hive", {}, [{"a": year, "year": year} for year in (2020, 2021)]),
+        (
+            tmp_path / "0.tar",
+            {"columns": columns, "missing": "skip"},
+            [{"image": b"", "label": b"", "key": key} for key in (b"0", b"2")],
+        ),
+    )
+    for given, how, expected in cases:
+        dataset_id = service.register_files(cluster.target, given, **how)
+        with service.read(cluster.target, dataset_id, ordered=True, shuffle=False) as elements:
+            assert [*itertools.islice(elements, 9)] == expected

@@ -602,7 +602,7 @@ def test_files_are_read_with_few_descriptors(
         made = opened(request)
         _take_descriptors(taken, but=16)
         found = [one for block in made.blocks(0) for one in block.components[0].elements()]
-        assert len(made._files) < 8
+        assert len(made._ranges.files) < 8
         socket.socket().close()
         made.close()
         _take_descriptors(taken, but=0)
@@ -630,7 +630,7 @@ def test_a_process_keeps_descriptors_for_sockets(
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        assert opened(request)._files.most == (1024 - 64) // 2
+        assert opened(request)._ranges.files.most == (1024 - 64) // 2
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -673,7 +673,7 @@ def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: path
     made = opened(register(tmp_path))
     assert [*made.blocks(0)]
     with open("/proc/self/mem", "rb") as unreadable:
-        os.dup2(unreadable.fileno(), made._files[0]._descriptor)  # type: ignore[attr-defined]
+        os.dup2(unreadable.fileno(), made._ranges.files[0]._descriptor)  # type: ignore[attr-defined]
         with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
             [*made.blocks(0)]
 

@@ -1,0 +1,171 @@
+"""Reads ranges of the records of a dataset's files, in their order or shuffled.
+
+Records are numbered through all files. Shuffled, a range has ranks of a permutation of all records,
+which needs no memory (service/order.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ...blocks import Block, Strings, merged, part
+from ...errors import ForebayError, PipelineError
+from ...order import permuted_many
+from ...structure import leaves
+from .damage import Damage, damage
+from .formats import LARGE_BYTES, Ints, steps
+from .known_formats import FORMATS
+from .manifest import Manifest
+from .open_files import OpenFiles
+
+Numbered = tuple[Ints, Block]
+"""Records, and each one's number in the order of all splits."""
+
+MayLeaveOut = Callable[[int, int, int, str], bool]
+"""Whether records that cannot be read may be left out: their file, the first one's number there,
+how many, and why."""
+
+Order = tuple[int, int]
+"""Of shuffled records: the seed and the epoch."""
+
+
+class RecordRanges:
+    """The records of a manifest's files. For one thread."""
+
+    def __init__(self, manifest: Manifest, may_leave_out: MayLeaveOut) -> None:
+        self._manifest, self._may_leave_out = manifest, may_leave_out
+        self._by_groups = FORMATS[self._manifest.format].by_groups
+        self._fields = [
+            (path, node["tensor"], len(node["shape"]))
+            for path, node in leaves(self._manifest.structure)
+        ]
+        counts = [entry.records for entry in self._manifest.files]
+        self.starts = np.cumsum([0, *counts])  # each file's first record, and all records
+        size = sum(entry.size for entry in self._manifest.files)
+        self._record_bytes = size / max(1, int(self.starts[-1]))
+        self.files = OpenFiles(self._manifest)
+
+    def home(self, record: int, order: Order) -> tuple[int, int]:
+        """The file of a record, and its number there."""
+        if self._manifest.shuffled:
+            record = int(permuted_many(np.array([record]), int(self.starts[-1]), *order)[0])
+        file = int(np.searchsorted(self.starts, record, "right")) - 1
+        return file, record - int(self.starts[file])
+
+    def read(self, first: int, stop: int, order: Order) -> Iterator[Numbered]:
+        """Raises FailedPrecondition for a file that was changed, and Corrupt."""
+        if self._manifest.shuffled:
+            return self._shuffled(first, stop, order)
+        return self._in_order(first, stop)
+
+    def _in_order(self, first: int, stop: int) -> Iterator[Numbered]:
+        number = int(np.searchsorted(self.starts, first, "right")) - 1
+        while first < stop:
+            begin, end = int(self.starts[number]), min(stop, int(self.starts[number + 1]))
+            if first < end:
+                for at, block in self._read(number, first - begin, end - begin):
+                    yield np.arange(begin + at, begin + at + block.count), block
+            first, number = max(first, end), number + 1
+
+    def _read(self, number: int, first: int, stop: int) -> Iterator[tuple[int, Block]]:
+        """Blocks of consecutive records, each with its first one's number."""
+        blocks = self.files[number].read(first, stop)
+        while first < stop:
+            try:
+                block = next(blocks)
+            except ForebayError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+                found = self._damage(number, np.arange(first, stop), error)
+                yield from self._read(number, first, int(found.records.min()))
+                first = int(found.records.max()) + 1
+                blocks = self.files[number].read(first, stop)
+                continue
+            self._require_registered(number, block)
+            yield first, block
+            first += block.count
+
+    def _shuffled(self, first: int, stop: int, order: Order) -> Iterator[Numbered]:
+        total, (seed, epoch) = int(self.starts[-1]), order
+        parts = steps(first, stop, self._record_bytes, LARGE_BYTES)
+        if self._by_groups:
+            parts = iter([(first, stop)])
+        permuted = permuted_many(np.arange(first, stop), total, seed, epoch)
+        for begin, end in parts:
+            records = permuted[begin - first : end - first]
+            files = np.searchsorted(self.starts, records, "right") - 1
+            by_file = np.argsort(files, kind="stable")
+            numbers, begins = np.unique(files[by_file], return_index=True)
+            found = [
+                self._take(int(number), records[places] - self.starts[number], places)
+                for number, places in zip(numbers, np.split(by_file, begins[1:]), strict=True)
+            ]
+            if there := [(block, places) for block, places in found if len(places)]:
+                kept = np.sort(np.concatenate([places for _, places in there]))
+                dense = [(block, np.searchsorted(kept, places)) for block, places in there]
+                at = 0
+                for block in _in_blocks(dense, len(kept)):
+                    yield begin + kept[at : at + block.count], block
+                    at += block.count
+
+    def _take(self, number: int, records: Ints, places: Ints) -> tuple[Block, Ints]:
+        """Records of a file, and the places of those that are not left out."""
+        while len(records):
+            try:
+                block = self.files[number].take(records)
+            except ForebayError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a library's reader may raise anything
+                found = self._damage(number, records, error)
+                good = ~np.isin(records, found.records)
+                records, places = records[good], places[good]
+                continue
+            self._require_registered(number, block)  # merged, it would be cast
+            return block, places
+        return Block(0, ()), places
+
+    def _damage(self, number: int, records: Ints, error: Exception) -> Damage:
+        """Records that are left out, as they cannot be read. Raises ForebayError if they may not
+        be, which names the first one."""
+        path, file = self._manifest.files[number].path, self.files.pop(number)
+        try:
+            found = damage(path, file, records, error, by_groups=self._by_groups)
+            if found.whole and self._may_leave_out(number, *found.whole, found.why):
+                return found
+        finally:
+            file.close()  # a library may give nothing more of it
+        raise found.fault from error
+
+    def _require_registered(self, number: int, block: Block) -> None:
+        """Raises PipelineError if records of a file are of other types than were registered."""
+        for (path, dtype, dimensions), component in zip(
+            self._fields, block.components, strict=True
+        ):
+            values = component.values
+            found = "string" if isinstance(values, Strings) else values.dtype.name
+            if (found, component.rank) != (dtype, dimensions):
+                raise PipelineError(
+                    "INVALID_ARGUMENT",
+                    f"{self._manifest.files[number].path} has records with "
+                    f"{path or 'elements'} of {found} in {component.rank} dimensions, and they "
+                    f"were registered with {dtype} in {dimensions}: write files of one schema",
+                )
+
+
+def _in_blocks(parts: list[tuple[Block, Ints]], count: int) -> Iterator[Block]:
+    """Merged, in blocks of about LARGE_BYTES. The places of each part ascend."""
+    size = sum(block.payload_bytes for block, _ in parts)
+    blocks = min(count, -(-size // LARGE_BYTES))
+    if blocks < 2:
+        yield merged(parts)
+        return
+    for begin, end in itertools.pairwise(np.linspace(0, count, blocks + 1, dtype=int).tolist()):
+        cut = []
+        for block, places in parts:
+            low, high = np.searchsorted(places, [begin, end]).tolist()
+            if low < high:
+                cut.append((part(block, low, high - low), places[low:high] - begin))
+        yield merged(cut)
