@@ -80,6 +80,11 @@ class Component:
     values: Array | Strings
     shapes: Array | None = None  # int64 [count, rank] if varying
 
+    @property
+    def nbytes(self) -> int:
+        """Of its buffers."""
+        return sum(array.nbytes for array in buffers(self))
+
     def elements(self) -> Iterator[Any]:
         """Each element's tensor in turn: views, and NumPy scalars (`bytes` for strings)."""
         values = self.values
@@ -148,6 +153,52 @@ class Rows(Component):
         return Rows, (self.rows,)
 
 
+class Picked(Component):
+    """Elements of another component, by ascending indexes. They are copied once somebody asks for
+    them: what chooses them holds a lock. Until then it keeps all of the other component."""
+
+    state: Component | tuple[Component, Any]  # a copy; or of what, and a slice or indexes
+
+    def __init__(self, component: Component, chosen: slice | Array, count: int) -> None:
+        nbytes = _chosen_bytes(component.values, component.shapes, chosen, count)
+        object.__setattr__(self, "state", (component, chosen))
+        object.__setattr__(self, "_nbytes", nbytes)
+        object.__setattr__(self, "_rank", component.rank)
+
+    def copied(self) -> Component:
+        """The elements in memory of their own. Two threads may copy them at a time."""
+        state = self.state
+        if isinstance(state, tuple):
+            state = _picked(*state)
+            object.__setattr__(self, "state", state)
+        return state
+
+    @property
+    def values(self) -> Array | Strings:
+        return self.copied().values
+
+    @property
+    def shapes(self) -> Array | None:
+        return self.copied().shapes
+
+    @property
+    def nbytes(self) -> int:
+        return self.__dict__["_nbytes"]  # type: ignore[no-any-return]
+
+    def elements(self) -> Iterator[Any]:
+        return self.copied().elements()
+
+    @property
+    def rank(self) -> int:
+        return self.__dict__["_rank"]  # type: ignore[no-any-return]
+
+    def part(self, first: int, count: int) -> Component:
+        return self.copied().part(first, count)
+
+    def __reduce__(self) -> tuple[type[Component], tuple[Any, ...]]:
+        return Component, (self.values, self.shapes)
+
+
 class Encodings:
     """A cache of a block's encodings, for blocks with several consumers. Thread-safe."""
 
@@ -191,7 +242,7 @@ class Block:
     @property
     def payload_bytes(self) -> int:
         """The size of its buffers, without padding."""
-        return sum(array.nbytes for c in self.components for array in buffers(c))
+        return sum(component.nbytes for component in self.components)
 
     @property
     def values_bytes(self) -> int:
@@ -242,8 +293,8 @@ def strided(block: Block, first: int, stride: int, count: int) -> Block:
 def picked(block: Block, indexes: range | Array) -> Block:
     """A block of the elements at these ascending indexes, at least one.
 
-    A range without gaps gives views. Others are copied, so that they don't keep the elements
-    between in memory. `index` is the first element's.
+    A range without gaps gives views. Others are copied once they are needed, so that they don't
+    keep the elements between in memory: see `Picked`. `index` is the first element's.
     """
     first, count = int(indexes[0]), len(indexes)
     chosen: Any = indexes
@@ -251,8 +302,34 @@ def picked(block: Block, indexes: range | Array) -> Block:
         if indexes.step == 1 or count == 1:
             return part(block, first, count)
         chosen = slice(indexes.start, indexes.stop, indexes.step)
-    components = tuple(_picked(component, chosen) for component in block.components)
+    components = tuple(Picked(component, chosen, count) for component in block.components)
     return Block(count, components, block.bundle, block.index + first)
+
+
+def copy_picked(block: Block) -> None:
+    """Copy what of its elements `picked` has chosen only. Call it without a lock."""
+    for component in block.components:
+        if isinstance(component, Picked):
+            component.copied()
+
+
+def _chosen_bytes(
+    values: Array | Strings, shapes: Array | None, chosen: slice | Array, count: int
+) -> int:
+    """What a copy of the chosen elements will have."""
+    if shapes is None and not isinstance(values, Strings):
+        return values.nbytes // len(values) * count
+    if shapes is None:
+        assert isinstance(values, Strings)
+        lengths = values.lengths[chosen]
+        return lengths.nbytes + int(lengths.sum())
+    sizes = np.prod(shapes, axis=1, dtype=np.int64)
+    chosen_values = int(sizes[chosen].sum())
+    size = count * shapes.shape[1] * shapes.itemsize if count > 1 else 0
+    if not isinstance(values, Strings):
+        return size + chosen_values * values.itemsize
+    lengths = values.lengths
+    return size + chosen_values * lengths.itemsize + int(lengths[_mask(sizes, chosen)].sum())
 
 
 def _picked(component: Component, chosen: Any) -> Component:

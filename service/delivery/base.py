@@ -166,6 +166,12 @@ class Subscription(ABC):
         """
         raise TypeError(f"{type(self).__name__} hands nothing back")
 
+    def next_locked(
+        self, credit: bool, max_elements: int | None
+    ) -> tuple[Block, int] | End | EndPending | None:
+        """`next`, for who has the lock of the output's state."""
+        return self.next(credit, max_elements)
+
     def retry_s(self) -> float | None:
         """After how many seconds `next` may give a block although nothing changes; or None."""
         return None
@@ -182,7 +188,7 @@ class Subscription(ABC):
 
         def look() -> bool:
             nonlocal found
-            found = self.next(True, max_elements)
+            found = self.next_locked(True, max_elements)
             return not isinstance(found, EndPending | None)
 
         with self.output.changed:

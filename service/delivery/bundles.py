@@ -120,6 +120,7 @@ class BundleRun:
         self.begun = False
         self.busy = False  # makes elements
         self.waits = False  # its producer waits for readers
+        self._told: list[_SliceSubscription] = []  # that may have something new; its producer's
         self.ended = False
         self.failed: TaskFailed | None = None
         self.dropped = False  # nobody needs it
@@ -141,6 +142,13 @@ class BundleRun:
         check_block(block)
         if self._checksum is not None and block.count:
             self._checksum.add(block)
+        # Carriers are told without the lock: they take their own one first.
+        while self._put(block):
+            self._output._notify(self._told)
+        self._output._notify(self._told)
+
+    def _put(self, block: Block) -> bool:
+        """Whether it begins to wait for readers: `_told` hear of it, and it is called again."""
         with self._output.lock:
             if (block.bundle, block.index) != (self.number, self.stop):
                 raise ValueError(
@@ -148,16 +156,16 @@ class BundleRun:
                     f"{self.stop} on of bundle {self.number} come next"
                 )
             self._check()
-            if block.count:
-                self._add(block)
-            changed = list(self._bundle.subscriptions)
-        self._output._notify(changed)
+            begins_to_wait = block.count > 0 and not self._add(block)
+            self._told = list(self._bundle.subscriptions)
+            return begins_to_wait
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: Block) -> bool:
         output, bundle = self._output, self._bundle
         kept = _Kept(block, 0 if self.counts else cost(block))
         if not self.counts:
-            self._wait_for_room(kept.cost)
+            if not self._wait_for_room(kept.cost):
+                return False
             self.kept.append(kept)
             output._bytes += kept.cost
             output._put_bytes += kept.cost
@@ -168,10 +176,12 @@ class BundleRun:
         bundle.at_least = max(bundle.at_least, self.stop)
         output._forget(bundle)
         output.changed.notify_all()
+        return True
 
-    def _wait_for_room(self, size: int) -> None:
-        """Wait until the block is needed, or there is room for it."""
-        output = self._output
+    def _wait_for_room(self, size: int) -> bool:
+        """Wait until the block is needed, or there is room for it. False before it waits, once: a
+        query may be answered, and a slice may join then."""
+        output, begins = self._output, False
         try:
             while True:
                 self._check()
@@ -192,17 +202,15 @@ class BundleRun:
                 if goes_on:
                     if output._memory.take(size, force=is_needed):
                         output._set_busy(self, True)
-                        return
+                        return True
                     output._memory.wait_no_more()
-                if not self.waits:
-                    self.waits = True
+                if begins := not self.waits:
                     output._set_busy(self, False)
-                    output._notify_unlocked(self._bundle)  # a query may be answered
-                    continue  # a slice may have joined meanwhile
+                    return False
                 polls_s = ROOM_S if may_grow or is_held_up else None
                 self.room.wait(polls_s if behind is None else LOOK_S)
         finally:
-            self.waits = False
+            self.waits = begins
 
     def _is_lacked(self, few_bytes: int) -> bool:
         """Whether a reader has asked for more, and has at most so few bytes to be given here."""
@@ -319,7 +327,7 @@ class BundlesOutput(TaskOutput):
         budget: MemoryBudget | None = None,
     ) -> None:
         super().__init__(max_bytes, listener, budget)
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self._may_begin = threading.Condition(self.lock)  # another run may
         self._bundles: dict[int, _BundleState] = {}
@@ -389,12 +397,15 @@ class BundlesOutput(TaskOutput):
     def busy_s(self) -> float:
         """The time in which as many runs made elements as may, or a part of it if fewer did."""
         with self.lock:
-            share = min(self._busy / self._most_busy, 1) if self._most_busy else 0.0
-            return self._busy_s + share * (time.monotonic() - self._busy_from_s)
+            return self._busy_until_now()
+
+    def _busy_until_now(self) -> float:
+        share = min(self._busy / self._most_busy, 1) if self._most_busy else 0.0
+        return self._busy_s + share * (time.monotonic() - self._busy_from_s)
 
     def _set_busy(self, run: BundleRun, busy: bool) -> None:
         if busy != run.busy:
-            self._busy_s, self._busy_from_s = self.busy_s, time.monotonic()
+            self._busy_s, self._busy_from_s = self._busy_until_now(), time.monotonic()
             self._busy += 1 if busy else -1
             run.busy = busy
             if run.is_ahead:
@@ -601,16 +612,6 @@ class BundlesOutput(TaskOutput):
             del self._bundles[number]
         self._most_known = max(MAX_KNOWN, 2 * len(self._bundles))
 
-    def _notify_unlocked(self, bundle: _BundleState) -> None:
-        """Tell carriers that a query of the bundle may be answered. The caller has the lock, and
-        has to look again at everything: `_notify` is called without it."""
-        changed = list(bundle.subscriptions)
-        self.lock.release()
-        try:
-            self._notify(changed)
-        finally:
-            self.lock.acquire()
-
     def _holds(self) -> bool:
         return False
 
@@ -656,15 +657,17 @@ class _SliceSubscription(Subscription):
         return 0 if order.counts else order.keep
 
     def next(self, credit: bool, max_elements: int | None = None) -> tuple[Block, int] | End | None:
-        output = self.output
-        with output.lock:
-            if output._end is not None:
-                return output._end
-            item = self._end or self._next(credit, max_elements)
-            if self._end is None and item is not None and not isinstance(item, tuple):
-                self._end = item
-                self._leave()
-            return item
+        with self.output.lock:
+            return self.next_locked(credit, max_elements)
+
+    def next_locked(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
+        if self.output._end is not None:
+            return self.output._end
+        item = self._end or self._next(credit, max_elements)
+        if self._end is None and item is not None and not isinstance(item, tuple):
+            self._end = item
+            self._leave()
+        return item
 
     def _next(self, credit: bool, max_elements: int | None) -> tuple[Block, int] | End | None:
         bundle, run = self.bundle, self.run

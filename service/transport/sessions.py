@@ -1,7 +1,8 @@
 """Sessions: all consumers and tasks of a worker, and what to send on which connection next.
 
 sending.py has the state of one consumer. The delivery policies (service/delivery) decide which
-block a subscription gets. One lock guards all state, held for microseconds and never during I/O.
+block a subscription gets. One lock guards all state, held for microseconds: never during I/O, and
+not while elements are copied, which are only chosen under it.
 One invariant keeps consumers from starving one another: as long as a task has a block for some send
 buffer, no connection of such a buffer that has credit is idle. So a new block goes to the
 connection that was idle longest. A connection that finishes sending may take the next block without
@@ -14,11 +15,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from ..blocks import copy_picked
 from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .sending import Connection, Ended, Farewell, Outgoing, Refusal, SendBuffer, Session
+from .sending import Connection, Ended, Farewell, Outgoing, Refusal, SendBuffer, Sent, Session
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
@@ -270,6 +272,7 @@ class Sessions:
 
     def next_batch(self, connection: Connection) -> list[Outgoing] | None:
         """Wait for something to send on the connection; return it, or None once that is closed."""
+        batch: list[Outgoing] | None = None
         with self._lock:
             while not connection.closed:
                 connection.fill()
@@ -277,11 +280,14 @@ class Sessions:
                     batch = list(connection.outbox)
                     connection.outbox.clear()
                     connection.closed = connection.ending
-                    return batch
+                    break
                 self._idle[connection] = None
                 connection.ready.wait(connection.retry_s())  # for _wake, _reply, refuse or _close
                 self._idle.pop(connection, None)
-            return None
+        for out in batch or ():
+            if isinstance(out, Sent):
+                copy_picked(out.block)  # what was chosen under the lock
+        return batch
 
     def connection_of(self, consumer_id: int) -> Connection | None:
         """The consumer's connection; None without one."""

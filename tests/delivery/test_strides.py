@@ -14,6 +14,7 @@ from forebay.service.block_limits import check_block
 from forebay.service.blocks import (
     Block,
     Component,
+    Picked,
     Strings,
     buffers,
     joined,
@@ -98,11 +99,14 @@ def test_whatever_is_picked(data: st.DataObject, count: int) -> None:
     block = Block(count, tuple(component(data, count) for _ in range(2)), bundle=4, index=100)
     indexes = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(sorted))
     part = picked(block, np.array(indexes))
+    size, ranks = part.payload_bytes, [c.rank for c in part.components]
+    assert all(isinstance(c, Picked) and isinstance(c.state, tuple) for c in part.components)
     check_block(part)
+    assert size == sum(array.nbytes for c in part.components for array in buffers(c))
     assert (part.count, part.bundle, part.index) == (len(indexes), 4, 100 + indexes[0])
     assert elements(part) == [elements(block)[i] for i in indexes]
     assert part.count > 1 or all(c.shapes is None for c in part.components)
-    assert [c.rank for c in part.components] == [c.rank for c in block.components]
+    assert ranks == [c.rank for c in block.components]
 
 
 def test_what_is_picked_keeps_nothing_else_in_memory() -> None:

@@ -11,13 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from forebay.service import blocks as block_module
 from forebay.service.block_limits import BLOCK_OVERHEAD_BYTES
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     ANY,
     AnyOutput,
+    BundlesOutput,
     EndOfTask,
     OutputCancelled,
+    Rounds,
+    RoundsOutput,
+    Slice,
     Subscription,
     TaskFailed,
     TaskOutput,
@@ -346,3 +351,35 @@ def test_blocks_go_with_the_consumer_and_not_with_the_next_garbage_collection(en
         assert freed() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("output", [RoundsOutput(2), BundlesOutput()])
+def test_elements_are_copied_without_the_lock(
+    output: RoundsOutput | BundlesOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is that of all consumers and tasks: a large copy would stop them."""
+    sessions, copied = Sessions(linger_s=10), []
+    picked = block_module._picked
+
+    def copy(component: Component, chosen: object) -> Component:
+        copied.append(sessions._lock.locked() or output.changed._is_owned())  # type: ignore[attr-defined]
+        return picked(component, chosen)
+
+    monkeypatch.setattr(block_module, "_picked", copy)
+    sessions.add_task(TASK, output)
+    connection = sessions.attach(1, lambda: None)
+    block = Block(6, (Component(np.arange(6)),), bundle=0)
+    if isinstance(output, RoundsOutput):
+        sessions.read(connection, TASK, 0, Rounds(0, 2, 0), 1)
+        output.put(block)
+    else:
+        sessions.read(connection, TASK, 0, Slice(0, runs=(0, 1, 2, 1, 4, 1)), 1)
+        run = output.next_run(1, 0)
+        assert run is not None
+        run.put(block)
+    sessions.give_credit(connection, 1 << 20, [])
+    (sent,) = [out for out in sessions.next_batch(connection) or () if isinstance(out, Sent)]
+    assert copied == [False]
+    assert sent.cost == 3 * 8 + BLOCK_OVERHEAD_BYTES
+    assert [*sent.block.components[0].elements()] == [0, 2, 4]
+    assert copied == [False]
