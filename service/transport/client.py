@@ -33,6 +33,7 @@ from .budget import Share
 from .codecs import CODECS
 from .dial import CredentialRefused, OpenTunnel, WorkerRefused, dial, greet
 from .messages import VERSION, Key, decode_block, decode_end, parse
+from .outbox import Outbox
 from .payloads import Payloads
 from .receiving import Receiving
 from .worker_client import WorkerClient
@@ -54,7 +55,7 @@ client): three processes look at their files, and the next credential comes with
 
 _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken
-_MAX_UNSENT = 64  # messages that wait for others
+_GOODBYE_S = 1.0  # how long a goodbye may wait for another thread's send
 
 
 class BlockClient(WorkerClient):
@@ -109,77 +110,73 @@ class BlockClient(WorkerClient):
         self._max_payload_bytes = max_payload_bytes
         self._connect_timeout_s = connect_timeout_s
         self._give_up_s = give_up_s
-        self._lock = threading.Lock()  # guards the fields below; held while a message is sent
+        self._lock = threading.Lock()  # guards the fields below; not held while a message is sent
+        self._outbox = Outbox(worker_uid, self._lock)
         self._receiving = Receiving(credit_bytes, elements)
         self._elements = elements
-        self._socket: socket.socket | None = None
         self._payloads = Payloads(max_payload_bytes, map_memory)
-        self._connected = False
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
         self._was_told = False  # why TLS fails
-        self._sent_at = 0.0
-        self._unsent: list[frames.Buffer] = []  # messages to send with the next one
-        self._collects = False  # whether messages wait for the end of `together`
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
-        self._traceparent = ""  # of the consumer's wait
 
     def read(self, task_id: int, order: Order = ANY, subscription: int = 0) -> None:
-        with self._lock:
-            self._send(self._receiving.read((task_id, subscription), order))
+        with self._outbox as outbox:
+            outbox.add(self._receiving.read((task_id, subscription), order))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         with self._lock:
-            self._collects = True
+            self._outbox.collects = True
         try:
             yield
         finally:
-            with self._lock:
-                self._collects = False
-                self._flush()
+            with self._outbox as outbox:
+                outbox.collects = False
+                outbox.send_all()
 
     def stop_task(self, task_id: int, subscription: int = 0) -> None:
-        with self._lock:
+        with self._outbox as outbox:
             if self._receiving.incoming.pop((task_id, subscription), None) is not None:
-                self._send(_stop(task_id, subscription))
+                outbox.add(_stop(task_id, subscription))
 
     def taken(self, block: Block, key: Key | None = None) -> None:
-        with self._lock:
+        with self._outbox:
             urgent = self._receiving.taken(block, key)
             self._give_credit(at_once=urgent)
 
     def trace(self, traceparent: str) -> None:
-        with self._lock:
-            self._traceparent = traceparent
-            if traceparent and self._connected:
+        with self._outbox as outbox:
+            outbox.traceparent = traceparent
+            if traceparent and outbox.connected:
                 self._give_credit(at_once=True)
 
     @property
     def connected(self) -> bool:
-        return self._connected
+        return self._outbox.connected
 
     def silent(self) -> tuple[bool, float]:
         return self._addresses.refuse, time.monotonic() - self._heard_at
 
     def hand_back(self, given: tuple[Key, int] | None) -> None:
-        with self._lock:
+        with self._outbox as outbox:
             goodbye = self._receiving.goodbye(given)
             if goodbye.positions and self._goodbye is None:
                 self._goodbye = pb.ToWorker(goodbye=goodbye)
-                self._send(self._goodbye)
-                self._flush()
+                outbox.add(self._goodbye)
+                outbox.send_all()
 
     def hang_up(self) -> None:
         if self._elements is not None:
             self._elements.leave()
         with self._lock:
             if self._goodbye is None:
-                self._send(pb.ToWorker(goodbye=pb.Goodbye()))
-            self._flush()
+                self._outbox.add(pb.ToWorker(goodbye=pb.Goodbye()))
+        self._outbox.flush(_GOODBYE_S)
+        with self._lock:
             self._closing.set()  # not before: the thread would hang up without a goodbye
-            self._cut()
+            self._outbox.cut()
 
     def close(self, give_up_s: float = 0.0) -> bool:
         if self._goodbye is not None:
@@ -244,20 +241,19 @@ class BlockClient(WorkerClient):
             if reader is not None:
                 reader.close()
             with self._lock:
-                sock, self._socket = self._socket, None
+                sock = self._outbox.disconnect()
                 self._payloads.disconnect()
-                self._connected = False
                 if reader is not None:
                     self._fell_silent = fell_silent
                     if not fell_silent:
                         self._heard_at = time.monotonic()
             if sock is not None:
-                sock.close()  # without the lock: closing a tunnel takes time
+                self._outbox.close(sock)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
         with self._lock:
-            before, self._socket = self._socket, sock  # hang_up() can cut it from now on
+            before, self._outbox.socket = self._outbox.socket, sock  # hang_up() can cut it now
         if before is not None:  # of the previous address
             before.close()
         if self._closing.is_set():
@@ -290,18 +286,17 @@ class BlockClient(WorkerClient):
         self._unfit = None
         max_silence_s = math.inf if protocol == UNIX else SILENCE_S
         reader.watch(_REPORT_S, partial(self._report, pings=protocol != UNIX), max_silence_s)
-        with self._lock:
-            self._connected = True
-            self._unsent.clear()
+        with self._outbox as outbox:
+            outbox.connect()
             if not self._fell_silent:
                 self._heard_at = time.monotonic()
             reads = self._receiving.resume()
             for message in self._payloads.connect(reader, reads, shares=shares):
-                self._send(message)
+                outbox.add(message)
             if self._goodbye is None:
                 self._give_credit(at_once=True)
             else:
-                self._send(self._goodbye)
+                outbox.add(self._goodbye)
         if self._has_connected:
             self._reconnected()
         self._has_connected = True
@@ -327,7 +322,7 @@ class BlockClient(WorkerClient):
                 with self._lock:
                     self._goodbye_heard = True
                     self._closing.set()
-                    self._cut()
+                    self._outbox.cut()
                 return True
             case _ if self._goodbye is not None:
                 return False  # it was on its way before the goodbye
@@ -352,7 +347,7 @@ class BlockClient(WorkerClient):
                 return self._end(*ended)
 
     def _accept(self, key: Key, number: int, block: Block, peer: str) -> bool:
-        with self._lock:
+        with self._outbox:
             if self._goodbye is not None:  # meanwhile; it has reported what was received
                 return False
             wanted = self._receiving.accept(key, number, block, peer)
@@ -360,63 +355,34 @@ class BlockClient(WorkerClient):
             return wanted
 
     def _end(self, key: Key, end: End | EndPending) -> bool:
-        with self._lock:
+        with self._outbox as outbox:
             if not key[1]:
                 self._give_credit(at_once=True)  # so that the worker may forget the last blocks
             known = self._receiving.over(key, end)
             # Acknowledge a numbered subscription's end: until then the worker keeps its buffer.
             if key[1] and not isinstance(end, EndPending):
-                self._send(_stop(*key), is_urgent=False)
+                outbox.add(_stop(*key), is_urgent=False)
         if known:
             self._deliver(*key, end)
         return known
 
     def _report(self, pings: bool) -> None:
-        with self._lock:
+        with self._outbox as outbox:
             if self._receiving.must_report:
                 self._give_credit(at_once=True)
-            if pings and time.monotonic() - self._sent_at >= PING_S:
-                self._send(pb.ToWorker(ping=pb.Ping()))
-            self._flush()
+            if pings and time.monotonic() - outbox.sent_at >= PING_S:
+                outbox.add(pb.ToWorker(ping=pb.Ping()))
+            outbox.send_all()
 
     def _give_credit(self, at_once: bool = False) -> None:
         """Send credit and acknowledgements, if they are worth a message."""
-        credit = self._receiving.credit(at_once, self._connected)
+        credit = self._receiving.credit(at_once, self._outbox.connected)
         if credit is None:
             return
         free, abandoned = self._payloads.released()
         credit.slabs.extend(free)
         credit.abandoned_slabs.extend(abandoned)
-        self._send(pb.ToWorker(credit=credit))
-
-    def _send(self, message: pb.ToWorker, *, is_urgent: bool = True) -> None:
-        """Send, if connected; the client repeats what matters after it reconnects. What is not
-        urgent goes with a later message."""
-        if not self._connected:
-            return
-        message.traceparent = self._traceparent
-        self._unsent += frames.encode(message.SerializeToString())
-        if (is_urgent and not self._collects) or len(self._unsent) >= _MAX_UNSENT:
-            self._flush()
-
-    def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if not unsent or not self._connected or self._socket is None:
-            return
-        try:
-            frames.send(self._socket, unsent)
-            self._sent_at = time.monotonic()
-        except OSError as error:
-            _log.info("telling worker %d failed: %s", self.worker_uid, error)
-            self._cut()  # so that the reading thread reconnects
-
-    def _cut(self) -> None:
-        self._connected = False
-        if self._socket is not None:
-            try:
-                self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is not connected
-                pass
+        self._outbox.add(pb.ToWorker(credit=credit))
 
 
 def _stop(task_id: int, subscription: int) -> pb.ToWorker:

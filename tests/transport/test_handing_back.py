@@ -207,7 +207,7 @@ def test_a_goodbye_that_was_cut_off_is_repeated(output: AnyOutput) -> None:
         output.put(block(0, 2))
         assert got(consumer) == [0, 1]
         with consumer.client._lock:  # type: ignore[union-attr]
-            consumer.client._cut()  # type: ignore[union-attr]
+            consumer.client._outbox.cut()  # type: ignore[union-attr]
         leave(consumer)
         assert output.waiting_elements == 2
     finally:
@@ -260,7 +260,7 @@ def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
         output.put(block(2, 2))
         assert came.wait(TIMEOUT_S)
         with client._lock:
-            client._cut()
+            client._outbox.cut()
         client.hand_back(None)
         go_on.set()
         assert client.close(time.monotonic() + TIMEOUT_S)
