@@ -9,25 +9,22 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from ...storage.errors import Corrupt
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import InvalidArgument
 from ..pipelines.definitions import UNKNOWN_CARDINALITY
-from ..pipelines.files import manifest, partitions
-from ..pipelines.files.formats import Damaged, Facts, dict_of, written
-from ..pipelines.files.known_formats import FORMATS
-from ..pipelines.files.manifest import FileEntry, Manifest
+from ..pipelines.files import partitions
+from ..pipelines.files.formats import Facts, written
+from ..pipelines.files.manifest import Manifest
 from ..pipelines.files.reading import FileRecords
 from ..pipelines.python.given_specs import structure_of_spec
 from ..pipelines.python.inferred import element_spec_of, inferred
 from ..proto import forebay_pb2 as pb
 from ..proto import python_pb2
-from ..structure import describe
 from . import functions
-from .file_paths import Paths, errors_named, require_utf8, resolved
+from .file_paths import Paths, require_utf8, resolved
 from .functions import LOOKED_AT, PythonDataset
+from .inspected_files import inspected
 from .other_splits import widened
 from .registration import Service, check_compression, registered, require_expressible, send_function
 
@@ -150,7 +147,7 @@ def register_files(
         raise InvalidArgument(
             f"partitioning={partitioning!r:.100} is for ['parquet'], and this is {found_format!r}"
         )
-    entries, found = _inspected(paths, found_format, options, outside)
+    entries, found = inspected(paths, found_format, options, outside)
     if "dict" in found.structure and not isinstance(columns, Mapping):
         names = [name for name, _ in found.structure["dict"]]
         names = [name for name in names if name not in outside.nodes]
@@ -263,117 +260,6 @@ def _names(given: Any) -> list[str]:
     names = [] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
     is_one = all(isinstance(one, str) for one in names) and len({*names}) == len(names)
     return names if is_one else []
-
-
-_FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
-"""What stands for a null, by the kind of dtype."""
-
-
-def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
-    """Raises InvalidArgument for a value that would be converted to another one."""
-    for name, node in structure.get("dict", ()):
-        if name not in fill:
-            continue
-        value = fill[name]
-        kind = "O" if node["tensor"] == "string" else np.dtype(node["tensor"]).kind
-        if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
-            raise InvalidArgument(
-                f"fill={{{name!r}: {value!r:.50}}} is no {node['tensor']}, which that column of "
-                f"{path} is: give one"
-            )
-
-
-def _inspected(
-    paths: list[str], of: str, options: dict[str, Any], outside: partitions.Partitions
-) -> tuple[list[FileEntry], Facts]:
-    """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
-    entries: list[FileEntry] = []
-    cuts: list[int] = []
-    of_first: tuple[str, Any] | None = None
-    times: Mapping[str, str] = {}
-    fill = options.get("fill", {})
-    wanted = options.get("columns", outside.nodes)
-    nodes = {name: node for name, node in outside.nodes.items() if name in wanted}
-    if outside.nodes:
-        options = options | {"outside": [*outside.nodes]}
-    left_out = 0
-    for number, path in enumerate(map(os.path.abspath, paths)):
-        with errors_named(path):
-            before = _state(path)
-            try:
-                facts = FORMATS[of].inspect(path, options)
-                of_file = nodes if facts.records else {}
-                if of_file:
-                    structure = dict_of({**dict(facts.structure["dict"]), **of_file})
-                    facts = facts._replace(structure=structure)
-                _require_fill(path, facts.structure, fill)
-                values = outside.values_of(number, path, of_file, fill)
-            except Damaged as error:
-                _require_unchanged(path, before)
-                raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
-            except OverflowError as error:
-                raise InvalidArgument(
-                    f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
-                ) from error
-            entry = manifest.entry_of(path, facts.records)
-            entries.append(msgspec.structs.replace(entry, values=values))
-            _require_unchanged(path, before)
-        left_out += facts.left_out
-        of_earlier = sum(cuts[-1:])
-        cuts += [of_earlier + cut for cut in facts.cuts]
-        if not facts.records:
-            continue
-        if of_first is None:
-            of_first, times = (path, facts.structure), facts.times
-            if facts.warning:
-                log.warning("%s", facts.warning)
-        elif facts.structure != of_first[1]:
-            ours, firsts = _differing(facts.structure, of_first[1])
-            raise InvalidArgument(
-                f"{path} has records of {ours:.300}, and {of_first[0]} of {firsts:.300}: register "
-                "files of one schema together, or `columns` that they have in common"
-            )
-        elif facts.times != times:
-            raise InvalidArgument(
-                f"{path} has columns of time {facts.times}, and {of_first[0]} {times}: write one "
-                "type, or read others by `columns`"
-            )
-    if of_first is None:
-        raise InvalidArgument(
-            f"{paths[: manifest.MANY]} have no records: give files that have some"
-        )
-    total = sum(entry.records for entry in entries)
-    if left_out:
-        log.warning(
-            "%d of %d samples lack a column, and are no records", left_out, left_out + total
-        )
-    return entries, Facts(total, of_first[1], cuts)
-
-
-def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """Two structures in words, of which only the columns that differ."""
-    if "dict" in one and "dict" in other:
-        mine, others = dict(one["dict"]), dict(other["dict"])
-        both = {name for name in mine if mine[name] == others.get(name)}
-        one, other = (
-            dict_of({name: node for name, node in of.items() if name not in both})
-            for of in (mine, others)
-        )
-    return describe(written(one)), describe(written(other))
-
-
-def _state(path: str) -> tuple[FileEntry, int]:
-    """What shows a change. Raises OSError."""
-    return manifest.entry_of(path, 0), os.stat(path).st_mtime_ns
-
-
-def _require_unchanged(path: str, before: tuple[FileEntry, int]) -> None:
-    """Raises FailedPrecondition, OSError."""
-    if _state(path) != before:
-        raise FailedPrecondition(
-            f"{path} was changed while it was being registered: register again, when it is no "
-            "longer written"
-        )
 
 
 def _cuts(found: Facts, size_bytes: int, split_records: int | None, *, whole: bool) -> list[int]:

@@ -199,3 +199,28 @@ def test_a_directory_of_a_table_is_refused(register: Register, tmp_path: pathlib
             register(tmp_path)
         assert len(all_records(register(f"{tmp_path}/t/**/*.parquet"))) == 2
         (tmp_path / "t" / name).rmdir()
+
+
+def test_files_whose_schemas_differ(register: Register, tmp_path: pathlib.Path) -> None:
+    """Sizes of lists may; the columns that differ are named, and only they."""
+
+    def write(number: int, **columns: Any) -> None:
+        pq.write_table(pa.table({"n": [number]} | columns), tmp_path / f"{number}.parquet")
+
+    for number, kind in enumerate(
+        (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3), pa.list_(pa.int8()))
+    ):
+        write(number, a=pa.array([[1, 2, 3][: getattr(kind, "list_size", 1)]], kind))
+        request = register(tmp_path)
+        assert f'["a",{{"tensor":"int8","shape":[{"null" if number else 2}]}}]' in request.structure
+        assert [one["n"] for one in all_records(request)] == [*range(number + 1)]
+    write(2)
+    for columns, said in (
+        ({}, r"2\.parquet has records without \['a'\], and .*0\.parquet of \{a: int8\[\?\]\}: "),
+        ({"a": [1]}, r"records of \{a: int64\[\]\}, and .*0\.parquet of \{a: int8\[\?\]\}: "),
+        ({"b": [1]}, r"records of \{b: int64\[\]\} without \['a'\], and .*int8.* without \['b'\]"),
+        ({"a": pa.nulls(1)}, r"2\.parquet has column 'a' of type null, whose values are all nulls"),
+    ):
+        write(2, **columns)
+        with pytest.raises(InvalidArgument, match=said):
+            register(tmp_path)

@@ -96,7 +96,7 @@ def difference(stored: bytes, others: bytes) -> str:
             found.append(f"{path} was added, with {new}")
         elif new is None:
             found.append(f"{path} was removed, with {old}")
-        elif old != new:
+        elif str(old) != str(new):  # else it is read in another way
             found.append(f"{path} has {new}, and had {old}")
     if not found:
         return "way of reading the same files"

@@ -57,9 +57,14 @@ class ParquetColumn:
         text = is_text(self.value_kind)
         dtype = "string" if text else _dtype(self.value_kind)
         if dtype is None:
+            what = (
+                "whose values are all nulls"
+                if types.is_null(self.kind)
+                else ("which is no number, string or list of them")
+            )
             raise InvalidArgument(
-                f"{path} has column {self.name!r} of type {field.type!s:.100}, which is no "
-                "number, string or list of them: read others by `columns`, or flatten it"
+                f"{path} has column {self.name!r} of type {field.type!s:.100}, {what}: read others "
+                "by `columns`, or write it otherwise"
             )
         shape: list[int | None] = [self._size] if self.is_list else []
         if self._shape is not None:

@@ -1,0 +1,153 @@
+"""Looks at files of records, one by one, and finds what they have together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...storage.errors import Corrupt
+from ..errors import FailedPrecondition, InvalidArgument
+from ..pipelines.files import manifest, partitions
+from ..pipelines.files.formats import Damaged, Facts, dict_of, few, written
+from ..pipelines.files.known_formats import FORMATS
+from ..pipelines.files.manifest import FileEntry
+from ..structure import describe
+from .file_paths import errors_named
+
+log = logging.getLogger(__name__)
+
+_FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
+"""What stands for a null, by the kind of dtype."""
+
+
+def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
+    """Raises InvalidArgument for a value that would be converted to another one."""
+    for name, node in structure.get("dict", ()):
+        if name not in fill:
+            continue
+        value = fill[name]
+        kind = "O" if node["tensor"] == "string" else np.dtype(node["tensor"]).kind
+        if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
+            raise InvalidArgument(
+                f"fill={{{name!r}: {value!r:.50}}} is no {node['tensor']}, which that column of "
+                f"{path} is: give one"
+            )
+
+
+def inspected(
+    paths: list[str], of: str, options: dict[str, Any], outside: partitions.Partitions
+) -> tuple[list[FileEntry], Facts]:
+    """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
+    entries: list[FileEntry] = []
+    cuts: list[int] = []
+    of_first: tuple[str, Any] | None = None
+    times: Mapping[str, str] = {}
+    fill = options.get("fill", {})
+    wanted = options.get("columns", outside.nodes)
+    nodes = {name: node for name, node in outside.nodes.items() if name in wanted}
+    if outside.nodes:
+        options = options | {"outside": [*outside.nodes]}
+    left_out = 0
+    for number, path in enumerate(map(os.path.abspath, paths)):
+        with errors_named(path):
+            before = _state(path)
+            try:
+                facts = FORMATS[of].inspect(path, options)
+                of_file = nodes if facts.records else {}
+                if of_file:
+                    structure = dict_of({**dict(facts.structure["dict"]), **of_file})
+                    facts = facts._replace(structure=structure)
+                _require_fill(path, facts.structure, fill)
+                values = outside.values_of(number, path, of_file, fill)
+            except Damaged as error:
+                _require_unchanged(path, before)
+                raise Corrupt(f"{path} cannot be registered as {of}: {error}", path) from error
+            except OverflowError as error:
+                raise InvalidArgument(
+                    f"fill={fill!r:.100} does not fit the columns of {path}: {error}"
+                ) from error
+            entry = manifest.entry_of(path, facts.records)
+            entries.append(msgspec.structs.replace(entry, values=values))
+            _require_unchanged(path, before)
+        left_out += facts.left_out
+        of_earlier = sum(cuts[-1:])
+        cuts += [of_earlier + cut for cut in facts.cuts]
+        if not facts.records:
+            continue
+        if of_first is None:
+            of_first, times = (path, facts.structure), facts.times
+            if facts.warning:
+                log.warning("%s", facts.warning)
+        both = _common(facts.structure, of_first[1])
+        if both is None:
+            ours, others = _differing(facts.structure, of_first[1])
+            raise InvalidArgument(
+                f"{path} has records {ours:.300}, and {of_first[0]} {others:.300}: register files "
+                "of one schema together, or `columns` that they have in common"
+            )
+        of_first = of_first[0], both
+        if facts.times != times:
+            raise InvalidArgument(
+                f"{path} has columns of time {facts.times}, and {of_first[0]} {times}: write one "
+                "type, or read others by `columns`"
+            )
+    if of_first is None:
+        raise InvalidArgument(
+            f"{paths[: manifest.MANY]} have no records: give files that have some"
+        )
+    total = sum(entry.records for entry in entries)
+    if left_out:
+        log.warning(
+            "%d of %d samples lack a column, and are no records", left_out, left_out + total
+        )
+    return entries, Facts(total, of_first[1], cuts)
+
+
+def _common(one: Any, other: Any) -> Any:
+    """What two structures have in common, where sizes that differ are unknown; or None."""
+    if "dict" not in one or "dict" not in other:
+        return one if one == other else None
+    columns, others = dict(one["dict"]), dict(other["dict"])
+    if columns.keys() != others.keys():
+        return None
+    for name, node in columns.items():
+        shapes = node["shape"], others[name]["shape"]
+        if node["tensor"] != others[name]["tensor"] or len({*map(len, shapes)}) > 1:
+            return None
+        sizes = zip(*shapes, strict=True)
+        columns[name] = node | {"shape": [a if a == b else None for a, b in sizes]}
+    return dict_of(columns)
+
+
+def _differing(one: Any, other: Any) -> tuple[str, str]:
+    """Two structures in words, of which only the columns that differ."""
+    if "dict" not in one or "dict" not in other:
+        return f"of {describe(written(one))}", f"of {describe(written(other))}"
+    mine, others = dict(one["dict"]), dict(other["dict"])
+    return _those(mine, others), _those(others, mine)
+
+
+def _those(columns: dict[str, Any], others: dict[str, Any]) -> str:
+    differ = {name: node for name, node in columns.items() if node != others.get(name)}
+    lacks = sorted(others.keys() - columns.keys())
+    said = [f"of {describe(written(dict_of(differ)))}"] if differ else []
+    return " ".join([*said, f"without {few(lacks)}"] if lacks else said)
+
+
+def _state(path: str) -> tuple[FileEntry, int]:
+    """What shows a change. Raises OSError."""
+    return manifest.entry_of(path, 0), os.stat(path).st_mtime_ns
+
+
+def _require_unchanged(path: str, before: tuple[FileEntry, int]) -> None:
+    """Raises FailedPrecondition, OSError."""
+    if _state(path) != before:
+        raise FailedPrecondition(
+            f"{path} was changed while it was being registered: register again, when it is no "
+            "longer written"
+        )
