@@ -20,7 +20,6 @@ from ..blocks import Block
 from ..errors import FailedPrecondition
 from .leaving import leaving
 from .open_iterations import Taker, open_consumers
-from .positions import OrderedRead
 
 log = logging.getLogger(__name__)
 
@@ -128,21 +127,6 @@ class _RepeatsErrors:
 
     def fail(self, error: BaseException) -> None:
         self._items = failing(error)
-
-
-class InOrder(_RepeatsErrors):
-    """An iteration of an ordered read, to the end of its epoch, which counts what it gives."""
-
-    _ordered: OrderedRead
-
-    def __next__(self) -> Any:
-        try:
-            item = super().__next__()
-        except StopIteration:
-            self._ordered.finish()
-            raise
-        self._ordered.given += 1
-        return item
 
 
 class StaysFailed(_RepeatsErrors):

@@ -34,7 +34,7 @@ from .options import (
     reading,
     sharding_policy,
 )
-from .progress import EpochIterator, InOrder
+from .progress import EpochIterator
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -400,7 +400,7 @@ class ElementIterator(EpochIterator):
         super().__init__(lambda taker: reader.iterate(taker=taker), give)
 
 
-class OrderedIterator(InOrder, ElementIterator):
+class OrderedIterator(ElementIterator):
     """The elements or batches of an ordered read, to the end of its epoch; made by `read`.
 
     `state_dict` is the position behind what was given: save it with the model. Another iterator
@@ -412,6 +412,15 @@ class OrderedIterator(InOrder, ElementIterator):
         assert reader.how.ordered is not None
         super().__init__(reader, reader.how.ordered.batch_size)
         self._ordered = reader.how.ordered
+
+    def __next__(self) -> Any:
+        try:
+            item = super().__next__()
+        except StopIteration:
+            self._ordered.finish()
+            raise
+        self._ordered.given += 1
+        return item
 
     @property
     def position(self) -> int:

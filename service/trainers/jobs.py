@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Self
@@ -17,7 +17,7 @@ from ..client.options import (
     sharding_policy,
 )
 from ..client.positions import OrderedRead, StartingPoint
-from ..client.progress import EpochIterator, InOrder, StaysFailed
+from ..client.progress import EpochIterator, StaysFailed, failing
 from ..client.reader import Reader, name_of_job, structure_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
@@ -177,26 +177,30 @@ class ReadsInOrder:
             )
 
 
-class OrderedIteration(InOrder):
-    """An iteration of a `ReadsInOrder`."""
+class OrderedIteration:
+    """An iteration of a `ReadsInOrder`, to the end of its epoch, which counts what it gives."""
 
     def __init__(
         self, items: EpochIterator | StaysFailed, ordered: OrderedRead, dataset: ReadsInOrder
     ) -> None:
-        self._iteration = self._items = items
-        self.ordered = self._ordered = ordered
-        self._dataset = dataset
-        self._begun = dataset._next_start
+        self._items: Iterator[Any] = items
+        self._iteration, self._dataset = items, dataset
+        self.ordered, self._begun = ordered, dataset._next_start
+
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> Any:
         try:
-            item = super().__next__()
+            item = next(self._items)
         except StopIteration:
             self._dataset._open.discard(self)
             if self.ordered.finish():
                 self._dataset._move_on(self.ordered, self._begun)
             raise
-        self._dataset._last, self._dataset._begun = self.ordered, self._begun
+        self.ordered.given += 1
+        if self._dataset._last is not self.ordered:
+            self._dataset._last, self._dataset._begun = self.ordered, self._begun
         return item
 
     def close(self) -> None:
@@ -208,7 +212,7 @@ class OrderedIteration(InOrder):
     def fail(self, error: BaseException) -> None:
         """Leave the iteration. It raises this error each time when more is asked for."""
         self.close()
-        super().fail(error)
+        self._items = failing(error)
 
     def __enter__(self) -> Self:
         return self
