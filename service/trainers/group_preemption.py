@@ -38,6 +38,8 @@ class _Exit:
     code: int | None = None
 
 
+# It acts only in a process that `exit_with` ends, which is a preempted one of a cluster. There
+# it looks once through all objects: nobody else knows which files the program has left open.
 # `os._exit` skips the atexit handlers that were registered earlier. Of these, `_end` replaces
 # logging's, and open_iterations' has nothing left to do: its consumers are closed by then.
 @atexit.register

@@ -27,7 +27,8 @@ LOOK_S = 1.0
 
 MAX_RUNS = 1 << 17
 """Bounds a task's threads. Each run of a bundle that is being read has one: most of them wait for
-their readers, and an order may interleave tens of thousands of bundles (`cycle_length`)."""
+their readers, and an order may interleave tens of thousands of bundles (`cycle_length`). Where the
+system starts no further thread, that bundle's readers get an error, and the others go on."""
 
 
 class BundleTask(WorkerTask):
@@ -95,8 +96,18 @@ class BundleTask(WorkerTask):
         self.output.compression = definition.compression
         with self._open:
             while True:
-                if (run := self.output.next_run(at_once, LOOK_S)) is not None:
+                if (run := self.output.next_run(at_once, LOOK_S)) is None:
+                    continue
+                try:
                     self._runs.submit(self._produce, pipeline, run)
+                except RuntimeError as error:
+                    self._fail(
+                        run,
+                        "RESOURCE_EXHAUSTED",
+                        f"the worker has no thread for bundle {run.number} beside those of the "
+                        f"other bundles that are open ({error}): read with a smaller cycle_length "
+                        "or from more workers, or raise the host's or container's limit of threads",
+                    )
 
     def _produce(self, pipeline: Pipeline, run: BundleRun) -> None:
         """Make a run's elements."""

@@ -202,6 +202,21 @@ def test_the_checksum_of_a_whole_bundle_is_kept_until_it_is_taken(task: Task) ->
     assert not task.bundle_reports.take()
 
 
+def test_a_bundle_without_a_thread_fails_alone(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's limit of processes bounds threads, too."""
+    wait_until(lambda: hasattr(task.runner, "_runs"))
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task.runner._runs, "submit", refuse)
+        found, end = given(task.read(3))
+    assert not found and isinstance(end, TaskFailed) and end.code == "RESOURCE_EXHAUSTED"
+    assert "bundle 3 " in end.message and "cycle_length" in end.message
+    assert given(task.read(4))[0] == [*range(BUNDLE_SPLITS)]
+
+
 def test_so_many_run_at_a_time_while_any_number_waits(task: Task, pipelines: Fake) -> None:
     """Those that wait for readers have made as much ahead as there is room for."""
     for number in range(20):
