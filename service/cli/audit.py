@@ -60,7 +60,8 @@ def audit(
         raise InvalidArgument("give both --batch-size and --consumers, or neither")
     with opened(storage) as found:
         state, histories, begins = _replayed(found)
-    history = _find(histories, job)
+    gone = f"what came before event {begins + 1} is no longer in the journal" if begins else None
+    history = _find(histories, job, gone)
     if not history.job.is_ordered:
         if step is not None or element is not None:
             raise InvalidArgument(
@@ -82,8 +83,8 @@ def audit(
         else:
             answer = ordered.overview()
     answer = {"job": history.job.user_name, "job_id": history.job.job_id, **answer}
-    if begins:
-        answer["note"] = f"what came before event {begins + 1} is no longer in the journal"
+    if gone:
+        answer["note"] = gone
     print(json.dumps(answer, indent=2) if as_json else "\n".join(_lines(answer)))
     raise typer.Exit(1 if answer.get("verdict") == BROKEN else 0)
 
@@ -108,7 +109,7 @@ def _replayed(storage: Any) -> tuple[Any, Any, int]:
     return state, histories, begins
 
 
-def _find(histories: Any, name: str) -> Any:
+def _find(histories: Any, name: str, gone: str | None) -> Any:
     jobs = histories.jobs.values()
     exact = [h for h in jobs if name in (h.job.name, str(h.job.job_id))]
     found = exact or [h for h in jobs if name == h.job.user_name]
@@ -117,7 +118,8 @@ def _find(histories: Any, name: str) -> Any:
     known = ", ".join(f"{h.job.user_name} (id {h.job.job_id})" for h in found or jobs)
     if found:
         raise InvalidArgument(f"{len(found)} jobs are named {name}; give an id: {known}")
-    raise NotFound(f"job {name!r} is not in the journal; these are: {known or 'none'}")
+    note = f"; {gone}" if gone else ""
+    raise NotFound(f"job {name!r} is not in the journal; these are: {known or 'none'}{note}")
 
 
 def _lines(answer: dict[str, Any], indent: str = "") -> Iterator[str]:

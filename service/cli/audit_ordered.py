@@ -129,8 +129,12 @@ class OrderedAnswers:
     def _nobody(self) -> dict[str, Any]:
         if self._history.missing:
             return {"status": NOT_KNOWN, "why": self._history.missing}
-        why = "no group of the job has begun there or before"
-        return {"status": NOT_YET, "why": f"{why}: --batch-size and --consumers tell what is there"}
+        why = (
+            "no group of the job has it in a step: it is before their start, or dropped with an "
+            "epoch's remainder, or nobody has joined; --batch-size and --consumers tell what "
+            "another group would have"
+        )
+        return {"status": NOT_YET, "why": why}
 
     def step(self, step: int) -> dict[str, Any]:
         there = [steps for steps in self._groups if steps.has(step) or self._is_asked]

@@ -231,7 +231,7 @@ class ClaimsMode(Mode):
             return
         if said.complete and said.length < claim.came:
             raise FailedPrecondition(
-                f"bundle {int(self._bundles[claim.place])} of epoch {self._epoch} had at least "
+                f"bundle {int(self._bundles[claim.place])} of epoch {self._epoch - 1} had at least "
                 f"{claim.came} elements, and has {said.length} now: a read at least once needs "
                 f"{SAME_EACH_TIME}: change it, or read it without delivery"
             )

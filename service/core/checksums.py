@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ...journal.proto import events_pb2 as ev
 from ..errors import InvalidArgument
 from .base import Command, Decide, Decision, EventKind, Events
+from .iterations import first_epoch
 from .state import Job, State
 
 MAX_CHECKSUMS = 1 << 17
@@ -81,7 +82,8 @@ def describe_mismatches(job: Job, bundles: Sequence[int] | None = None) -> str:
     if not bundles or job.order is None:
         return ""
     numbers = [divmod(bundle, job.order.bundles) for bundle in bundles[:5]]
-    listed = ", ".join(f"{bundle} of epoch {epoch}" for epoch, bundle in numbers)
+    begin = first_epoch(job)
+    listed = ", ".join(f"{bundle} of epoch {epoch - begin}" for epoch, bundle in numbers)
     more = " and others" if len(bundles) > len(numbers) else ""
     return (
         f"bundles of job {job.user_name} had other elements when they were run again: {listed}"

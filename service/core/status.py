@@ -187,7 +187,9 @@ def _job(
         "order": None if job.order is None else _order(job.dataset_id, job.order, known),
         "checked_bundles": len(job.checksums),
         "checksum_mismatches": [
-            divmod(bundle, job.order.bundles) for bundle in job.differing if job.order is not None
+            divmod(bundle - first_epoch(job) * job.order.bundles, job.order.bundles)
+            for bundle in job.differing
+            if job.order is not None
         ],  # epoch, bundle
         "warning": describe_mismatches(job) or None,
         "iterations": [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE, SILENT
 from forebay.journal.snapshots import encode_snapshot
+from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
 from forebay.service.cli.audit_shared import claimed
@@ -26,10 +28,14 @@ from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import State
 from forebay.service.order import permuted
+from forebay.storage import FileStorage
 from forebay.storage.memory import MemoryStorage
 
 Element = tuple[int, int]  # a bundle, and an index in it
 ORDER = ev.OrderSpec(seed=3, shuffle=True, cycle_length=3, block_length=2, bundle_splits=1)
+CLAIMED = ev.OrderSpec(
+    seed=3, shuffle=True, cycle_length=1, block_length=1, bundle_splits=1, claimed=True
+)
 
 
 class Cluster:
@@ -267,9 +273,6 @@ def test_what_trainers_that_read_at_least_once_wrote_down(seed: int) -> None:
     """With kills, and the journal cut anywhere."""
     draws = random.Random(seed)
     cluster = Cluster(draws, [draws.randint(1, 5) for _ in range(draws.randint(2, 6))])
-    order = ev.OrderSpec(
-        seed=3, shuffle=True, cycle_length=1, block_length=1, bundle_splits=1, claimed=True
-    )
     given: Counter[tuple[int, int, int]] = Counter()  # epoch, place, index
     epochs = draws.randint(1, 3)
     for epoch in range(1, epochs + 1):
@@ -278,7 +281,7 @@ def test_what_trainers_that_read_at_least_once_wrote_down(seed: int) -> None:
             if epoch in finished_epochs(cluster):
                 break
             if not here or (len(here) < 3 and not draws.randrange(6)):
-                here[cluster.join(order, epoch=epoch).consumer_id] = {}
+                here[cluster.join(CLAIMED, epoch=epoch).consumer_id] = {}
             consumer_id, claims = draws.choice([*here.items()])
             for place in [*claims]:
                 if claims[place] < length_of(cluster, epoch, place) and draws.randrange(2):
@@ -337,3 +340,21 @@ def report(
     )  # fmt: skip
     claims.clear()
     claims.update({place: max(at, moved.get(place, at)) for place, at in answer.claims.items()})
+
+
+def test_the_exit_code_is_1_where_a_promise_did_not_hold(tmp_path: Path) -> None:
+    """And 0 where that is not known."""
+    cluster = Cluster(random.Random(1), [2, 3])
+    joined = cluster.join(CLAIMED, epoch=1)
+    report(cluster, joined.consumer_id, {}, 1, 2)
+    writer = FileStorage(tmp_path).open_writer("test")
+    told = 0
+    for checksum, code in ((7, 0), (6, 1)):
+        job_id = cluster.state.job_by_name["j"]
+        cluster.do(c.CheckBundles(job_id=job_id, bundles=(3,), checksums=(checksum,)))
+        writer.append([encode(event) for event in cluster.events[told:]])
+        told = len(cluster.events)
+        assert app(["audit", str(tmp_path), "j"], standalone_mode=False) == code
+    writer.close()
+    (history,) = cluster.histories().values()
+    assert "run again: 1 of epoch 0. " in claimed(history)["promise"]

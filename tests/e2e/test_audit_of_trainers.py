@@ -4,7 +4,6 @@ reads through TensorFlow: `forebay audit` says of each batch what is true."""
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import pathlib
 from collections.abc import Iterator
@@ -13,7 +12,11 @@ from typing import Any
 import pytest
 
 from forebay import service
-from forebay.service.cli import app
+from forebay.service.cli.audit import _replayed
+from forebay.service.cli.audit_ordered import OrderedAnswers
+from forebay.service.client.waiting import fetch_status
+from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.storage import FileStorage
 
 from ..cluster import WorkerProcess
 from ..forks import Fork
@@ -53,10 +56,20 @@ def numbers(split: int) -> Iterator[int]:
         yield split * 6 + number
 
 
-def audit(journal: pathlib.Path, *options: object) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        app(["audit", str(journal), *map(str, options), "--json"], standalone_mode=False)
-    return json.loads(printed.getvalue())
+def audits(journal: pathlib.Path) -> dict[str, OrderedAnswers]:
+    """By job."""
+    _, histories, _ = _replayed(FileStorage(journal))
+    return {each.job.user_name: OrderedAnswers(each, None) for each in histories.jobs.values()}
+
+
+def position_of_group(dispatcher: DispatcherProcess) -> int | None:
+    """That has been reported."""
+    with contextlib.closing(DispatcherClient(dispatcher.target)) as client:
+        jobs = fetch_status(client, 5)["jobs"]
+    found = [
+        it["group"] for job in jobs if job["name"].endswith("group") for it in job["iterations"]
+    ]
+    return found[0][0]["position"] if found and found[0] else None
 
 
 class Trainer(Fork):
@@ -81,11 +94,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Any
     with DispatcherProcess(journal) as dispatcher, WorkerProcess(dispatcher.address):
         dataset_id = service.register_dataset(dispatcher.target, numbers, splits=SPLITS)
         where = dispatcher.target, dataset_id, str(seen)
-        killed = Trainer("group", 0, 2, 10_000, *where)
-        left = Trainer("group", 1, 2, 9, *where)
         through = Trainer("tf", 0, 1, 7, *where)
-        # A heartbeat has told what it had by then: the next one may be journaled 4 s later.
-        wait_until(lambda: len(killed.seen) > 24)
+        killed = Trainer("group", 0, 2, 10_000, *where)
+        # Its first report; another one is journaled 4 s later.
+        wait_until(lambda: bool(position_of_group(dispatcher)))
+        left = Trainer("group", 1, 2, 9, *where)
         killed.kill()
         assert (left.finish(60), through.finish(60)) == (0, 0)
         assert dispatcher.stop() == 0
@@ -94,10 +107,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, Any
 
 def test_what_is_given_was_seen(trained: tuple[pathlib.Path, Any]) -> None:
     journal, seen = trained
+    answers = audits(journal)
     said: dict[tuple[str, int], list[str]] = {each: [] for each in seen}
     for job in ("group", "tf"):
         for step in range(60 if job == "group" else 120):
-            for batch in audit(journal, job, "--step", step)["batches"]:
+            for batch in answers[job].step(step)["batches"]:
                 who = job, batch["consumer"]
                 said[who].append(batch["status"])
                 mine = seen[who][step : step + 1]
@@ -111,16 +125,15 @@ def test_what_is_given_was_seen(trained: tuple[pathlib.Path, Any]) -> None:
     assert left == ["given"] * 9 + ["not yet"] * 51
     taken = through.count("given")  # TensorFlow's pipeline is ahead of the loop
     assert taken >= 7 and through == ["given"] * taken + ["not yet"] * (120 - taken)
-    far = audit(journal, "group", "--step", 100_000)  # in an epoch whose end is not known
+    far = answers["group"].step(100_000)  # in an epoch whose end is not known
     assert [batch["status"] for batch in far["batches"]] == ["not known", "not yet"]
     assert "not determined yet" in far["unknown"] and not far["batches"][0]["elements"]
-    assert audit(journal, "tf", "--step", 100_000)["status"] == "not yet"
+    assert answers["tf"].step(100_000)["status"] == "not yet"
 
 
 def test_an_element_has_its_step_and_its_consumer(trained: tuple[pathlib.Path, Any]) -> None:
     journal, seen = trained
     for step, (number, _) in enumerate(seen["group", 1]):
-        (found,) = audit(journal, "group", "--element", "{}:{}".format(*divmod(number, 12)))[
-            "found"
-        ]
+        name = "{}:{}".format(*divmod(number, 12))
+        (found,) = audits(journal)["group"].element(name, None)["found"]
         assert (found["step"], found["consumer"], found["status"]) == (step, 1, "given")
