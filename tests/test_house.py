@@ -121,7 +121,8 @@ PURE = {
 # What modules that the simulation runs may import, however: it neither waits, nor asks a clock, nor
 # draws lots; or the simulation replaces what of it does (asyncio's loop, LIBRARIES in patches.py).
 HARMLESS = PURE | {
-    *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "errno", "importlib"),
+    *("array", "asyncio", "atexit", "contextlib", "contextvars", "ctypes", "difflib", "errno"),
+    "importlib",
     *("fnmatch", "inspect", "ipaddress", "logging", "pathlib", "shutil", "stat", "sys", "tomllib"),
     *("urllib", "weakref"),
     *(

@@ -333,10 +333,14 @@ def add_sources(
     stored.sources.extend(sources)
     stored.contents = contents_of(graph)
     try:
-        found = bundle_doubts(graph, sources)
+        found = bundle_doubts(graph, sources, within_bundles=True)
         stored.doubts.extend(dict.fromkeys(_GENERATED.sub("", doubt) for doubt in found))
     except NotSplittable as error:
         stored.no_bundles = _GENERATED.sub("", str(error))
+    try:
+        bundle_doubts(graph, sources, within_bundles=False)
+    except NotSplittable as error:
+        stored.counts = _GENERATED.sub("", str(error))
     request.sources.extend(sources)
     request.python = stored.SerializeToString(deterministic=True)
 

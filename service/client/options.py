@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ from ..delivery import AnyBlock, Cached, Order, Skips
 from ..errors import InvalidArgument
 from ..pipelines.splits import SHARD_HINT
 from ..shared import MapMemory
-from .positions import ClaimedRead, OrderedRead, check_index, claimed_options, ordered_options
+from .positions import (
+    ORDER,
+    ClaimedRead,
+    OrderedRead,
+    check_index,
+    claimed_options,
+    did_you_mean,
+    ordered_options,
+)
 
 log = logging.getLogger(__name__)
 
@@ -226,9 +235,15 @@ def reading(
         claimed = claimed_options(order)
         return ReadOptions(protocol=protocol, targets=_targets(target_workers), claimed=claimed)
     if not ordered and order:
-        raise InvalidArgument(
-            f"{', '.join(order)}: of an ordered read, or unknown; give ordered=True as well"
-        )
+        if unknown := sorted(order.keys() - {*ORDER}):
+            names = {"delivery", *ORDER, *inspect.signature(reading).parameters} - {
+                "policy",
+                "order",
+            }
+            raise InvalidArgument(
+                f"{', '.join(unknown)}: no such argument{did_you_mean(unknown, names)}"
+            )
+        raise InvalidArgument(f"{', '.join(order)}: of an ordered read; give ordered=True as well")
     if ordered:
         _check_in_bundles(
             "an ordered read", policy, max_outstanding_requests, cross_trainer_cache, target_workers

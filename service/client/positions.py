@@ -6,6 +6,7 @@ epochs. It names no worker, no consumer and no buffer.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,10 @@ class OrderedEpoch:
         return after + self.number * (self.total or 0)
 
 
+GROUP = "ordered/"
+"""What the name of a group's job begins with that got none."""
+
+
 @dataclass(eq=False)
 class OrderedRead:
     """An ordered read, from epoch to epoch: its parameters, and how far the trainer has come."""
@@ -117,6 +122,7 @@ class OrderedRead:
     in_epoch: bool = False  # as in StartingPoint
     consumer_index: int = 0
     num_consumers: int = 1
+    within_bundles: bool = False  # what counts elements may count within each bundle
     add_position: bool = False  # to each element, as its last component
     dataset: str = ""  # its content_fingerprint, once it is known
     elements: int | None = None  # of an epoch, as the dispatcher knew before the read began
@@ -155,7 +161,7 @@ class OrderedRead:
         if self.num_consumers == 1:
             return None
         return (
-            f"ordered/{self.seed}/{self.shuffle:d}/{self.cycle_length}/{self.block_length}/"
+            f"{GROUP}{self.seed}/{self.shuffle:d}/{self.cycle_length}/{self.block_length}/"
             f"{self.bundle_splits}"
         )
 
@@ -380,6 +386,7 @@ class ClaimedRead:
     seed: int = 0
     shuffle: bool = True
     bundle_splits: int = 0  # 0: the dispatcher chooses
+    within_bundles: bool = False
 
     @property
     def spec(self) -> ev.OrderSpec:
@@ -396,14 +403,15 @@ class ClaimedRead:
 
 def claimed_options(given: Mapping[str, Any]) -> ClaimedRead:
     """The keyword arguments of a read at least once, checked. Raises InvalidArgument."""
-    return ClaimedRead(**_checked(given, ("seed", "shuffle", "bundle_splits"), "at least once"))
+    names = ("seed", "shuffle", "bundle_splits", "within_bundles")
+    return ClaimedRead(**_checked(given, names, "at least once"))
 
 
 def ordered_options(
     given: Mapping[str, Any], consumer_index: int | None = None, num_consumers: int | None = None
 ) -> OrderedRead:
     """The keyword arguments of an ordered read, checked. Raises InvalidArgument."""
-    names = (*_NUMBERS, "shuffle", "drop_remainder")
+    names = ORDER
     ordered = OrderedRead(**_checked(given, names, "in order"))
     if ordered.start_position and ordered.start_step is not None:
         raise InvalidArgument(
@@ -430,12 +438,22 @@ _NUMBERS = {
 """The least and the greatest value of each number that may be given."""
 
 
+ORDER = (*_NUMBERS, "shuffle", "drop_remainder", "within_bundles")
+"""The arguments that only a read in bundles takes."""
+
+
+def did_you_mean(unknown: Iterable[str], names: Collection[str]) -> str:
+    """The end of an error about unknown names: similar ones, if there are any."""
+    near = [match for name in unknown for match in difflib.get_close_matches(name, names, 1)]
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
 def _checked(given: Mapping[str, Any], names: Collection[str], how: str) -> dict[str, Any]:
     """What was given, but for None. Raises InvalidArgument."""
     if unknown := sorted(given.keys() - {*names}):
         raise InvalidArgument(
             f"{', '.join(unknown)}: no argument of a read {how}, which takes "
-            f"{', '.join(sorted(names))}"
+            f"{', '.join(sorted(names))}{did_you_mean(unknown, names)}"
         )
     checked: dict[str, Any] = {}
     for name, value in given.items():

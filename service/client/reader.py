@@ -34,6 +34,7 @@ from .options import (
     reading,
     sharding_policy,
 )
+from .positions import GROUP
 from .progress import EpochIterator
 
 CREDIT_BYTES = 32 << 20
@@ -54,6 +55,9 @@ the dispatcher answers without a failure, since a new one needs time to learn wh
 ASK_GROUP_S = 0.2
 
 log = logging.getLogger(__name__)
+
+_read_by_name: dict[tuple[str | tuple[str, str], str], set[str]] = {}
+"""The datasets that this process has read by a job_name of a service."""
 
 Answer = TypeVar("Answer")
 
@@ -229,6 +233,8 @@ class Reader:
             cross_trainer_cache=self.how.cache is not None,
             order=None if bundled is None else bundled.spec,
             content="" if ordered is None else ordered.dataset,
+            one_dataset=self._is_of_one_dataset(),
+            within_bundles=bundled is not None and bundled.within_bundles,
         )
         member = None if ordered is None else ordered.member
         index = None if self.how.num_consumers is None else self.how.consumer_index
@@ -265,6 +271,16 @@ class Reader:
             if epoch:
                 heapq.heappush(self._not_joined, epoch)
             raise
+
+    def _is_of_one_dataset(self) -> bool:
+        """Whether its user's job_name is of this dataset only: this process reads no other one by
+        it. The name of a group that has none says nothing."""
+        name = (self._job_name or GROUP).removeprefix(f"dataset_id=/{self.dataset_id}/")
+        if name.startswith(GROUP):
+            return False
+        read = _read_by_name.setdefault((self.service, name), set())
+        read.add(self.dataset_id)
+        return len(read) == 1
 
     def _say_that_it_is_over(self, epoch: int) -> None:
         over = max(epoch, self.epochs_over)
@@ -490,6 +506,8 @@ def read(
         no element is missing. If a trainer dies, others get again what it received after its last
         report; trainers report every second. It takes `seed`, `shuffle` and `bundle_splits`. The
         default is "at_most_once".
+        `within_bundles=True` reads a dataset
+        whose nodes count elements (`skip`, `take`, `scan` …), each bundle by itself.
         `ordered` takes all others, too. The order depends on these alone: `seed` (0), `shuffle`
         (True: each epoch has its own permutation of the bundles), `cycle_length` (16) and
         `block_length` (1), as of tf.data's `interleave`, and `bundle_splits` (by default the

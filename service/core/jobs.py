@@ -20,7 +20,7 @@ from .consumers import join, left
 from .iterations import collected
 from .ordered import MAX_CONSUMERS
 from .places import require_list
-from .state import STATIC, BundleSpec, Job, State
+from .state import STATIC, BundleSpec, Dataset, Job, State
 
 
 class GetOrCreateJob(Command, frozen=True, kw_only=True):
@@ -34,6 +34,7 @@ class GetOrCreateJob(Command, frozen=True, kw_only=True):
     target_workers: int = 0
     order: ev.OrderSpec | None = None  # of a read in bundles; bundle_splits 0: choose
     content: str = ""  # the content_fingerprint that the dataset must have; empty: any
+    one_dataset: bool = False  # nobody may be reading another one under the user's name
 
 
 class JoinJob(GetOrCreateJob, frozen=True, kw_only=True):
@@ -70,6 +71,8 @@ def _get_or_create_job(state: State, command: GetOrCreateJob) -> Decision:
         _require_same_parameters(job, command)
         return Decision([], job.job_id)
     dataset = find_dataset(state, command.dataset_id)
+    if command.one_dataset:
+        _require_one_dataset(state, dataset, command.name)
     if command.order is not None:
         _check_in_bundles(command, command.order)
     if command.num_consumers is not None:
@@ -122,6 +125,23 @@ def _join_job(state: State, command: JoinJob) -> Decision:
         command.gone,
     )
     return Decision([*created, *joined.events], joined.answer)
+
+
+def _require_one_dataset(state: State, dataset: Dataset, name: str) -> None:
+    """Raises FailedPrecondition if a job that has the same name to its users, and another dataset,
+    is being read. As names of clients' jobs have the dataset's id, each would have all elements."""
+    name = name.removeprefix(f"dataset_id=/{dataset.dataset_id}/")
+    for job in state.jobs.values():
+        if job.user_name != name or job.dataset_id == dataset.dataset_id:
+            continue
+        if readers_of(state, job):
+            other = state.datasets[job.dataset_id]
+            raise FailedPrecondition(
+                f"the job {name!r} is being read of dataset {job.dataset_id} (fingerprint "
+                f"{other.content}), and this trainer comes with dataset {dataset.dataset_id} "
+                f"({dataset.content}): each would read all elements. Give both the same pipeline, "
+                "or this id of the first to the second, or another job_name to what is another job"
+            )
 
 
 def _check_coordinated(command: GetOrCreateJob, num_consumers: int) -> None:

@@ -120,7 +120,7 @@ class ForebayFace:
         self._progress = GroupProgress(dispatcher)
         self._warned_of_lengths: set[str] = set()  # datasets
         # By a dataset's blob, and whether it was read in order.
-        self._doubts: dict[tuple[str, bool], list[str]] = {}
+        self._doubts: dict[tuple[str, bool, bool], list[str]] = {}
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
@@ -316,15 +316,17 @@ class ForebayFace:
         if not job.HasField("order") or dataset is None:
             return []
         blob, ordered = stored(dataset.outline).blob, not job.order.claimed
-        if (blob, ordered) not in self._doubts:
+        asked = blob, ordered, job.within_bundles
+        if asked not in self._doubts:
             try:
                 graph = await self._dispatcher.graphs.read(dataset)
             except Missing:  # it was lost: workers say so, and how to register it again
                 return []
-            self._doubts[blob, ordered] = await asyncio.to_thread(
-                definitions.doubts_of, dataset.outline, graph, ordered=ordered
-            )
-        return self._doubts[blob, ordered]
+            self._doubts[asked] = await asyncio.to_thread(
+                definitions.doubts_of, dataset.outline, graph,
+                ordered=ordered, within_bundles=job.within_bundles,
+            )  # fmt: skip
+        return self._doubts[asked]
 
     async def consumer_heartbeat(
         self, request: pb.ConsumerHeartbeatRequest
@@ -683,6 +685,7 @@ def _job(request: pb.GetOrCreateJobRequest) -> dict[str, Any]:
         "target_workers": request.target_workers or TARGET_WORKERS_AUTO,
         "order": request.order if request.HasField("order") else None,
         "content": request.content,
+        "one_dataset": request.one_dataset,
     }
 
 

@@ -161,15 +161,17 @@ def require_bundles(
         walks.require_parts(parsed)
 
 
-def doubts_of(definition: ev.DatasetDefinition, stored: bytes, *, ordered: bool) -> list[str]:
+def doubts_of(
+    definition: ev.DatasetDefinition, stored: bytes, *, ordered: bool, within_bundles: bool = False
+) -> list[str]:
     """What a reader of a registered dataset's bundles should know, in sentences. Raises
     NotSplittable, naming the node, if the dataset cannot be run bundle by bundle, or be read so in
-    order."""
+    order, or, unless it may count `within_bundles`, if its elements depend on how it is cut."""
     if not definition.HasField("python_function"):
-        return bundle_doubts(stored, definition.sources)
+        return bundle_doubts(stored, definition.sources, within_bundles=within_bundles)
     dataset = python_pb2.PythonDataset.FromString(stored)
-    if dataset.no_bundles:
-        raise NotSplittable(dataset.no_bundles)
+    if why := dataset.no_bundles or (not within_bundles and dataset.counts):
+        raise NotSplittable(why)
     varies = dataset.varies or dataset.on_error == python_pb2.SKIP
     if ordered and varies and dataset.files and manifest.decode(dataset.files).shuffled:
         raise NotSplittable(
@@ -182,19 +184,26 @@ def doubts_of(definition: ev.DatasetDefinition, stored: bytes, *, ordered: bool)
     return list(dataset.doubts)
 
 
-def bundle_doubts(graph: bytes, sources: Iterable[ev.SplitSource]) -> list[str]:
+def bundle_doubts(
+    graph: bytes, sources: Iterable[ev.SplitSource], *, within_bundles: bool
+) -> list[str]:
     """As `doubts_of`, of a graph. Raises InvalidGraph, too."""
     require_bundles(graph, sources)
-    doubts = [
-        f"its elements may not repeat: {why}, so its bundles may have other elements each time, "
-        "and a read that notices it fails"
-        for why in nondeterministic(graph)
+    begun_anew = list(walks.begun_anew(Graph(graph)))
+    for counts, error in begun_anew:
+        if counts and not within_bundles:
+            raise NotSplittable(
+                f"{error}, or within a function of flat_map; an ordered read may begin at a "
+                "start_position. within_bundles=True reads it all the same, each bundle by itself"
+            )
+    return [
+        *(
+            f"its elements may not repeat: {why}, so its bundles may have other elements each "
+            "time, and a read that notices it fails"
+            for why in nondeterministic(graph)
+        ),
+        *(f"it is read bundle by bundle, and not as a whole: {error}" for _, error in begun_anew),
     ]
-    try:
-        require_bundles(graph, sources, as_parts=True)
-    except NotSplittable as error:
-        doubts.append(f"it is read bundle by bundle, and not as a whole: {error}")
-    return doubts
 
 
 def evaluate_in_subprocess(

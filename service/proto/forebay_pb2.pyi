@@ -121,7 +121,7 @@ class RemoveDatasetResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetOrCreateJobRequest(_message.Message):
-    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache", "order", "content")
+    __slots__ = ("request", "dataset_id", "job_name", "sharding", "target_workers", "known", "num_consumers", "cross_trainer_cache", "order", "content", "one_dataset", "within_bundles")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,8 @@ class GetOrCreateJobRequest(_message.Message):
     CROSS_TRAINER_CACHE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    ONE_DATASET_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     request: _events_pb2.Request
     dataset_id: str
     job_name: str
@@ -142,7 +144,9 @@ class GetOrCreateJobRequest(_message.Message):
     cross_trainer_cache: bool
     order: _events_pb2.OrderSpec
     content: str
-    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., content: _Optional[str] = ...) -> None: ...
+    one_dataset: bool
+    within_bundles: bool
+    def __init__(self, request: _Optional[_Union[_events_pb2.Request, _Mapping]] = ..., dataset_id: _Optional[str] = ..., job_name: _Optional[str] = ..., sharding: _Optional[_Union[_events_pb2.Sharding, str]] = ..., target_workers: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., num_consumers: _Optional[int] = ..., cross_trainer_cache: bool = ..., order: _Optional[_Union[_events_pb2.OrderSpec, _Mapping]] = ..., content: _Optional[str] = ..., one_dataset: bool = ..., within_bundles: bool = ...) -> None: ...
 
 class GetOrCreateJobResponse(_message.Message):
     __slots__ = ("job_id", "dataset_id", "journal")

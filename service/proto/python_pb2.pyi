@@ -18,7 +18,7 @@ SKIP: OnError
 RETRY: OnError
 
 class PythonDataset(_message.Message):
-    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents", "no_bundles", "doubts", "files", "iteration", "inferred", "varies")
+    __slots__ = ("function", "splits", "python", "packages", "on_error", "limit", "timeout_s", "sources", "contents", "no_bundles", "doubts", "counts", "files", "iteration", "inferred", "varies")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class PythonDataset(_message.Message):
     CONTENTS_FIELD_NUMBER: _ClassVar[int]
     NO_BUNDLES_FIELD_NUMBER: _ClassVar[int]
     DOUBTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     INFERRED_FIELD_NUMBER: _ClassVar[int]
@@ -52,8 +53,9 @@ class PythonDataset(_message.Message):
     contents: bytes
     no_bundles: str
     doubts: _containers.RepeatedScalarFieldContainer[str]
+    counts: str
     files: bytes
     iteration: int
     inferred: bool
     varies: bool
-    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ..., no_bundles: _Optional[str] = ..., doubts: _Optional[_Iterable[str]] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., inferred: bool = ..., varies: bool = ...) -> None: ...
+    def __init__(self, function: _Optional[bytes] = ..., splits: _Optional[bytes] = ..., python: _Optional[str] = ..., packages: _Optional[_Mapping[str, str]] = ..., on_error: _Optional[_Union[OnError, str]] = ..., limit: _Optional[int] = ..., timeout_s: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_events_pb2.SplitSource, _Mapping]]] = ..., contents: _Optional[bytes] = ..., no_bundles: _Optional[str] = ..., doubts: _Optional[_Iterable[str]] = ..., counts: _Optional[str] = ..., files: _Optional[bytes] = ..., iteration: _Optional[int] = ..., inferred: bool = ..., varies: bool = ...) -> None: ...

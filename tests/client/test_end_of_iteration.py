@@ -8,10 +8,10 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
-from forebay.service.client import links, tf_elements
+from forebay.service.client import links, reader, tf_elements
 from forebay.service.client.block_sources import BlockSource
 from forebay.service.client.consumer import Consumer
-from forebay.service.client.options import ReadOptions, TargetWorkers
+from forebay.service.client.options import ReadOptions, ShardingPolicy, TargetWorkers, reading
 from forebay.service.delivery import EndOfTask
 from forebay.service.proto import forebay_pb2 as pb
 
@@ -89,3 +89,43 @@ def test_an_open_iteration_goes_silently_at_the_interpreter_s_end(
     monkeypatch.setattr(tf_elements, "ForebayError", None)
     going.close()
     assert closed
+
+
+HERE, TAGGED_HERE, THERE, TAGGED_THERE = range(4)
+ALL, OWN, NOT_OTHERS = {0, 1, 2, 3}, {0, 1}, {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("mode", "targets", "static", "not_static"),
+    [
+        ("COLOCATED", "AUTO", OWN, NOT_OTHERS),
+        ("REMOTE", "AUTO", NOT_OTHERS, NOT_OTHERS),  # the same for HYBRID, and without a mode
+        ("COLOCATED", "ANY", ALL, ALL),
+        ("REMOTE", "ANY", ALL, ALL),
+        ("COLOCATED", "LOCAL", OWN, OWN),
+        ("REMOTE", "LOCAL", OWN, OWN),
+    ],
+)
+def test_which_workers_target_workers_means(
+    monkeypatch: pytest.MonkeyPatch, mode: str, targets: str, static: set[int], not_static: set[int]
+) -> None:
+    """As with tf.data service, measured with a local and three remote workers of either kind."""
+    tasks = [
+        task(HERE),
+        task(TAGGED_HERE, "COLOCATED"),
+        task(THERE),
+        task(TAGGED_THERE, "Colocated"),
+    ]
+    registered = pb.GetDatasetResponse(colocated=mode == "COLOCATED")
+    monkeypatch.setattr(reader, "fetch_dataset", lambda *_: registered)
+    monkeypatch.setattr(links.Links, "is_local", lambda _, uid: uid - 10 in OWN)
+    for policy in ShardingPolicy:
+        how = reading(target_workers=targets, policy=policy)
+        one = reader.Reader("a:1", "dataset", policy, None, how)
+        one.definition()
+        joined = pb.JoinIterationResponse(consumer_id=1)
+        consumer = Consumer(Dispatcher(), joined, credit_bytes=1, reading=one.how)  # type: ignore[arg-type]
+        found = {number for number, each in enumerate(tasks) if consumer.mode._is_for_us(each)}  # type: ignore[attr-defined]
+        consumer.close()
+        is_static = policy not in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+        assert found == (static if is_static else not_static), policy

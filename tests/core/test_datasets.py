@@ -186,3 +186,28 @@ def test_a_worker_that_runs_no_python_reads_files() -> None:
     assert not iteration.tasks
     ours = given.when(c.RegisterWorker(address="ours:1", uid=2, no_python=True))
     assert [given.state.tasks[i].worker_id for i in iteration.tasks] == [ours]
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_trainers_of_one_job_name_with_different_datasets(read: bool) -> None:
+    """Each would have all elements. tf.data service reads both, and so does its client here."""
+    given = Given()
+    ids = [given.when(dataset("a", print_)) for print_ in ("one", "two")]
+    contents = [given.state.datasets[dataset_id].content for dataset_id in ids]
+
+    def joins(dataset_id: str, **how: Any) -> Any:
+        name = f"dataset_id=/{dataset_id}/train"
+        join = c.JoinJob(dataset_id=dataset_id, name=name, sharding=ev.OFF, epoch=1, **how)
+        return given.when(join).consumer_id
+
+    first = [joins(ids[0], one_dataset=True) for _ in range(2)]
+    if not read:
+        for consumer_id in first:
+            given.when(c.LeaveIteration(consumer_id=consumer_id, reason=""))
+        assert joins(ids[1], one_dataset=True)
+        return
+    with pytest.raises(FailedPrecondition, match=f"{contents[0]}.*{contents[1]}") as refused:
+        joins(ids[1], one_dataset=True)
+    assert "the job 'train'" in str(refused.value)
+    assert joins(ids[1])  # TensorFlow's clients do not ask
+    assert joins(ids[1], one_dataset=True)  # the job is there

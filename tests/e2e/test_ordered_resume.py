@@ -243,13 +243,18 @@ class TestRefused:
             next(third)
             wait_until(lambda: "drawn had other elements" in caplog.text)
 
-    def test_what_begins_anew_in_each_bundle(
-        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("how", [{"ordered": True}, {"delivery": "at_least_once"}])
+    def test_what_counts_elements(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture, how: dict[str, Any]
     ) -> None:
-        """As within each worker under DYNAMIC; but who reads is told."""
-        dataset_id = service.register_dataset(cluster.target, tf.data.Dataset.range(300).take(50))
-        read(cluster.target, dataset_id, **{**ORDER, "bundle_splits": 100})
-        assert "TakeDataset" in caplog.text and "bundle by bundle" in caplog.text
+        """It would count within each bundle."""
+        how = {**how, "bundle_splits": 100}
+        dataset_id = service.register_dataset(cluster.target, tf.data.Dataset.range(300).skip(50))
+        with pytest.raises(Unimplemented, match=r"SkipDataset.*start_position.*within_bundles"):
+            list(service.read(cluster.target, dataset_id, **how))
+        found = list(service.read(cluster.target, dataset_id, within_bundles=True, **how))
+        assert len(found) == 150
+        assert "SkipDataset" in caplog.text and "bundle by bundle" in caplog.text
 
     @pytest.mark.parametrize("batch_size", [None, 4])
     def test_datasets_without_elements(self, cluster: Cluster, batch_size: int | None) -> None:

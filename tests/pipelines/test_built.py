@@ -431,9 +431,11 @@ class TestBundles:
         request = registered(clocked)
         assert registered(clocked).python == request.python
         definition = ev.DatasetDefinition(python_function=ev.PythonFunction())
-        doubts = doubts_of(definition, request.python, ordered=True)
+        with pytest.raises(NotSplittable, match=r"TakeDataset.*first elements of each part"):
+            doubts_of(definition, request.python, ordered=True)
+        doubts = doubts_of(definition, request.python, ordered=True, within_bundles=True)
         clock = r"Timestamp\) in function 'Dataset_filter"
-        for says in (r"\(PyFunc\)", clock, "TakeDataset.*anew"):
+        for says in (r"\(PyFunc\)", clock, "TakeDataset.*each part"):
             assert sum(bool(re.search(says, doubt)) for doubt in doubts) == 1, (says, doubts)
 
         def repeated() -> Dataset:

@@ -14,17 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session as c_api
 
 from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
-from forebay.service.pipelines.tf_data.graphs import all_nodes
+from forebay.service.pipelines.tf_data.graphs import Graph, all_nodes
 from forebay.service.pipelines.tf_data.map_functions import run_in_calling_thread
 from forebay.service.pipelines.tf_data.pipeline import BUNDLE_BLOCK_BYTES, TfDataPipeline
-from forebay.service.pipelines.tf_data.source_walk import NotSplittable
-from forebay.service.pipelines.tf_data.split_sources import split_sources
+from forebay.service.pipelines.tf_data.source_walk import NotSplittable, kind_of
+from forebay.service.pipelines.tf_data.split_sources import begun_anew, split_sources
 from forebay.service.pipelines.tf_data.traces import QUEUE_BLOCKS, Traces
 from forebay.service.proto import graph_pb2
 
@@ -398,6 +400,45 @@ def test_what_goes_from_element_to_element_makes_no_parts(node: str) -> None:
     with pytest.raises(NotSplittable, match=node):
         require_bundles(graph, [], as_parts=True)
     require_bundles(graph, [])  # an iterator of its own may
+
+
+KINDS = {
+    "counts": "AssertCardinality AutoShard Scan Shard Skip SlidingWindow Take TakeWhile "
+    "Unique Window",
+    "groups": "Batch DenseToSparseBatch GroupByReducer GroupByWindow MapAndBatch PaddedBatch "
+    "Rebatch",
+    "one source, read whole, or by its splits": "CSV FixedLengthRecord Generator LMDB List "
+    "ListSnapshotChunks MatchingFiles Random Range SparseTensorSlice Sql TFRecord Tensor "
+    "TensorSlice TextLine DataService Load SnapshotChunk Snapshot",
+    "several, repeated or chosen": "ChooseFastest ChooseFastestBranch Concatenate "
+    "DirectedInterleave GlobalShuffle IndexFlatMap Repeat ShuffleAndRepeat WeightedFlatMap Zip",
+    "by element, or in another order within a bundle": "AssertNext AssertPrev BytesProducedStats "
+    "Cache Filter FilterByLastComponent Finalize FlatMap IgnoreErrors Interleave LatencyStats Map "
+    "MaxIntraOpParallelism Model NonSerializable Optimize Options ParseExample Prefetch "
+    "PrivateThreadPool Rewrite Sampling SetStatsAggregator Shuffle Sleep ThreadPool Unbatch",
+    "no step of a pipeline": "DatasetFromGraph Save SnapshotDatasetReader "
+    "SnapshotNestedDatasetReader UnwrapDatasetVariant WrapDatasetVariant",
+}
+"""What each of TensorFlow's dataset nodes does to a bundle."""
+
+
+def test_each_of_tensorflows_nodes_has_its_kind() -> None:
+    """A new version's nodes must be looked at."""
+    library = op_def_pb2.OpList.FromString(c_api.TF_GetBuffer(c_api.TF_GetAllOpList()))
+    datasets = {
+        kind_of(graph_pb2.NodeDef(op=op.name))
+        for op in library.op
+        if "Dataset" in op.name and [output.type for output in op.output_arg] == [21]
+    }
+    known = [kind for kinds in KINDS.values() for kind in kinds.split()]
+    assert sorted(datasets) == sorted(known)
+    for kind in datasets:
+        node = graph_pb2.NodeDef(name="node", op=f"{kind}Dataset")
+        result = graph_pb2.NodeDef(name="result", op="_Retval", input=["node"])
+        graph = Graph(graph_pb2.GraphDef(node=[node, result]).SerializeToString())
+        counts = [counts for counts, _ in begun_anew(graph)]
+        assert counts in ([kind in KINDS["counts"].split()], []), kind
+        assert counts or kind not in KINDS["counts"].split()
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -7,7 +7,7 @@ the rest an `Evaluate` function runs TensorFlow (evaluate.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ....journal.proto import events_pb2 as ev
@@ -159,37 +159,46 @@ def require_bundles(walk: SourceWalk) -> None:
 
 def require_parts(graph: Graph) -> None:
     """Raises NotSplittable, naming the node, if the ranges' elements together aren't the dataset's.
+    Batches are allowed, though the last one of a range may be smaller."""
+    for _, error in begun_anew(graph):
+        raise error
 
-    An op that counts, or carries state from element to element, begins anew in each range. Batches
-    are allowed, though the last one of a range may be smaller.
-    """
+
+def begun_anew(graph: Graph) -> Iterator[tuple[bool, NotSplittable]]:
+    """The nodes that begin anew in each range of splits: whether elements depend on how the splits
+    were cut, and not just their grouping, and an error that names the node."""
     for node in (node for node in graph.proto.node if "Dataset" in node.op):
-        if (kind := kind_of(node)) in _ACROSS:
-            raise _no_bundle(node, "it would begin anew in each part. Apply it where you read")
+        kind = kind_of(node)
+        if kind in _COUNTS or kind in _GROUPS:
+            does = _COUNTS.get(kind, "it would begin anew in each part")
+            yield kind in _COUNTS, _no_bundle(node, f"{does}. Apply it where you read")
         if kind in _BATCHES and node.input:
             drops = constant(graph.producer(node.input[-1]))
             if drops is None or drops.value:
-                raise _no_bundle(
-                    node, "it would drop what remains in each part. Leave out drop_remainder=True"
+                yield (
+                    False,
+                    _no_bundle(
+                        node,
+                        "it would drop what remains in each part. Leave out drop_remainder=True",
+                    ),
                 )
 
 
-_ACROSS = frozenset(
-    [
-        "Take",
-        "Skip",
-        "TakeWhile",
-        "Scan",
-        "Unique",
-        "Window",
-        "SlidingWindow",
-        "GroupByWindow",
-        "GroupByReducer",
-        "Rebatch",
-        "Shard",
-        "DenseToSparseBatch",
-    ]
-)
+_COUNTS = {
+    "AssertCardinality": "it would count each part's elements",
+    "AutoShard": "it would take a share of each part",
+    "Scan": "it would begin with its first state in each part",
+    "Shard": "it would count from 0 in each part",
+    "Skip": "it would skip the first elements of each part",
+    "SlidingWindow": "it would lack the windows between parts",
+    "Take": "it would take the first elements of each part",
+    "TakeWhile": "it would begin anew in each part",
+    "Unique": "it would know the elements of one part only",
+    "Window": "it would lack the windows between parts",
+}
+"""What each does that chooses or changes elements by their place among all."""
+
+_GROUPS = frozenset({"DenseToSparseBatch", "GroupByReducer", "GroupByWindow", "Rebatch"})
 _BATCHES = frozenset({"Batch", "PaddedBatch", "MapAndBatch"})
 
 
