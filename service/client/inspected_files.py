@@ -53,6 +53,7 @@ def inspected(
     if outside.nodes:
         options = options | {"outside": [*outside.nodes]}
     left_out = 0
+    absent: set[str] | None = None  # columns that no file has
     for number, path in enumerate(map(os.path.abspath, paths)):
         with errors_named(path):
             before = _state(path)
@@ -75,6 +76,8 @@ def inspected(
             entries.append(msgspec.structs.replace(entry, values=values))
             _require_unchanged(path, before)
         left_out += facts.left_out
+        if facts.absent is not None:
+            absent = {*facts.absent} if absent is None else absent & {*facts.absent}
         of_earlier = sum(cuts[-1:])
         cuts += [of_earlier + cut for cut in facts.cuts]
         if not facts.records:
@@ -96,6 +99,11 @@ def inspected(
                 f"{path} has columns of time {facts.times}, and {of_first[0]} {times}: write one "
                 "type, or read others by `columns`"
             )
+    if absent:
+        raise InvalidArgument(
+            f"no sample of {paths[: manifest.MANY]} has an extension of columns "
+            f"{few(sorted(absent))}: correct `columns`"
+        )
     if of_first is None:
         raise InvalidArgument(
             f"{paths[: manifest.MANY]} have no records: give files that have some"

@@ -65,6 +65,23 @@ def test_extensions_that_differ_are_one_column(register: Register, tmp_path: pat
     assert [one["jpg"] for one in filled] == [b"0.jpg", b"", b"2.jpg", b""]
 
 
+def test_a_file_without_a_label(register: Register, tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "a.tar", "0.jpg", "1.jpg")
+    write(tmp_path / "b.tar", "2.jpg", "2.cls")
+    columns = {"image": "jpg", "label": ["cls", "txt"]}
+    found = all_records(register(tmp_path, columns=columns, fill={"label": b"?"}))
+    assert [one["label"] for one in found] == [b"?", b"?", b"2.cls"]
+    assert len(all_records(register(tmp_path, columns=columns, missing="skip"))) == 1
+    with pytest.raises(InvalidArgument, match=r"a\.tar has no columns \['cls', 'txt'\]"):
+        register(tmp_path, columns=columns)
+    columns["label"] = "clas"
+    for how in ({"fill": {"label": b"?"}}, {"missing": "skip"}):
+        with pytest.raises(
+            InvalidArgument, match=r"no sample of .* has an .* \['label'\]: correct"
+        ):
+            register(tmp_path, columns=columns, **how)
+
+
 def test_a_column_that_all_samples_have_can_be_read_alone(
     register: Register, tmp_path: pathlib.Path
 ) -> None:

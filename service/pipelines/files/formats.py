@@ -7,7 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ class Facts(NamedTuple):
     times: Mapping[str, str] = {}  # columns of time, and what they are
     warning: str = ""  # what may not be meant so
     left_out: int = 0  # records that lack a column, and do not count
+    absent: Collection[str] | None = None  # columns that no record has; None: it is not known
 
 
 class RecordFile(Protocol):

@@ -99,8 +99,9 @@ def _inspect(path: str, options: Options) -> Facts:
     there = sorted({KEY, *(name for kind in samples.kinds for name in kind.names())})
     columns = sources(options.get("columns") or options.get("whole") or there)
     fill = options.get("fill") or {}
+    absent = {name for name, extensions in columns.items() if not {*extensions} & {*there}}
     for name, extensions in columns.items():
-        if not {*extensions} & {*there}:
+        if name in absent and name not in fill and "whole" not in options:
             raise InvalidArgument(
                 f"{path} has no columns {few(extensions)}: give some of {few(there)}"
             )
@@ -125,6 +126,7 @@ def _inspect(path: str, options: Options) -> Facts:
         dict_of(dict.fromkeys(columns, TEXT)),
         warning=_warning(path, offsets, samples),
         left_out=left_out,
+        absent=absent,
     )
 
 
