@@ -6,6 +6,7 @@ The trainers are the client's arithmetic on a state machine, and write down what
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -14,22 +15,26 @@ from typing import Any
 
 import pytest
 
-from forebay.journal.codec import encode
+from forebay.journal.codec import decode, encode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE, SILENT
 from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
 from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
-from forebay.service.cli.audit_shared import claimed
+from forebay.service.cli.audit_shared import claimed, unordered
 from forebay.service.client.positions import OrderedRead
 from forebay.service.core import commands as c
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import State
+from forebay.service.core.status import status
+from forebay.service.dashboard import views
 from forebay.service.order import permuted
 from forebay.storage import FileStorage
 from forebay.storage.memory import MemoryStorage
+
+from ..core.make_fold import FOLDS
 
 Element = tuple[int, int]  # a bundle, and an index in it
 ORDER = ev.OrderSpec(seed=3, shuffle=True, cycle_length=3, block_length=2, bundle_splits=1)
@@ -234,6 +239,8 @@ def test_an_ordered_job_that_stopped_in_its_midst_is_exact() -> None:
     for trainer, batches in zip(group, (5, 3), strict=True):
         trainer.take(batches)
         trainer.end(killed=False)
+    (row,) = views.jobs(status(cluster.state))
+    assert (row["over"], row["epochs"]) == ("not being read", [])
     (history,) = cluster.histories().values()
     answers = OrderedAnswers(history, None)
     assert [answers.step(n)["status"] for n in (0, 2, 3, 4, 5, 15, 16, 100_000)] == [
@@ -358,3 +365,25 @@ def test_the_exit_code_is_1_where_a_promise_did_not_hold(tmp_path: Path) -> None
     writer.close()
     (history,) = cluster.histories().values()
     assert "run again: 1 of epoch 0. " in claimed(history)["promise"]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDS.iterdir()), ids=lambda path: path.stem)
+def test_each_golden_journal_has_a_verdict_wherever_it_was_cut(path: Path) -> None:
+    """What earlier versions wrote, repairs and removed jobs included."""
+    cluster = Cluster(random.Random(path.stem), [1])
+    events = json.loads(path.read_text())["events"]
+    cluster.events = [decode(n, bytes.fromhex(event)) for n, event in enumerate(events, 1)]
+    for cut in cluster.cuts():
+        for history in cluster.histories(cut).values():
+            if history.job.is_ordered:
+                answers = OrderedAnswers(history, None)
+                said = answers.overview()
+                assert answers.step(100_000)["status"] in (
+                    "not yet",
+                    "not known",
+                    "differs by consumer",
+                )
+            else:
+                said = claimed(history) if history.job.is_claimed else unordered(State(), history)
+            assert said["verdict"] in ("held", "not known", "did not hold") and said["promise"]
+            assert not (history.missing and said["verdict"] == "held" and "sharding" in said)

@@ -554,6 +554,11 @@ class TestStatus:
         text = " ".join(row)
         assert "at least once 2" in text and "3 of 9 bundles done" in text
 
+    def test_a_job_that_stopped_in_its_midst_is_not_finished(self) -> None:
+        stopped = job("j") | {"order": {"known_lengths": 3, "bundles": 9}, "summarized": []}
+        (row,) = [" ".join(line.split()) for line in self.shown(stopped) if "ordered" in line]
+        assert row.endswith("ordered not being read lengths of 3 of 9")
+
     def test_epochs_that_are_over_are_one_line(self) -> None:
         over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]
         text = self.shown(job("j", *over, iteration(4), iteration(6)))
