@@ -138,6 +138,7 @@ class TaskPipeline:
         self._feed: LeaseFeed | None = None
         self._given_up = False
         self._was_cut = False
+        self._skipping = threading.Lock()
         self._skips = 0  # SkipSplit requests sent
         self._requests: list[int] = []  # last request number, by source
         self._pass_query = pb.LeaseSplitsRequest(task_id=task.task_id)  # for a parked task
@@ -211,9 +212,7 @@ class TaskPipeline:
         return self._pipeline
 
     def _may_skip(self, report: SkipReport) -> bool:
-        self._skips += 1
         request = pb.SkipSplitRequest(
-            request=ev.Request(number=self._skips),
             task_id=self._task.task_id,
             split=report.split,
             element=report.element,
@@ -222,7 +221,10 @@ class TaskPipeline:
             records=report.records,
         )
         try:
-            answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self.cancelled)
+            with self._skipping:  # bundles ask side by side, and numbers must come in order
+                self._skips += 1
+                request.request.number = self._skips
+                answer = self._dispatcher.call(request, pb.SkipSplitResponse, closed=self.cancelled)
         except NotFound:  # the dispatcher gave the task up; elements may still be read
             if self._feed is not None:
                 self._feed.given_up = True
