@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -440,6 +440,8 @@ class _Column:
         self._carrier = carrier(spec.dtype)
         self._text = spec.dtype in (tf.string, tf.variant)
         self._shape = spec.shape.as_list() if spec.shape.is_fully_defined() else None
+        sizes = spec.shape.as_list() if spec.shape.rank is not None else [None]
+        self._sizes = None if sizes and not any(n is not None for n in sizes) else sizes
         name = self._carrier.dtype.name if spec.dtype.is_quantized else spec.dtype.name
         self._kind = "string" if self._text else numpy_dtype(name)
         # Whether unbatch can cut it. unbatch supports neither variants nor dtypes that need a
@@ -484,15 +486,21 @@ class _Column:
         kind = "string" if isinstance(values, Strings) else values.dtype
         if kind != self._kind:
             raise ValueError(f"{_WRONG_SPEC} {self._spec.dtype.name} instead of {kind}")
-        known = self._spec.shape
-        if known.rank is None or (all(size is None for size in known.as_list()) and known.rank):
+        if self._sizes is None or (shapes is None and self._is_known(lengths.shape[1:])):
             return
         there = [lengths.shape[1:]] if shapes is None else np.unique(shapes, axis=0).tolist()
-        if wrong := [tuple(shape) for shape in there if not known.is_compatible_with(shape)]:
+        if wrong := [tuple(shape) for shape in there if not self._is_known(shape)]:
+            found = wrong[0] if shapes is None else f"several shapes, such as {wrong[0]}"
             raise ValueError(
-                f"{_WRONG_SPEC} the shape {known} instead of {wrong[0]}: give an element_spec with "
-                "None for such a dimension, where the dataset is registered"
+                f"{_WRONG_SPEC} the shape {self._spec.shape} instead of {found}: give an "
+                "element_spec with None for such a dimension, where the dataset is registered"
             )
+
+    def _is_known(self, shape: Sequence[int]) -> bool:
+        sizes = self._sizes or []
+        return len(shape) == len(sizes) and all(
+            a is None or a == b for a, b in zip(sizes, shape, strict=True)
+        )
 
     def rows(self, count: Tensor, parts: list[Tensor]) -> list[Tensor]:
         """The values, and, if shapes differ, where each begins. Computed once per block."""

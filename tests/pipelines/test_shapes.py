@@ -146,7 +146,9 @@ def test_a_graph_gets_no_element_of_another_shape_than_it_was_promised(promised:
     def opened() -> Any:
         return iter(blocks)
 
-    with pytest.raises(tf.errors.OpError, match=r"instead of \(4, 3\): give an element_spec with"):
+    with pytest.raises(
+        tf.errors.OpError, match=r"instead of .*\(4, 3\): give an element_spec with"
+    ):
         [*dataset_of_blocks(opened, spec)]
 
 
