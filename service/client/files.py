@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InvalidArgument
 from ..pipelines.definitions import UNKNOWN_CARDINALITY
 from ..pipelines.files import partitions
-from ..pipelines.files.formats import Facts, written
+from ..pipelines.files.formats import Facts, few, is_utf8, written
 from ..pipelines.files.manifest import Manifest
 from ..pipelines.files.reading import FileRecords
 from ..pipelines.python.given_specs import structure_of_spec
@@ -245,6 +245,11 @@ def _options(
         )
     if missing == "skip":  # by another name, so that no worker of before reads all samples
         options["whole"] = options.pop("columns", [])
+    texts = [*(columns or ()), *(fill or ()), *(fill or {}).values()]
+    if isinstance(columns, Mapping):
+        texts += itertools.chain(*columns.values())
+    if odd := [text for text in texts if isinstance(text, str) and not is_utf8(text)]:
+        raise InvalidArgument(f"{few(odd)} of `columns` or `fill` is no UTF-8: give others")
     for name, value in options.get("fill", {}).items():
         plain = options["fill"][name] = value.item() if isinstance(value, np.generic) else value
         if not isinstance(plain, int | float | str | bytes):  # a bool is an int

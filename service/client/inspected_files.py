@@ -13,7 +13,7 @@ import numpy as np
 from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.files import manifest, partitions
-from ..pipelines.files.formats import Damaged, Facts, dict_of, few, written
+from ..pipelines.files.formats import Damaged, Facts, dict_of, few, is_utf8, written
 from ..pipelines.files.known_formats import FORMATS
 from ..pipelines.files.manifest import FileEntry
 from ..structure import describe
@@ -37,6 +37,15 @@ def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
                 f"fill={{{name!r}: {value!r:.50}}} is no {node['tensor']}, which that column of "
                 f"{path} is: give one"
             )
+
+
+def _require_names(path: str, structure: Any) -> None:
+    """Raises InvalidArgument."""
+    if odd := [name for name, _ in structure.get("dict", ()) if not is_utf8(name)]:
+        raise InvalidArgument(
+            f"{path} has columns {few(odd)}, whose names are no UTF-8: rename them, or read others "
+            "by `columns`"
+        )
 
 
 def inspected(
@@ -63,6 +72,7 @@ def inspected(
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
                     facts = facts._replace(structure=structure)
+                _require_names(path, facts.structure)
                 _require_fill(path, facts.structure, fill)
                 values = outside.values_of(number, path, of_file, fill)
             except Damaged as error:

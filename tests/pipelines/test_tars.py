@@ -96,9 +96,13 @@ def test_a_column_that_all_samples_have_can_be_read_alone(
         ({}, "columns="),
         ({"x": 5}, "columns="),
         ({1: "jpg"}, "columns="),
+        ({"x\udcff": "jpg"}, r"\['x.udcff'\] of `columns` or `fill` is no UTF-8"),
+        ({"x": ["jpg", "x\udcff"]}, r"\['x.udcff'\] of `columns`"),
     ):
         with pytest.raises(InvalidArgument, match=said):
             register(tmp_path, columns=columns)
+    with pytest.raises(InvalidArgument, match="is no UTF-8"):
+        register(tmp_path, columns=["jpg"], fill={"jpg": "\udcff"})
     with pytest.raises(InvalidArgument, match=r"fill has column 'clz', and of .*a\.tar are read"):
         register(tmp_path, columns=["jpg"], fill={"clz": b""})
 
@@ -109,7 +113,7 @@ def test_a_column_that_all_samples_have_can_be_read_alone(
         (["0.a", "1.a", "0.b", "1.b"], "is in the wrong order: members of sample '0' do not foll"),
         (["x.__key__", "x.a"], "extension '__key__', which WebDataset has for itself"),
         (["x.a", "x.__url__"], "extension '__url__', which WebDataset has for itself"),
-        (["x.a\udcff"], "extension 'a.udcff', which is no UTF-8"),
+        (["x.a\udcff"], r"columns \['a.udcff'\], whose names are no UTF-8"),
         (["x.a", "x.A"], "two members of one extension, 'a'"),
         ([f"x{n}.{n}.jpg" for n in range(5000)], "4096 different sets .*name members like 000007"),
         ([f"x{n}.v{n}.1.jpg" for n in range(3)], "name members like 000007.jpg"),

@@ -166,6 +166,15 @@ def chosen(path: str, there: Sequence[str], options: Options) -> list[str]:
     return sorted(names - {*outside})
 
 
+def is_utf8(text: str) -> bool:
+    """Whether it can be written: names of files and members may have other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def few(names: Sequence[str]) -> str:
     """A list for messages, which names the first ones."""
     more = f" and {len(names) - MANY} more" if len(names) > MANY else ""

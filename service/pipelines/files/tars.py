@@ -105,11 +105,6 @@ def _inspect(path: str, options: Options) -> Facts:
             raise InvalidArgument(
                 f"{path} has no columns {few(extensions)}: give some of {few(there)}"
             )
-        if not all(map(_is_text, extensions)):
-            raise InvalidArgument(
-                f"{path} has members with the extension {name!r:.50}, which is no UTF-8: rename "
-                "them, or read others by `columns`"
-            )
     if unknown := [name for name in fill if name not in columns]:
         raise InvalidArgument(
             f"fill has column {unknown[0]!r}, and of {path} are read {few([*columns])}: leave it "
@@ -146,13 +141,6 @@ def _refuse(
         "with the same extensions, or give columns that all have, such as {'image': ['jpg', "
         f"'png']}}, `fill`, or missing=\"skip\"{dots}"
     )
-
-
-def _is_text(name: str) -> bool:
-    try:
-        return bool(name.encode()) or not name
-    except UnicodeEncodeError:
-        return False
 
 
 def _warning(path: str, offsets: Array, samples: SampleKinds) -> str:
