@@ -69,3 +69,4 @@ def test_nothing_holds_up_its_end(made: str, how: dict[str, Any], ends: str) -> 
         ended = run(["-c", PROGRAM, dispatcher.target, made, str(how), ends], 40, imports)
     assert "read" in ended.stdout, ended.stderr
     assert ended.returncode == CODES[ends], ended.stderr
+    assert " ERROR " not in ended.stderr and "failed" not in ended.stderr

@@ -22,7 +22,6 @@ the programs that its function started stay.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import errno
@@ -100,7 +99,6 @@ class ForkServer:
 
     def close(self) -> None:
         """End it, and all that it has forked. Idempotent."""
-        atexit.unregister(self.close)
         with self._lock:
             self._end()
 
@@ -119,7 +117,6 @@ class ForkServer:
     def _start(self) -> None:
         self._end()
         self._owner = os.getpid()
-        atexit.register(self.close)
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             number = theirs.fileno()
