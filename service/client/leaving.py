@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import sys
 import threading
 from typing import Protocol
 
@@ -38,6 +39,10 @@ class Leaving:
                 target=self._run, args=(iterations,), name="forebay-leaving", daemon=True
             ).start()
             self._queue, self._process = iterations, os.getpid()
+            processes = sys.modules.get("multiprocessing.process")
+            if processes is not None and processes.parent_process() is not None:
+                # Such as a DataLoader's worker: it ends by os._exit, and drops what it read before.
+                sys.modules["multiprocessing.util"].Finalize(None, self.wait, exitpriority=0)
 
     def later(self, iteration: Closable) -> None:
         """Close it soon. For finalizers: takes no lock, and does not wait."""

@@ -160,10 +160,9 @@ class ServiceDataset(ReadsInOrder, IterableDataset):  # type: ignore[misc]
             self._begin_at(read)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._last is None:
-            return self.__dict__
-        last = self._last.copy()
-        last.move_to(*self._next_start)  # there, the next iteration of the copy begins
+        if (last := self._last) is not None:
+            last = last.copy()
+            last.move_to(*self._next_start)  # there, the next iteration of the copy begins
         return self.__dict__ | {"_open": None, "_last": last}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
