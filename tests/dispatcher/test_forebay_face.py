@@ -165,7 +165,9 @@ def test_repeated_requests_skip_a_split_once(client: DispatcherClient) -> None:
     jobs = json.loads(client.call(pb.GetStatusRequest(), pb.GetStatusResponse).status)["jobs"]
     ((found,),) = (each["iterations"] for each in jobs if each["name"] == "skips")
     assert found["skipped"] == 1
-    told = {"worker_address": "skips:1", "split": 3, "element": 1, "reason": "why"}
+    told = {
+        "worker_address": "skips:1", "split": 3, "element": 1, "reason": "why", "records": 0,
+    }  # fmt: skip
     assert found["skips"] == [told]
     with pytest.raises(NotFound, match="Task 4711 not found"):
         client.call(pb.SkipSplitRequest(task_id=4711), pb.SkipSplitResponse)
