@@ -30,11 +30,11 @@ def require(*modules: str) -> None:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         from ..service.errors import ForebayError  # peers use this module without Forebay
+        from ..storage.extras import install
 
-        extras = ",".join(sorted({EXTRAS[module] for module in missing}))
+        extras = sorted({EXTRAS[module] for module in missing})
         raise ForebayError(
-            f"this needs {' and '.join(missing)}, not installed here: pip install "
-            f"'forebay[{extras}]'"
+            f"this needs {' and '.join(missing)}, not installed here: {install(*extras)}"
         )
 
 

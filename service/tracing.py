@@ -22,6 +22,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..storage.extras import install
+
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer, TracerProvider
@@ -94,9 +96,9 @@ def _asked_for(part: str) -> TracerProvider | None:
     except Exception as error:  # noqa: BLE001 - whatever a variable is wrong about
         log.warning(
             "the environment asks for traces by OTEL_… variables, and there are none: the exporter "
-            "%s cannot be used (%r): correct the variables, pip install 'forebay[otel]' if it is "
-            "missing, or set OTEL_TRACES_EXPORTER=none",
-            exporter, error,
+            "%s cannot be used (%r): correct the variables, %s if it is missing, or set "
+            "OTEL_TRACES_EXPORTER=none",
+            exporter, error, install("otel"),
         )  # fmt: skip
         return None
     _flush_at_exit(provider)

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from .base import Storage
 from .errors import ForebayError, StorageUnusable
+from .extras import install
 from .local.files import FileStorage
 from .memory import MemoryStorage
 from .parameters import redact
@@ -47,7 +48,7 @@ def _postgres(url: str, *, allow_volatile: bool) -> Storage:
         from .postgres.storage import PostgresStorage
     except ImportError as error:  # also psycopg without its libpq
         raise StorageUnusable(
-            f"storage {redact(url)} needs psycopg ({error}): pip install 'forebay[postgres]'"
+            f"storage {redact(url)} needs psycopg ({error}): {install('postgres')}"
         ) from error
     return PostgresStorage(url, allow_volatile=allow_volatile)
 

@@ -29,6 +29,7 @@ FOLDERS = [*(ROOT / name for name in PACKAGES), *(ROOT / "frameworks" / name for
 LOOSE = "service.*"
 WORDS = {
     "storage.errors",
+    "storage.extras",
     "storage.thread_pool",
     "journal.proto",
     "journal.datasets",

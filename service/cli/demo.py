@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from ...storage.extras import install
 from ..errors import ForebayError
 from ..processes import ChildProcess, forebay, free_port, tail
 
@@ -94,7 +95,7 @@ def run_demo(*, epochs: int, keep: bool) -> bool:
     missing = [name for name in ("sklearn", "tensorflow") if find_spec(name) is None]
     if missing:
         raise ForebayError(
-            f"the demo needs {missing[0]}; install it with: pip install 'forebay[tensorflow]' "
+            f"the demo needs {missing[0]}; install it: {install('tensorflow')}, and pip install "
             "scikit-learn"
         )
     directory = pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-"))

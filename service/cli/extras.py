@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from ...storage.extras import install
 from ..errors import ForebayError
 
 
@@ -14,8 +15,7 @@ def require_tools(command: str, package: str) -> None:
     extras = {f"forebay.{package}": command, "tensorflow": "tensorflow"}
     missing = [module for module in extras if find_spec(module) is None]
     if missing:
-        wanted = f"[{','.join(extras[module] for module in missing)}]"
         raise ForebayError(
             f"`forebay {command}` needs {' and '.join(missing)}, not installed here: "
-            f"pip install 'forebay{wanted}' (in a clone: pip install '.{wanted}' ./deploy/tools)"
+            f"{install(*(extras[module] for module in missing))}, and ./deploy/tools with it"
         )

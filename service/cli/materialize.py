@@ -7,6 +7,8 @@ from typing import Literal
 
 import typer
 
+from ...storage.extras import install
+from ..errors import ForebayError
 from .dataset import DATASET_ID, service_and_dataset
 from .options import SERVICE, connects
 
@@ -43,8 +45,15 @@ def materialize(
     service, dataset_id = service_and_dataset(service, dataset_id)
     _require_no_misspelt_option(context)
     from .. import pipelines
-    from ..materialized.run import materialize as run
-    from ..materialized.run import shards_done
+
+    try:
+        from ..materialized.run import materialize as run
+        from ..materialized.run import shards_done
+    except ModuleNotFoundError as error:
+        raise ForebayError(
+            f"`forebay materialize` needs Beam, which is not installed here ({error}): "
+            f"{install('beam')}"
+        ) from error
     from .progress_bar import polled
 
     pipelines.hide_gpus()

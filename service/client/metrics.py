@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...storage.extras import install
 from ..errors import InvalidArgument
 from ..http.families import Family, Measured
 from .meters import totals
@@ -63,7 +64,7 @@ def _export(registry: CollectorRegistry) -> None:
         from ..http.exposition import collected
     except ImportError as error:
         raise InvalidArgument(
-            f"a registry needs prometheus-client ({error}): pip install 'forebay[http]'"
+            f"a registry needs prometheus-client ({error}): {install('http')}"
         ) from error
 
     class Exported:

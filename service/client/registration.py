@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
+from ...storage.extras import install
 from ..block_limits import MAX_COMPONENTS
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument
@@ -25,6 +26,35 @@ from .reader import PATIENCE_S
 log = logging.getLogger(__name__)
 
 Service = str | tuple[str, str]
+
+
+class DatasetId(str):
+    """The id of a registered dataset: a string that also has what callers of tf.data service ask
+    its string tensor for. It is pickled as a plain string."""
+
+    __slots__ = ()
+
+    def numpy(self) -> bytes:
+        return self.encode()
+
+    @property
+    def dtype(self) -> Any:
+        """tf.string. Raises ImportError without TensorFlow."""
+        import tensorflow as tf
+
+        return tf.string
+
+    @property
+    def shape(self) -> Any:
+        """That of a scalar. Raises ImportError without TensorFlow."""
+        import tensorflow as tf
+
+        return tf.TensorShape([])
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
 Send = Callable[[Service, pb.RegisterDatasetRequest], str]
 
 COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
@@ -152,7 +182,7 @@ def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
                 "register the new one under another dataset_id, or remove_dataset the old one "
                 "first, with its jobs", answer.dataset_id, answer.differs,
             )  # fmt: skip
-        return answer.dataset_id
+        return DatasetId(answer.dataset_id)
 
 
 def register_dataset(
@@ -173,10 +203,15 @@ def register_dataset(
     check_compression(compression)
     if not isinstance(dataset, str | os.PathLike):
         dataset = function_of(dataset, splits, verify, python)
+    if not (callable(dataset) or isinstance(dataset, str | os.PathLike)):
+        raise InvalidArgument(
+            f"{dataset!r:.100} is no dataset: give a function with `splits`, a PCollection, or a "
+            "tf.data.Dataset where there is TensorFlow"
+        )
     if not isinstance(dataset, PythonDataset) or dataset.splits is None:
         raise FailedPrecondition(
-            f"{dataset!r:.100} cannot be registered here, where there is no TensorFlow: install "
-            "forebay[tensorflow], or give a function with `splits`"
+            f"{dataset!r:.100} cannot be registered here, where there is no TensorFlow: "
+            f"{install('tensorflow')}, or give a function with `splits`"
         )
     request = functions.request_of(dataset, functions.listed(dataset.splits))
     structure, element_spec = described(request, dataset.element_spec)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...storage.extras import install
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.tf_data.element_specs import plain
 from ..proto import forebay_pb2 as pb
@@ -135,7 +136,7 @@ def _imported() -> Any:
     except ImportError as error:
         raise FailedPrecondition(
             f"register_tfds needs TensorFlow Datasets, which is not installed here ({error}): "
-            "pip install 'forebay[tfds]'"
+            f"{install('tfds')}"
         ) from error
     return tfds
 

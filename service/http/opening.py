@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ...storage.extras import install
 from ..connections.admission import Identity
 from ..connections.credentials import Credentials
 from ..errors import InvalidArgument
@@ -61,6 +62,5 @@ def _extra() -> Iterator[None]:
         yield
     except ImportError as error:
         raise InvalidArgument(
-            f"--http-port needs aiohttp, Jinja2 and prometheus-client ({error}): pip install "
-            "'forebay[http]'"
+            f"--http-port needs aiohttp, Jinja2 and prometheus-client ({error}): {install('http')}"
         ) from error

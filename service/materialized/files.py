@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
+from ...storage.extras import install
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
 TEMPORARY = ".tmp-"
@@ -214,7 +215,7 @@ def _beam() -> Any:
         from apache_beam.io.filesystems import FileSystems
     except ImportError as error:
         raise FailedPrecondition(
-            "this needs Beam, which is not installed here: pip install 'forebay[beam]'"
+            f"this needs Beam, which is not installed here: {install('beam')}"
         ) from error
     return FileSystems
 

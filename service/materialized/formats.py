@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...storage.errors import Corrupt
+from ...storage.extras import install
 from ...storage.tfrecord import frame
 from ..blocks import Array, Block, numpy_dtype
 from ..errors import FailedPrecondition
@@ -101,7 +102,7 @@ def _array_record() -> Any:
     except ImportError as error:
         raise FailedPrecondition(
             "ArrayRecord files need array_record, which is not installed here: "
-            "pip install 'forebay[arrayrecord]'"
+            f"{install('arrayrecord')}"
         ) from error
     return array_record_module
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
+from ...storage.extras import install
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
@@ -248,7 +249,7 @@ def _open_graph(
     if not has_tensorflow():
         raise FailedPrecondition(
             "this worker cannot run the dataset, which is tf.data's, as there is no TensorFlow on "
-            "its host: install forebay[tensorflow] there"
+            f"its host: {install('tensorflow')} there"
         )
     from .tf_data.element_specs import decode_metadata, without_extension_types
     from .tf_data.pipeline import TfDataPipeline
@@ -320,7 +321,7 @@ def response_maker(definition: ev.DatasetDefinition) -> Callable[[Block], tf.Get
     if not has_tensorflow():
         raise Unimplemented(
             "this worker cannot answer tf.data service's own clients, as there is no TensorFlow on "
-            "its host: read with Forebay's, or install forebay[tensorflow] there"
+            f"its host: read with Forebay's, or {install('tensorflow')} there"
         )
     from .tf_data import stock_elements
 

@@ -87,5 +87,7 @@ def test_without_matplotlib_it_says_what_to_install(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ForebayError, match=r"needs matplotlib.*pip install 'forebay\[bench\]'"):
+    with pytest.raises(
+        ForebayError, match=r"needs matplotlib.*pip install '\.\[bench\]' in a clone"
+    ):
         plot.write_plots(report(RESULT).as_json(), tmp_path / "today.json")

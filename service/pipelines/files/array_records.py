@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ....storage.extras import install
 from ...blocks import Block
 from ...errors import FailedPrecondition
 from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, texts
@@ -23,7 +24,7 @@ def _opened(path: str) -> tuple[Any, int]:
     except ImportError as error:
         raise FailedPrecondition(
             f"{path} is an ArrayRecord file, and array_record is not installed here ({error}): "
-            "pip install 'forebay[arrayrecord]'"
+            f"{install('arrayrecord')}"
         ) from error
     try:
         reader = array_record_module.ArrayRecordReader(path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ....storage.extras import install
 from ...blocks import Array, Component, Strings
 from ...errors import FailedPrecondition, InvalidArgument
 from .formats import TEXT, Damaged, Node
@@ -33,7 +34,7 @@ def pyarrow(path: str) -> Any:
     except ImportError as error:
         raise FailedPrecondition(
             f"{path} is a Parquet file, and pyarrow is not installed here ({error}): "
-            "pip install 'forebay[parquet]'"
+            f"{install('parquet')}"
         ) from error
     return pyarrow
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import metadata
 
 from ...errors import FailedPrecondition
 from ...proto.python_pb2 import PythonDataset
+
+log = logging.getLogger(__name__)
 
 
 def is_built(dataset: PythonDataset) -> bool:
@@ -30,14 +33,21 @@ def package_version(name: str) -> str | None:
 
 def require_versions(dataset: PythonDataset) -> None:
     """Raises FailedPrecondition, with both versions, if this process's differ from those that the
-    dataset was pickled with."""
+    dataset was pickled with. Another cloudpickle of the same major version is a warning."""
     if dataset.function and dataset.python != python_version():
         raise FailedPrecondition(
             f"the dataset was registered by Python {dataset.python}, and this worker has Python "
             f"{python_version()}, which cannot read its function: run both by the same one"
         )
     for name, version in sorted(dataset.packages.items()):
-        if (here := package_version(name)) != version:
+        here = package_version(name)
+        if name == "cloudpickle" and here and here.split(".")[0] == version.split(".")[0]:
+            if here != version:
+                log.warning(
+                    "the dataset was registered with cloudpickle %s, and this worker has %s: "
+                    "if its function cannot be read, install the same version", version, here,
+                )  # fmt: skip
+        elif here != version:
             raise FailedPrecondition(
                 f"the dataset was registered with {name} {version}, and this worker has "
                 f"{here or 'none'}: install the same version"

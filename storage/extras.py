@@ -1,0 +1,9 @@
+"""What to do about an optional package that is missing: one place for such hints."""
+
+from __future__ import annotations
+
+
+def install(*extras: str) -> str:
+    """The command that installs Forebay's extras, for errors. It is for a clone, as no index has
+    Forebay yet."""
+    return f"pip install '.[{','.join(extras)}]' in a clone of Forebay"
