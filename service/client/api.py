@@ -45,6 +45,7 @@ from . import (
     sharing_warnings,
     tf_coordination,  # noqa: F401 - adds its finder to lockstep
 )
+from .dataset_ids import DatasetId
 from .functions import PythonDataset
 from .keras_warning import explain_keras_warning
 from .options import (
@@ -108,15 +109,17 @@ def register_dataset(
         read. By default, equal datasets get the same id. Functions are equal if their pickles are
         equal. Give an id to functions that hold anything that differs by process.
 
-    Within a `tf.function`, or a function of a dataset, each run registers the dataset. The id is a
-    scalar string tensor then, and the addresses may be tensors.
+    The id is a `str`, which also has the `numpy()`, `dtype` and `shape` of a string tensor, as
+    callers of tf.data service use it. Within a `tf.function`, or a function of a dataset, each run
+    registers the dataset. The id is a scalar string tensor then, and the addresses may be tensors.
 
     Raises ValueError (another structure under the same id, element types that cannot be sent,
     invalid arguments) and Unavailable. A directory also raises NotFound, FailedPrecondition if it
     is incomplete, and Corrupt, which names the missing or damaged shard. All of them are errors of
     `tf.errors` too.
     """
-    return register(service, dataset, compression, dataset_id, splits, verify, python, registered)
+    found = register(service, dataset, compression, dataset_id, splits, verify, python, registered)
+    return DatasetId(found) if isinstance(found, str) else found
 
 
 def register(

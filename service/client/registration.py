@@ -26,35 +26,6 @@ from .reader import PATIENCE_S
 log = logging.getLogger(__name__)
 
 Service = str | tuple[str, str]
-
-
-class DatasetId(str):
-    """The id of a registered dataset: a string that also has what callers of tf.data service ask
-    its string tensor for. It is pickled as a plain string."""
-
-    __slots__ = ()
-
-    def numpy(self) -> bytes:
-        return self.encode()
-
-    @property
-    def dtype(self) -> Any:
-        """tf.string. Raises ImportError without TensorFlow."""
-        import tensorflow as tf
-
-        return tf.string
-
-    @property
-    def shape(self) -> Any:
-        """That of a scalar. Raises ImportError without TensorFlow."""
-        import tensorflow as tf
-
-        return tf.TensorShape([])
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
-
-
 Send = Callable[[Service, pb.RegisterDatasetRequest], str]
 
 COMPRESSIONS: dict[str | None, ev.BlockCompression] = {
@@ -182,7 +153,7 @@ def registered(service: Service, request: pb.RegisterDatasetRequest) -> str:
                 "register the new one under another dataset_id, or remove_dataset the old one "
                 "first, with its jobs", answer.dataset_id, answer.differs,
             )  # fmt: skip
-        return DatasetId(answer.dataset_id)
+        return answer.dataset_id
 
 
 def register_dataset(

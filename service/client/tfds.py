@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def register_tfds(
     _require_tfrecords(tfds, builder, config)
     instructions = _instructions(builder, split)
     if config.experimental_interleave_sort_fn is not None:
-        instructions = list(config.experimental_interleave_sort_fn(instructions))
+        instructions = _sorted(instructions, config.experimental_interleave_sort_fn)
     prefixes = _id_prefixes(instructions)
     takes_all = all(instruction.takes_all for instruction in instructions)
     permuted = shuffle_files and config.shuffle_seed is None
@@ -217,10 +217,21 @@ def _instructions(builder: Any, split: Any) -> list[Any]:
             f"data set {builder.info.full_name} has no split {split!r:.100}: {error}: give one of "
             f"{sorted(builder.info.splits)}, or a part of it"
         ) from error
-    if not found:
+    if not found or any(instruction.take <= 0 for instruction in found):  # [5:3] takes -2
         raise InvalidArgument(
             f"split {split!r:.100} of data set {builder.info.full_name} has no examples: give one "
             f"that has, of { {name: of.num_examples for name, of in builder.info.splits.items()} }"
+        )
+    return found
+
+
+def _sorted(instructions: list[Any], sort: Any) -> list[Any]:
+    """Raises InvalidArgument."""
+    found = sort(instructions)
+    if not isinstance(found, Iterable) or not (found := list(found)):
+        raise InvalidArgument(
+            f"experimental_interleave_sort_fn returned {found!r:.100}: let it return the list of "
+            f"file instructions, of which it was given {len(instructions)}"
         )
     return found
 
@@ -347,6 +358,15 @@ def _unchanged(file: dict[str, Any]) -> tf.Operation:
     return tf.debugging.Assert(same, [changed])
 
 
+def _datasets_in(tfds: Any, features: Any, path: str = "") -> Iterator[str]:
+    """The names, from outside to inside, of features that are datasets themselves."""
+    if isinstance(features, tfds.features.FeaturesDict):
+        for name, feature in features.items():
+            yield from _datasets_in(tfds, feature, f"{path}/{name}" if path else name)
+    elif isinstance(features, tfds.features.Dataset):
+        yield path
+
+
 def _decoding(tfds: Any, builder: Any, config: Any, decoders: Any, as_supervised: bool) -> Any:
     """The function of an example, or of an id and an example. Raises InvalidArgument."""
     features = builder.info.features
@@ -364,8 +384,21 @@ def _decoding(tfds: Any, builder: Any, config: Any, decoders: Any, as_supervised
             " leave it out"
         )
 
+    if nested := list(_datasets_in(tfds, features)):
+        raise InvalidArgument(
+            f"features {nested} of data set {builder.info.full_name} are datasets themselves "
+            "(tfds.features.Dataset), which cannot be sent: leave them out by "
+            "decoders=tfds.decode.PartialDecoding({…}), or prepare them as tfds.features.Sequence"
+        )
+
     def decode(*example: Any) -> Any:
-        decoded = features.deserialize_example(example[-1], decoders=decoders)
+        try:
+            decoded = features.deserialize_example(example[-1], decoders=decoders)
+        except ValueError as error:
+            raise InvalidArgument(
+                f"the decoders do not fit data set {builder.info.full_name}: {error}: give them by "
+                "the names of its features"
+            ) from error
         if config.add_tfds_id:
             decoded["tfds_id"] = example[0]
         if as_supervised:

@@ -9,7 +9,8 @@ import pickle
 import pytest
 import tensorflow as tf
 
-from forebay.service.client.registration import DatasetId, register_dataset
+from forebay.service.client.dataset_ids import DatasetId
+from forebay.service.client.registration import register_dataset
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.pipelines.python import stored
 from forebay.service.proto.python_pb2 import PythonDataset

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -306,6 +307,17 @@ def test_a_state_is_of_one_order_of_the_files(target: str, builder: Any) -> None
             {"read_config": {"file_format": "array_record"}},
             "of format array_record, and only TFRecord",
         ),
+        ("train[5:3]", {}, r"split 'train\[5:3\]' of data set digits.* has no examples"),
+        (
+            "train",
+            {"read_config": {"experimental_interleave_sort_fn": lambda _: []}},
+            r"experimental_interleave_sort_fn returned \[\]: let it return",
+        ),
+        (
+            "train",
+            {"decoders": {"row": {"nope": tfds.decode.SkipDecoding()}}},
+            r"decoders do not fit data set digits.*\['nope'\]: give them by the names",
+        ),
         ("train", {"epoch": -1}, "epoch=-1: count"),
         ("train", {"epoch": 1}, "epoch=1: only files that are shuffled by a seed"),
         ("train", {"data_dir": "/elsewhere"}, "beside a builder, which has its own"),
@@ -318,6 +330,16 @@ def test_bad_arguments(
         how = {**how, "read_config": tfds.ReadConfig(**options)}
     with pytest.raises(InvalidArgument, match=said):
         service.register_tfds(target, builder, split, **how)
+
+
+def test_features_that_are_datasets(
+    target: str, builder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tfds.features.Dataset({"x": np.int64})
+    features = tfds.features.FeaturesDict({"n": np.int64, "row": {"inner": inner}})
+    monkeypatch.setattr(builder.info, "_features", features)
+    with pytest.raises(InvalidArgument, match=r"\['row/inner'\].*PartialDecoding"):
+        service.register_tfds(target, builder)
 
 
 def test_what_is_no_builder(target: str) -> None:
