@@ -263,12 +263,26 @@ def _register_python(
             )
         structure, element_spec = encode(spec), encode_element_spec(spec)
         registration.require_few_components(len(component_specs(spec)))
+    elif _is_tensorflows(dataset.element_spec):
+        structure, element_spec = (
+            encode(dataset.element_spec),
+            encode_element_spec(dataset.element_spec),
+        )
+        registration.require_expressible(structure)
     else:
         structure, element_spec = registration.described(request, dataset.element_spec)
     return registration.send_function(
         service, request, structure, element_spec,
         compression=compression, dataset_id=dataset_id, cardinality=cardinality, send=send,
     )  # fmt: skip
+
+
+def _is_tensorflows(element_spec: Any) -> bool:
+    """Whether it is given in TensorFlow's words, rather than in NumPy's or not at all."""
+    kinds = {
+        isinstance(leaf, tf.TypeSpec) for leaf in tf.nest.flatten(element_spec) if leaf is not None
+    }
+    return kinds == {True}
 
 
 def _sources(graph: bytes, request: pb.RegisterDatasetRequest) -> list[ev.SplitSource]:
