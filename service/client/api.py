@@ -270,7 +270,7 @@ def _register_python(
         )
         registration.require_expressible(structure)
     else:
-        structure, element_spec = registration.described(request, dataset.element_spec)
+        structure, element_spec = registration.described(request, dataset)
     return registration.send_function(
         service, request, structure, element_spec,
         compression=compression, dataset_id=dataset_id, cardinality=cardinality, send=send,

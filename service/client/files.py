@@ -183,7 +183,7 @@ def register_files(
     elif element_spec is None:
         structure = _mapped_structure(stored)
         require_expressible(structure)
-        structure = widened(request, structure)
+        structure = widened(request, structure, map)
     else:
         structure = structure_of_spec(element_spec)
     require_expressible(structure)

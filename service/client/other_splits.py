@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from ..blocks import Block, Component, Strings
 from ..errors import ForebayError
@@ -29,12 +30,14 @@ LOOK_S = 2.0
 MOST_SPLITS = 8
 
 
-def widened(request: pb.RegisterDatasetRequest, structure: str) -> str:
+def widened(request: pb.RegisterDatasetRequest, structure: str, function: Any) -> str:
     """The structure, in which dimensions are unknown that differ among elements of further splits.
-    Whatever else those splits do says nothing: reads name it."""
+    Whatever else those splits do says nothing: reads name it. A function with a `setup`, and a
+    Beam chain, is not run again for it: what it sets up may be large, or shared."""
     nodes = json.loads(structure)
     shapes = [node["shape"] for _, node in leaves_of(nodes)]
-    if not any(size is not None for shape in shapes for size in shape):
+    known = any(size is not None for shape in shapes for size in shape)
+    if not known or hasattr(function, "setup"):
         return structure
     splits = request.sources[0].count
     far = {splits * part // MOST_SPLITS - 1 for part in range(1, MOST_SPLITS + 1)}

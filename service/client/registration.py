@@ -127,15 +127,15 @@ def send_function(
     return send(service, request)
 
 
-def described(request: pb.RegisterDatasetRequest, element_spec: Any) -> tuple[str, bytes]:
+def described(request: pb.RegisterDatasetRequest, dataset: PythonDataset) -> tuple[str, bytes]:
     """The structure and TensorFlow's element_spec of what the function yields. Without an
-    `element_spec`, calls the function. Raises InvalidArgument, and the function's errors."""
-    if element_spec is None:
+    element_spec, calls the function. Raises InvalidArgument, and the function's errors."""
+    if dataset.element_spec is None:
         structure = inferred(functions.first_elements(request))
         require_expressible(structure)
-        structure = widened(request, structure)
+        structure = widened(request, structure, dataset.function)
     else:
-        structure = structure_of_spec(element_spec)
+        structure = structure_of_spec(dataset.element_spec)
         require_expressible(structure)
     return structure, element_spec_of(structure)
 
@@ -185,7 +185,7 @@ def register_dataset(
             f"{install('tensorflow')}, or give a function with `splits`"
         )
     request = functions.request_of(dataset, functions.listed(dataset.splits))
-    structure, element_spec = described(request, dataset.element_spec)
+    structure, element_spec = described(request, dataset)
     return send_function(
         service, request, structure, element_spec,
         compression=compression, dataset_id=dataset_id,

@@ -75,8 +75,8 @@ def images(split: int) -> Any:
 
 def test_several_splits_say_which_dimensions_differ() -> None:
     def shapes(function: Any, splits: Any) -> Any:
-        request = request_of(python_dataset(splits)(function), splits)
-        structure, _ = registration.described(request, None)
+        dataset = python_dataset(splits)(function)
+        structure, _ = registration.described(request_of(dataset, splits), dataset)
         return json.loads(structure)
 
     leaf = {"tensor": "int64"}
