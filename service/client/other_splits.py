@@ -37,7 +37,7 @@ def widened(request: pb.RegisterDatasetRequest, structure: str, function: Any) -
     nodes = json.loads(structure)
     shapes = [node["shape"] for _, node in leaves_of(nodes)]
     known = any(size is not None for shape in shapes for size in shape)
-    if not known or hasattr(function, "setup"):
+    if not known or hasattr(function, "setup") or hasattr(function, "run_bundle"):
         return structure
     splits = request.sources[0].count
     far = {splits * part // MOST_SPLITS - 1 for part in range(1, MOST_SPLITS + 1)}
