@@ -25,6 +25,7 @@ from .base import (
 )
 from .memory import MemoryBudget
 from .orders import AnyBlock, Order
+from .takes import Takes
 from .windows import Windows
 
 
@@ -46,6 +47,7 @@ class AnyOutput(TaskOutput):
         self._buffered = 0  # elements of those
         self._windows = Windows()  # of the subscriptions that hand back
         self._awaits_takes = True
+        self.takes: Takes = Takes(time.monotonic())
 
     def put(self, block: Block) -> None:
         check_block(block)
@@ -56,7 +58,8 @@ class AnyOutput(TaskOutput):
                 lambda: bool(self._blocks) and self._bytes + size > self._max_bytes,
                 lambda: False,
             )
-            self._blocks.append((block, size))
+            self._blocks.append((replace(block, index=self.takes.put), size))
+            self.takes.put += block.count
             self._bytes += size
             self._buffered += block.count
             self.changed.notify_all()
@@ -85,16 +88,24 @@ class AnyOutput(TaskOutput):
         return elements > 0 and self._awaits_takes and isinstance(self._end, EndOfTask)
 
     def _clear(self) -> None:
-        self._done_with([block for block, _ in self._blocks])
-        self._dropped(block for block, _ in self._blocks)
+        self._drop([block for block, _ in self._blocks])
         self._blocks.clear()
         self._bytes = self._buffered = 0
+
+    def _drop(self, blocks: Sequence[Block]) -> None:
+        with self.changed:
+            for block in blocks:
+                self.takes.drop(block.index, block.count)
+        self._done_with(blocks)
+        self._dropped(blocks)
 
     def _done_with(self, blocks: Sequence[Block]) -> None:
         self._memory.release(sum(block.values_bytes for block in blocks))
 
 
 class _AnySubscription(Subscription):
+    """Its elements count as taken once given: nobody tells when its trainer takes them."""
+
     output: AnyOutput
 
     def next(
@@ -114,6 +125,8 @@ class _AnySubscription(Subscription):
                 output._blocks.appendleft((rest, rest_size))
                 output._bytes += rest_size
             output._buffered -= block.count
+            if not self.hands_back:
+                output.takes.take(block.index, block.count, time.monotonic())
             output.changed.notify_all()
             return block, size
 
@@ -140,7 +153,8 @@ class _HandingBack(_AnySubscription):
         output, window = self.output, self._window
         with output.changed:
             now_s = time.monotonic()
-            room = window.room(output._buffered if credit else 0, output.ended, now_s)
+            buffered = output._buffered if credit else 0
+            room = window.room(buffered, output.ended, now_s)
             if room:
                 limit = room if max_elements is None else min(room, max_elements)
                 item = super().next(credit, limit)
@@ -166,7 +180,10 @@ class _HandingBack(_AnySubscription):
     def received(self, blocks: Sequence[Block]) -> None:
         output = self.output
         with output.changed:
-            self._window.take(sum(block.count for block in blocks), time.monotonic())
+            now_s = time.monotonic()
+            self._window.take(sum(block.count for block in blocks), now_s)
+            for block in blocks:
+                output.takes.take(block.index, block.count, now_s)
             output.changed.notify_all()
         super().received(blocks)
 
@@ -174,7 +191,7 @@ class _HandingBack(_AnySubscription):
         output = self.output
         with output.changed:
             if isinstance(output._end, TaskUnknown):
-                output._dropped(blocks)
+                output._drop(blocks)
             else:
                 # The consumer may still map the lent memory, so it cannot be passed on again.
                 blocks = [replace(block, loan=None) for block in blocks]
@@ -187,7 +204,7 @@ class _HandingBack(_AnySubscription):
     def close(self, lacking: Sequence[Block] = ()) -> None:
         with self.output.changed:
             self._leave()
-        super().close(lacking)
+        self.output._drop(lacking)
 
     def _leave(self) -> None:
         self._window.close()

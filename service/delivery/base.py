@@ -50,6 +50,7 @@ from ..errors import ForebayError
 from ..stopwatch import Stopwatch
 from .memory import LOOK_S, STARVED_S, MemoryBudget
 from .orders import Order
+from .takes import Takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ class TaskOutput(ABC):
         self.changed = threading.Condition(threading.RLock())  # guards all state, also of policies
         self.blocked = Stopwatch()  # while the producer waits for room
         self.opens = 0  # subscriptions opened so far
+        self.takes: Takes | None = None  # of a policy that gives each element to one consumer
         # Told the `traceparent` of a consumer that waits.
         self.on_trace: Callable[[str], object] = lambda _: None
         self._when_opened: list[tuple[int, Callable[[], None]]] = []

@@ -72,6 +72,17 @@ class PythonRules(NamedTuple):
 class Run(Protocol):
     """One run of a pipeline."""
 
+    tells: bool
+    """Whether it calls the feed's `SplitRange.made`."""
+
+    most: int
+    """How many elements a block may have; its reader may change it. A block of a Python dataset has
+    any number of elements of one `SplitRange`."""
+
+    @property
+    def waiting(self) -> int:
+        """How many elements are made and not yielded, as far as is known."""
+
     def blocks(self) -> Iterator[Block]:
         """The blocks, in the pipeline's order; call it once. Raises PipelineError.
 

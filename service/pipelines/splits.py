@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
@@ -20,6 +20,9 @@ class SplitRange:
     count: int
     pass_number: int
     names: tuple[str, ...] = ()  # of the splits, if the source can grow
+    made: Callable[[], object] = field(default=lambda: None, compare=False, repr=False)
+    """A run that `tells` calls it once it has yielded all elements of these splits, and its reader
+    asks for more."""
 
 
 PARTS = 8

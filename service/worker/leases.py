@@ -2,9 +2,9 @@
 
 The feed requests the next lease while the pipeline works on the current one, so the pipeline
 doesn't wait for the dispatcher. A lease aims at LEASE_S of work, measured on earlier leases: it has
-thousands of small splits, or one large split. A lease counts as begun when the pipeline asks for
-the next one, since it has begun all splits by then. A source that a pipeline may leave early is
-leased one split at a time, without prefetch.
+thousands of small splits, or one large split. lease_reports.py says how far the pipeline may be
+ahead of trainers, and when a lease is reported. A source that a pipeline may leave early is leased
+one split at a time, without prefetch.
 
 A pipeline that runs several processes gets each lease in parts. When the worker drains, the feed
 returns the parts not yet given. It measures the pace only once each process has finished a part:
@@ -31,6 +31,7 @@ from ..errors import ForebayError, NotFound, ProtocolError, Unavailable
 from ..pipelines import PARTS, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
+from .lease_reports import LeaseReports
 from .observer import Observer
 
 LEASE_S = 0.25
@@ -53,10 +54,12 @@ class _LeaseState:
         dispatcher: DispatcherClient,
         observer: Observer,
         processes: int,
-        span: Callable[[], AbstractContextManager[object]] = nullcontext,
+        span: Callable[[], AbstractContextManager[object]],
+        reports: LeaseReports,
     ) -> None:
         self.task_id = task_id
         self.span = span
+        self.reports = reports
         self.dispatcher = dispatcher
         self.observer = observer
         self.processes = processes
@@ -80,11 +83,13 @@ class LeaseFeed:
         when_opened: Callable[[Callable[[], None]], None] | None = None,
         requests: Sequence[int] = (),
         span: Callable[[], AbstractContextManager[object]] = nullcontext,
+        reports: LeaseReports | None = None,
     ) -> None:
         """`processes` is how many parts of a lease the pipeline works on at a time; 0: a lease is
         given whole. `when_opened` registers a callback for the task's first consumer. Until then
         the feed leases nothing; without `when_opened` it leases at once. `requests` are the last
         request numbers of the task's earlier feed, by source. Leases are asked for within `span`.
+        `reports` bounds how far the pipeline may be ahead of trainers.
         """
         self.sources = sources
         self.failed: ForebayError | None = None  # why `next_range` raised
@@ -99,7 +104,8 @@ class LeaseFeed:
         ]
         name = f"forebay-lease-{task_id}"
         self._pool = ThreadPool(max(1, len(sources)), name)
-        self._task = _LeaseState(task_id, dispatcher, observer, processes, span)
+        reports = reports or LeaseReports()
+        self._task = _LeaseState(task_id, dispatcher, observer, processes, span, reports)
         if when_opened is None:
             self._task.may_lease.set()
         else:
@@ -154,6 +160,11 @@ class LeaseFeed:
         return sum(x.no_split.seconds for x in leases), sum(x.unread.seconds for x in leases)
 
     @property
+    def held_back_s(self) -> float:
+        """How long the pipeline waited for trainers to take what it had made."""
+        return sum(x.held_back.seconds for x in self._leases)
+
+    @property
     def cut_short(self) -> bool:
         """Whether `pause` or `drain` ended the splits before the pipeline had all of them."""
         return self._task.cut_short.is_set()
@@ -171,6 +182,7 @@ class LeaseFeed:
         by `drain`. Never waits."""
         self._task.draining.set()
         self._task.may_lease.set()
+        self._task.reports.wake()
 
     def drain(self, give_up_s: float) -> None:
         """Give no further splits, and return unstarted ones to the dispatcher.
@@ -189,14 +201,16 @@ class LeaseFeed:
         """
         self._task.closed.set()
         self._task.may_lease.set()
+        self._task.reports.wake()
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
 
 class _PipelineLease:
     """The lease that the pipeline has, in parts, and how large the next one should be."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, reports: LeaseReports) -> None:
         self.left = 0  # splits not yet given to the pipeline
+        self._reports = reports
         self.next_size = 1
         self._lease: pb.LeaseSplitsResponse | None = None
         self._processes = max(1, processes)
@@ -205,6 +219,8 @@ class _PipelineLease:
 
     def begin(self, lease: pb.LeaseSplitsResponse, left: int) -> None:
         self._lease, self.left = lease, left
+        if left:
+            self._reports.begin(lease.lease_id, left)
 
     def next_part(self) -> SplitRange:
         lease = self._lease
@@ -214,7 +230,8 @@ class _PipelineLease:
         self.left -= count
         self._given.append((time.monotonic(), count))
         names = tuple(lease.names[begins : begins + count])
-        return SplitRange(lease.first + begins, count, lease.pass_number, names)
+        splits = SplitRange(lease.first + begins, count, lease.pass_number, names)
+        return self._reports.given(lease.lease_id, splits)
 
     def finish(self) -> list[int]:
         """End a lease whose splits were all given; its id, or nothing."""
@@ -222,7 +239,7 @@ class _PipelineLease:
             return []
         finished, self._lease = [self._lease.lease_id], None
         self._adapt()
-        return finished
+        return [] if self._reports.are_exact else finished
 
     def take_unstarted(self) -> list[pb.ReturnedLease]:
         """End a lease that has unstarted splits; these."""
@@ -231,6 +248,10 @@ class _PipelineLease:
         unstarted = [pb.ReturnedLease(lease_id=self._lease.lease_id, count=self.left)]
         self._lease, self.left = None, 0
         return unstarted
+
+    def size(self) -> int:
+        """How many splits to lease next."""
+        return max(1, min(self.next_size, self._reports.most_splits()))
 
     def _adapt(self) -> None:
         """Aim at LEASE_S of work; grow by at most MAX_GROWTH a lease."""
@@ -259,12 +280,14 @@ class _SourceLeases:
         self.requests = 0
         self.no_split = Stopwatch()  # while the pipeline waits for a lease
         self.unread = Stopwatch()  # while it waits for the task's first consumer
-        self._lease = _PipelineLease(task.processes)
+        self.held_back = Stopwatch()  # while it is ahead of trainers
+        self._lease = _PipelineLease(task.processes, task.reports)
         self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as begun
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
 
     def next_range(self, opening: int, endless: bool) -> SplitRange | None:
+        self._wait_for_trainers()
         with self._lock:
             if self._lease.left and not self._task.draining.is_set():
                 return self._next_part()
@@ -321,9 +344,10 @@ class _SourceLeases:
                 "without theirs they cannot be read: run a dispatcher of this version"
             )
         self._lease.begin(lease, lease.count)
-        if not self._singly:
+        part = self._next_part()
+        if not self._singly and self._task.reports.most_splits():
             self._ahead = self._ask()
-        return self._next_part()
+        return part
 
     def _next_part(self) -> SplitRange:
         part = self._lease.next_part()
@@ -363,7 +387,8 @@ class _SourceLeases:
         request.task_id, request.source = self._task.task_id, self._number
         request.begun.extend(self._begun)
         self._begun = []
-        if not (request.begun or request.returned):
+        self._task.reports.add_to(request)
+        if not (request.begun or request.returned or request.taken or request.lost):
             return
         patience_s = max(0.0, give_up_s - time.monotonic())
         try:
@@ -373,8 +398,18 @@ class _SourceLeases:
         except ForebayError as error:
             self._task.observer.not_handed_back(self._task.task_id, self._number, error)
         else:
+            for each in unstarted:
+                self._task.reports.replace(each.lease_id, kept.lease_id, each.count)
             if kept.lease_id:
                 self._lease.begin(kept, 0)
+
+    def _wait_for_trainers(self) -> None:
+        """Wait while the pipeline is far ahead of them. Needs no lock, as in `_wait_until_read`."""
+        task = self._task
+        with self.held_back:
+            while not (task.draining.is_set() or task.closed.is_set()):
+                if task.reports.wait(max(1, task.processes)):
+                    return
 
     def _wait_until_read(self) -> pb.LeaseSplitsResponse | None:
         """Wait until the task has a consumer or drains. Returns the answer that ends the pass, if
@@ -410,9 +445,10 @@ class _SourceLeases:
             source=self._number,
             pass_number=self._pass,
             or_later=self._endless,
-            want=1 if self._singly else self._lease.next_size,
+            want=1 if self._singly else self._lease.size(),
             begun=begun,
         )
+        self._task.reports.add_to(request)
         return self._pool.submit(self._call, request)
 
     def _call(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:

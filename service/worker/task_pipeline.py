@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -12,14 +13,18 @@ from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
+from ..delivery import TaskOutput
 from ..errors import ForebayError, NotFound, Unavailable
 from ..pipelines import MaySkip, Pipeline, PythonRules, Run, Shard, SkipReport
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
 from ..tracing import MakeSpans
 from ..user_metrics import Totals
+from .lease_reports import LeaseReports
 from .leases import HAND_BACK_S, LeaseFeed
 from .observer import Observer, Undelivered
+
+log = logging.getLogger(__name__)
 
 _numbers = itertools.count(1)
 
@@ -124,7 +129,9 @@ class TaskPipeline:
         pipelines: Pipelines,
         observer: Observer,
         datasets: Datasets | None = None,
+        output: TaskOutput | None = None,
     ) -> None:
+        """`output` gets the elements of a pipeline on leased splits."""
         self.definition = ev.DatasetDefinition()  # set by `open`
         self.cancelled = threading.Event()
         self.spans = MakeSpans(job=task.job_id, task=task.task_id)
@@ -144,13 +151,18 @@ class TaskPipeline:
         self._pass_query = pb.LeaseSplitsRequest(task_id=task.task_id)  # for a parked task
         self._number = next(_numbers)
         self._totals = Totals()
-        self._waited_s = 0.0, 0.0  # of earlier feeds
+        self._reports = LeaseReports(output)
+        self._waited_s = 0.0, 0.0, 0.0  # of earlier feeds
 
     @property
-    def waited_s(self) -> tuple[float, float]:
-        """How long it waited for splits, and for the task's first consumer, in all its runs."""
-        no_split_s, unread_s = (0.0, 0.0) if (feed := self._feed) is None else feed.waited_s
-        return self._waited_s[0] + no_split_s, self._waited_s[1] + unread_s
+    def waited_s(self) -> tuple[float, float, float]:
+        """How long it waited for splits, for the task's first consumer, and for trainers to take
+        elements, in all its runs."""
+        feed, before = self._feed, self._waited_s
+        if feed is None:
+            return before
+        no_split_s, unread_s = feed.waited_s
+        return before[0] + no_split_s, before[1] + unread_s, before[2] + feed.held_back_s
 
     @property
     def given_up(self) -> bool:
@@ -189,11 +201,32 @@ class TaskPipeline:
             rules = self._pipelines.python
             processes = pipelines.processes_of(dataset.definition, dataset.graph, rules)
             self._feed = LeaseFeed(
-                self._dispatcher, task.task_id, sources, self._observer,
-                processes, when_read, self._requests, self.spans.current,
+                self._dispatcher, task.task_id, sources, self._observer, processes, when_read,
+                self._requests, self.spans.current, self._reports,
             )  # fmt: skip
         self._run = self._open(dataset).run(self._feed)
+        self._reports.begin_run(self._run)
         return self._run
+
+    def report(self, *, all_delivered: bool = False, completes: bool = False) -> None:
+        """Report what trainers have taken, or that consumers have `all_delivered`. A task
+        that `completes` only tells what was dropped."""
+        if not self._task.num_sources:
+            return
+        request = pb.LeaseSplitsRequest()
+        if all_delivered:
+            self._reports.all_delivered(request)
+        else:
+            self._reports.add_to(request)
+        if request.dropped or request.lost or (request.ByteSize() and not completes):
+            request.task_id = self._task.task_id
+            answer = pb.LeaseSplitsResponse
+            try:
+                self._dispatcher.call(
+                    request, answer, timeout_s=2, patience_s=0, closed=self.cancelled
+                )
+            except ForebayError as error:  # they count as lost if the task ends early
+                log.info("task %d could not report: %s", request.task_id, error)
 
     def open_bundles(self) -> Pipeline:
         """The pipeline of a read in bundles: the caller runs the bundles."""

@@ -25,6 +25,10 @@ UNWOUND_S = 1.0
 in TensorFlow, and would delay the end of the task if trainers are fast."""
 
 
+REPORT_S = 1.0
+"""How often an ended pipeline's task reports what trainers have taken."""
+
+
 class DeliveryCounter:
     """A Listener that counts a task's acknowledged and dropped elements."""
 
@@ -70,7 +74,7 @@ class WorkerTask(ABC):
         self.task = task
         self.output = output
         self.pipeline = TaskPipeline(
-            task, needs.dispatcher, needs.pipelines, needs.observer, needs.datasets
+            task, needs.dispatcher, needs.pipelines, needs.observer, needs.datasets, output
         )
         self._needs = needs
         self._ended = False  # for good
@@ -290,8 +294,8 @@ class TaskRunner(WorkerTask):
         return self.pipeline.undelivered(elements, self.output.ended)
 
     def counts(self) -> dict[str, float]:
-        no_split_s, unread_s = self.pipeline.waited_s
-        blocked_s = self.output.blocked.seconds
+        no_split_s, unread_s, held_back_s = self.pipeline.waited_s
+        blocked_s = self.output.blocked.seconds + held_back_s
         waited_s = no_split_s + unread_s + blocked_s
         return {
             "elements": self._put,
@@ -330,9 +334,10 @@ class TaskRunner(WorkerTask):
         data_over = self._is_data_over()
         if not self.output.wait_drained(UNWOUND_S):
             self.pipeline.free()
-        while not self.output.wait_drained(timeout_s=60):  # for consumers, or for cancel()
+        while not self.output.wait_drained(REPORT_S):  # for consumers, or for cancel()
             if self.is_being_parked():
                 return
+            self.pipeline.report()
         self._ended = True
         if self._counter is not None:
             while not (self._counter.wait(self._put, 1) or self._cancelled.is_set()):
@@ -340,6 +345,7 @@ class TaskRunner(WorkerTask):
         # If the dispatcher gave the task up, the pipeline's end doesn't mean that data ended.
         event = Ended(task_id) if self.pipeline.given_up else HandedOut(task_id, data_over)
         if Complete(task_id) in self._needs.report(self, event):
+            self.pipeline.report(completes=True)
             self._needs.dispatcher.call(
                 pb.CompleteTaskRequest(task_id=task_id, metrics=self.pipeline.metrics()),
                 pb.CompleteTaskResponse,
@@ -364,7 +370,10 @@ class TaskRunner(WorkerTask):
             self.drain(self._drain_by_s)
         elif self.is_being_parked():
             self.pipeline.pause()
+        takes = self.output.takes
         for block in run.blocks():
+            if takes is not None:
+                run.most = max(1, takes.bound // 4)
             try:
                 self.output.put(block)
                 self.pipeline.spans.end(block.count)

@@ -297,6 +297,8 @@ class Worker:
                     runner.task, what,
                     is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,
                 )  # fmt: skip
+            else:
+                runner.pipeline.report(all_delivered=True)
         return delivered
 
     def _announce_drain(self) -> None:

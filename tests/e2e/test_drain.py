@@ -29,7 +29,7 @@ def megabytes() -> tf.data.Dataset:
 
 def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:
     """The trainer has its credit, and the worker its buffers."""
-    wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+    wait_until(lambda: begun(dispatcher) > CREDIT + 8)
     # `status` shows whole leases, not how far the pipeline has come in one. A draining worker hands
     # back the splits that it has not begun, so the pipeline gets a second to fill its buffers.
     time.sleep(1)
@@ -90,7 +90,7 @@ def test_a_killed_trainer_does_not_hold_up_a_draining_worker(
         dataset_id = service.register_dataset(dispatcher.target, megabytes())
         trainer = Fork(["-c", READS, dispatcher.target, dataset_id])
         assert trainer.line() == "has one"
-        wait_until(lambda: begun(dispatcher) > CREDIT + 20)
+        wait_until(lambda: begun(dispatcher) > CREDIT + 8)
         trainer.kill()
         trainer.finish()
         assert worker.stop() == 0
@@ -121,7 +121,7 @@ def test_a_worker_that_drains_for_long_holds_up_only_its_own_readers(
         dataset_id = service.register_dataset(target, megabytes())
         with service.read(target, dataset_id, processing_mode="distributed_epoch") as slow:
             next(slow)
-            wait_until(lambda: begun(dispatcher) > CREDIT)
+            wait_until(lambda: begun(dispatcher) > CREDIT + 8)
             with Read(target, 2) as before, WorkerProcess(dispatcher.address):
                 before.read_until(workers=2)
                 told = threading.Thread(target=drains.stop)

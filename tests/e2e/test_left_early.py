@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
+from forebay.service.delivery.takes import FIRST
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import WorkerOptions
 from forebay.service.worker.metrics import COUNTS, PARKED, SHED
@@ -150,15 +151,15 @@ def test_a_pipeline_that_ended_by_itself_is_not_begun_again(
 ) -> None:
     """As of `take`: parked behind its last element, it does not begin anew."""
     workers.start()
-    dataset_id = service.register_dataset(dispatcher.target, numbers().take(100))
+    dataset_id = service.register_dataset(dispatcher.target, numbers().take(FIRST))
     got: list[int] = []
     for _ in range(3):
         with read(dispatcher.target, dataset_id) as elements:
-            got += [int(element[0]) for element in itertools.islice(elements, 20)]
+            got += [int(element[0]) for element in itertools.islice(elements, 3)]
         workers.wait_until_parked()
     with read(dispatcher.target, dataset_id) as elements:
         got += [int(element[0]) for element in elements]
-    assert len(got) == len(set(got)) == 100
+    assert len(got) == len(set(got)) == FIRST
 
 
 def test_a_pipeline_without_leases_begins_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from forebay.service.errors import ProtocolError, Unavailable
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import leases
+from forebay.service.worker.lease_reports import LeaseReports
 from forebay.service.worker.leases import LeaseFeed
 from forebay.service.worker.observer import Observer
 
@@ -226,7 +228,9 @@ def test_a_task_that_nobody_reads_asks_less_often_the_longer_it_waits(
 
     waited: list[float] = []
     monkeypatch.setattr(leases, "time", Clock)
-    task = leases._LeaseState(1, cast(Any, Dispatcher()), Observer(), 0)
+    task = leases._LeaseState(
+        1, cast(Any, Dispatcher()), Observer(), 0, nullcontext, LeaseReports()
+    )
     task.may_lease = NeverRead()
     unread = leases._SourceLeases(task, 0, ev.SplitSource(count=1), cast(Any, None))
     assert unread._wait_until_read() is None

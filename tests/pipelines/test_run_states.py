@@ -26,6 +26,7 @@ from forebay.service.pipelines.python.run_states import (
     Granted,
     Instruction,
     Looked,
+    Made,
     RunStates,
     StartRun,
     Waited,
@@ -35,13 +36,21 @@ from forebay.service.proto.python_pb2 import RAISE, RETRY, SKIP, OnError
 
 
 def states(
-    on_error: OnError = RAISE, limit: int = 100, width: int = 2, **how: Any
+    on_error: OnError = RAISE,
+    limit: int = 100,
+    width: int = 2,
+    complete: list[SplitRange] | None = None,
+    **how: Any,
 ) -> tuple[RunStates, Any]:
-    """And how to tell it of an event, at second 0."""
+    """And how to tell it of an event, at second 0. `complete` gets the ranges that came whole."""
     made = RunStates(FailureRules(on_error, limit, how.pop("timeout_s", 0), "w:1"), width, **how)
 
+    complete = [] if complete is None else complete
+
     def tell(event: Event, now_s: float = 0) -> list[Instruction]:
-        return [i for i in made.handle(event, now_s) if not isinstance(i, Warn)]
+        told = made.handle(event, now_s)
+        complete.extend(i.splits for i in told if isinstance(i, Made))
+        return [i for i in told if not isinstance(i, Warn | Made)]
 
     return made, tell
 
@@ -209,3 +218,17 @@ def test_whatever_fails_when_each_element_comes_once(on_error: OnError, seed: in
         for element in range(skipped.get(split, size[split]))
     }
     assert came == dict.fromkeys(wanted, 1)
+
+
+def test_a_range_is_made_once_all_of_it_came_whatever_failed() -> None:
+    complete: list[SplitRange] = []
+    _, tell = states(RETRY, width=1, complete=complete)
+    tell(Begun())
+    whole = SplitRange(0, 6, 0)
+    assert tell(Granted(whole)) == [StartRun(0, 0, 6, 0)]
+    tell(Came(0, 3, ElementPlace(2, 1)))
+    failure = Failed("UNKNOWN", "text", ElementPlace(2, 1))
+    assert tell(Broke(0, failure)) == [StartRun(0, 2, 4, 1)]
+    assert complete == []
+    tell(Done(0))
+    assert complete == [whole]

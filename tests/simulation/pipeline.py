@@ -71,6 +71,10 @@ class Pipeline:
 class Computed:
     """service.pipelines.Run for a Pipeline."""
 
+    tells = True
+    most = 0
+    waiting = 0
+
     def __init__(
         self, pipeline: Pipeline, task: pb.Task, may_skip: MaySkip, feed: SplitFeed | None
     ) -> None:
@@ -78,6 +82,7 @@ class Computed:
         self._may_skip = may_skip
         self._mine = _shard(task)
         self._feed = feed
+        self._ended: list[SplitRange] = []  # all of their elements came, perhaps in no block yet
         self._cancelled = Event()
         self._task_id = task.task_id
         self._iteration_id = task.iteration_id
@@ -97,6 +102,8 @@ class Computed:
                 if len(waiting) >= rng.randint(1, pipeline.block_elements):
                     yield self._made(waiting)
                     waiting = []
+                    while self._ended:
+                        self._ended.pop().made()
                 if pipeline.python and self._fails(element):
                     report = SkipReport(element.split, 1, "why", SKIPPED_MOST)
                     if not self._may_skip(report):
@@ -134,6 +141,7 @@ class Computed:
                     open_ends.append(open_ends.pop(0))
                 for split in filter(self._mine, range(found.first, found.first + found.count)):
                     yield provider, found.pass_number, split
+                self._ended.append(found)
 
     def _openings(self) -> Iterator[int]:
         if not self._pipeline.endless:

@@ -118,18 +118,37 @@ class EndLate(NamedTuple):
     slot: int
 
 
+class Made(NamedTuple):
+    """All elements of these splits came."""
+
+    splits: SplitRange
+
+
 class Warn(NamedTuple):
     text: str
 
 
-Instruction = Ask | StartRun | SkipReport | EndLate | Warn
+Instruction = Ask | StartRun | SkipReport | EndLate | Made | Warn
 """A SkipReport gets an Answered."""
+
+
+@dataclass
+class _Given:
+    """A range that was granted, and how many of its splits may still have elements."""
+
+    splits: SplitRange
+    left: int
+
+    def end(self, splits: int) -> list[Instruction]:
+        self.left -= splits
+        return [] if self.left or not splits else [Made(self.splits)]
 
 
 @dataclass
 class _Work:
     """Splits first … stop − 1, from element `start` of them on, and a process's progress."""
 
+    given: _Given
     first: int
     stop: int
     start: int = 0
@@ -177,12 +196,14 @@ class RunStates:
                 assert splits is not None
                 self._asked = False
                 start = self._index if self._is_bundle else 0
-                self._again(splits.first, splits.first + splits.count, start)
+                given = _Given(splits, splits.count)
+                self._again(given, splits.first, splits.first + splits.count, start)
             case Came(slot, elements, behind):
                 self._working[slot].behind = behind
                 self._index += elements
             case Done(slot):
-                del self._working[slot]
+                work = self._working.pop(slot)
+                out += work.given.end(work.stop - work.first)
             case Broke(slot, failure):
                 out += self._fail(self._working.pop(slot), failure)
             case Answered(allowed):
@@ -252,24 +273,25 @@ class RunStates:
         starts_again = rules.on_error == RETRY or (rules.on_error == SKIP and at.split < 0)
         if starts_again and self._failures[tried] <= rules.limit:
             if self._is_bundle:  # again from its start, with the same random numbers
-                self._again(work.first, work.stop, self._index)
-            else:
-                self._again(behind.split, work.stop, behind.element)
-            return [Warn(f"tried again: {text}")]
+                self._again(work.given, work.first, work.stop, self._index)
+                return [Warn(f"tried again: {text}")]
+            self._again(work.given, behind.split, work.stop, behind.element)
+            return [*work.given.end(behind.split - work.first), Warn(f"tried again: {text}")]
         can_skip = isinstance(failure, Died) and not self._is_bundle  # it would be shorter
         if can_skip and rules.on_error == SKIP and rules.limit and at.split >= 0:
             rest = [
-                _Work(behind.split, at.split, behind.element),
-                _Work(at.split + 1, work.stop),
+                _Work(work.given, behind.split, at.split, behind.element),
+                _Work(work.given, at.split + 1, work.stop),
             ]
             error = PipelineError(code, f"{text}\n{no_more(rules.limit)}")
             self._skips.append(_Skip([w for w in rest if w.first < w.stop], error))
             reason = reason.partition("\n")[0][:MAX_REASON]
             came = behind.element if behind.split == at.split else 0  # retries repeat the others
             report = SkipReport(at.split, came, reason, rules.limit)
-            return [Warn(f"its rest is skipped, if it may be: {text}"), report]
+            ended = work.given.end(behind.split - work.first + 1)  # and the one that is skipped
+            return [*ended, Warn(f"its rest is skipped, if it may be: {text}"), report]
         raise PipelineError(code, text)
 
-    def _again(self, first: int, stop: int, start: int = 0) -> None:
+    def _again(self, given: _Given, first: int, stop: int, start: int = 0) -> None:
         if first < stop:
-            self._waiting.appendleft(_Work(first, stop, start))
+            self._waiting.appendleft(_Work(given, first, stop, start))

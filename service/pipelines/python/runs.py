@@ -50,6 +50,7 @@ from .run_states import (
     FailureRules,
     Granted,
     Looked,
+    Made,
     RunStates,
     StartRun,
     Waited,
@@ -75,6 +76,10 @@ class Given(NamedTuple):
 
 class PythonRun:
     """One run, in up to `width` processes; a bundle runs in one."""
+
+    tells = True
+    most = 0  # not used: its blocks follow its ranges
+    waiting = 0  # not known
 
     def __init__(
         self,
@@ -201,6 +206,8 @@ class PythonRun:
                     self._questions.ask(None, lambda: Granted(self._next_range()))
                 case SkipReport():
                     self._questions.ask(None, partial(self._ask_to_skip, instruction))
+                case Made(splits):
+                    splits.made()
                 case Warn(text):
                     log.warning("%s", text)
 
@@ -250,6 +257,8 @@ class PythonRun:
 
 class BuiltRun(PythonRun):
     """A run of a dataset that the function builds, in one process."""
+
+    tells = False
 
     def __init__(
         self,

@@ -114,6 +114,7 @@ class LongRun:
         self._variant = loaded.variant
         self._release = release
         self._driver: Driver | None = None
+        self.tells, self.passed = loaded.tells, loaded.passed
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         handles = [queue.handle for queue in queues]
@@ -222,6 +223,8 @@ class BundleDrivers:
 class DrivenBundle:
     """Drives one bundle."""
 
+    tells = False
+
     def __init__(
         self, drivers: BundleDrivers, numbers: list[int], release: Callable[[], None]
     ) -> None:
@@ -230,6 +233,9 @@ class DrivenBundle:
         self._numbers = numbers
         self.release = release
         self._driver: BundleDriver | None = None
+
+    def passed(self, elements: int) -> None:
+        pass
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         self._driver = self._drivers.take(queues)

@@ -17,7 +17,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -40,6 +40,7 @@ from .imports import (
 from .save_watchers import Watch, saves_in
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
 from .split_sources import require_splittable
+from .splits_in_order import splits_per_element
 from .state import GraphState, state_of
 from .transformations import Traced, call_unoptimized, concrete, opened, traced, until_stopped
 
@@ -66,6 +67,7 @@ class TracedGraph:
         self._watched = saves_in(parsed) if sources is None else {}
         self._strands = _strands(walk.sources, sources) if walk and sources is not None else {}
         repeats = walk.endless_repeats if walk else {}
+        self._per_element = splits_per_element(parsed) if walk and len(self._strands) == 1 else 0
         self._repeats = list(repeats.values())
         # An endless repeat begins again, with a new lease, after this many elements.
         sizes = [source_size(sources[n]) for own in self._repeats for n in own] if sources else []
@@ -75,6 +77,8 @@ class TracedGraph:
         self._state = state_of(parsed)
         # Set the options again: those from below an endless repeat don't pass its gate.
         options = options_of(walk.options if walk else b"")
+        if options.deterministic is False:
+            self._per_element = 0
         del parsed  # constants may be large, and TensorFlow copies them
         self._imported = ImportedGraph(graph)
         isolated, result = self._imported.proto, self._imported.result
@@ -108,7 +112,7 @@ class TracedGraph:
         asked: list[_Feed | _Gate | Watch] = [Watch(path) for path in self._watched.values()]
         if feed is not None:
             asked = [*_feeds(self._strands, feed), *[_Gate(feed, own) for own in self._repeats]]
-        return LoadedGraph(self._build, asked)
+        return LoadedGraph(self._build, asked, self._per_element)
 
     def may_be_shared(self, options: tf.data.Options) -> bool:
         """Whether runs with these options share nothing but the graph.
@@ -137,9 +141,14 @@ class LoadedGraph:
         self,
         build: Any,  # a traced function: (first feed) → the variant, tables
         asked: Sequence[_Feed | _Gate | Watch],
+        per_element: int = 0,
     ) -> None:
+        """`per_element` is how many splits each element is of, in their order; 0: not known."""
         self._tables: list[Tensor] = []
+        self._per_element = per_element
         self._asked = asked
+        if self.tells:
+            cast(_Feed, asked[0]).strand.records = True
         self._numbers = _number(asked)
         try:
             first = tf.constant(self._numbers.start, tf.int64)
@@ -147,6 +156,16 @@ class LoadedGraph:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def tells(self) -> bool:
+        """Whether `passed` calls SplitRange.made."""
+        return self._per_element > 0 and isinstance(self._asked[0], _Feed)
+
+    def passed(self, elements: int) -> None:
+        """So many more elements were yielded."""
+        if self.tells:
+            cast(_Feed, self._asked[0]).strand.passed(elements * self._per_element)
 
     def cancel(self) -> None:
         """End the pipeline's waits in this module, except for a SplitFeed. Idempotent."""
@@ -252,6 +271,9 @@ class _Strand:
         self._endless = endless
         self._lock = threading.Lock()
         self._ahead: list[deque[tuple[int, SplitRange | None]]] = []  # (opening, range or end)
+        self.records = False  # whether `passed` is called
+        self._unmade: deque[SplitRange] = deque()
+        self._passed = 0  # splits of the first of these
 
     def add_reader(self) -> int:
         self._ahead.append(deque())
@@ -266,11 +288,21 @@ class _Strand:
                 found = self._feed.next_range(self._source, opening, self._endless)
                 for ahead in self._ahead:
                     ahead.append((opening, found))
+                if found is not None and self.records:
+                    self._unmade.append(found)
             if mine[0][0] > opening:
                 return None  # another reader left it early
             if mine[0][1] is None:
                 return None  # however often it asks
             return mine.popleft()[1]
+
+    def passed(self, splits: int) -> None:
+        """All elements of so many further splits were yielded, in order."""
+        self._passed += splits
+        while self._unmade and self._passed >= self._unmade[0].count:
+            made = self._unmade.popleft()
+            self._passed -= made.count
+            made.made()
 
 
 class _Feed:
@@ -278,7 +310,7 @@ class _Feed:
 
     def __init__(self, strand: _Strand) -> None:
         self.openings = itertools.count()
-        self._strand = strand
+        self.strand = strand
         self._reader = strand.add_reader()
         self._failed = threading.Event()  # ask no more: `ignore_errors` would ask forever
 
@@ -286,7 +318,7 @@ class _Feed:
         splits = None
         if not self._failed.is_set():
             try:
-                splits = self._strand.next_range(self._reader, int(opening))
+                splits = self.strand.next_range(self._reader, int(opening))
             except BaseException:
                 self._failed.set()
                 raise

@@ -19,7 +19,7 @@ from ...blocks import Block, Component
 from .columns import reshaped
 from .drivers import Driver
 from .queues import OwnedQueue
-from .traces import LARGE_BYTES, QUANTUM_BYTES, Trace
+from .traces import LARGE_BYTES, MAX_BLOCK_ELEMENTS, QUANTUM_BYTES, Trace
 
 LINGER_S = 0.025
 """How long an element may wait for a block to fill. A block of any size costs both ends together a
@@ -32,6 +32,11 @@ Tensor = Any
 
 class DriverSource(Protocol):
     """Provides the driver of a run."""
+
+    tells: bool  # whether `passed` calls SplitRange.made
+
+    def passed(self, elements: int) -> None:
+        """So many more elements were yielded, and their reader asks for more."""
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         """Have a driver fill the queues. At the end of the pipeline it closes the first queue and
@@ -58,6 +63,12 @@ class TfDataRun:
         self._queues = trace.make_queues()
         self._queue, *self._budget = self._queues
         self._cancelled = threading.Event()
+        self.most = MAX_BLOCK_ELEMENTS
+        self.tells = source.tells
+
+    @property
+    def waiting(self) -> int:
+        return self._ready() * self.trace.pack
 
     def cancel(self) -> None:
         """End `blocks` soon, from any thread. The caller must end the feed's own waits."""
@@ -81,6 +92,7 @@ class TfDataRun:
             while stacked is not None and not self._cancelled.is_set():
                 for block in self._cut(stacked):
                     yield self._placed(block)
+                    self._source.passed(block.count)
                 stacked = self._take()
             complete = driver.error is None and not self._cancelled.is_set()
             if driver.error is not None and not self._cancelled.is_set():
@@ -126,7 +138,7 @@ class TfDataRun:
             time.sleep(min(pause_s, left_s))
             pause_s *= 2
             ready = self._ready()
-        want = min(ready, self.trace.most)
+        want = min(ready, self._most)
         tail = self._dequeue(want) if want else None
         if head is None or tail is None:
             return head or tail
@@ -137,12 +149,17 @@ class TfDataRun:
             for pair in zip(head, tail, strict=True)
         ]
 
+    @property
+    def _most(self) -> int:
+        """How many elements of the queue a block may have."""
+        return min(self.trace.most, max(1, self.most // self.trace.pack))
+
     def _ready(self) -> int:
         return self._queue.size()
 
     def _is_enough(self, ready: int) -> bool:
         """Whether the queue, which has so many elements, has a block's worth or was closed."""
-        if ready >= self.trace.most or self._queue.is_closed():
+        if ready >= self._most or self._queue.is_closed():
             return True
         return any(2 * queue.size() >= self.trace.quanta for queue in self._budget)
 

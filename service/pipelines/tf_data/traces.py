@@ -95,9 +95,9 @@ class Trace:
         raw = graph.component_specs
         specs = list(raw) if element_spec is None else component_specs(element_spec)
         alone = compressed or graph.calls_functions
-        self._pack = 1 if alone else min(elements_per_pack(specs), graph.most_at_once)
-        self.shapes = [spec.shape for spec in specs] if self._pack > 1 else None
-        if self._pack > 1:  # a pack of fixed-shape elements is one element of the queue
+        self.pack = 1 if alone else min(elements_per_pack(specs), graph.most_at_once)
+        self.shapes = [spec.shape for spec in specs] if self.pack > 1 else None
+        if self.pack > 1:  # a pack of fixed-shape elements is one element of the queue
             specs = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
         self._options = options_for(specs)
         self.columns = [column(spec) for spec in specs]
@@ -148,7 +148,7 @@ class Trace:
 
     def _packed(self, dataset: Any) -> Any:
         """The dataset of packs, the elements of the queue."""
-        return dataset.batch(self._pack) if self._pack > 1 else dataset
+        return dataset.batch(self.pack) if self.pack > 1 else dataset
 
     def _enqueue(self, whole: Any, handles: Sequence[Tensor]) -> None:
         """Put an element, or a pack, into the queues."""
@@ -232,7 +232,7 @@ class RunTrace(Trace):
         if element_spec is not None:
             nesting, leaves = structure.encode(element_spec), tuple(nest.flatten(element_spec))
         layout = graph.component_specs, nesting, leaves
-        key = *layout, compressed, block_bytes, self._pack
+        key = *layout, compressed, block_bytes, self.pack
         with _making:
             self.traced = _drives.get(key)
             if self.traced is None:

@@ -1,0 +1,158 @@
+"""LeaseReports: what became of a task's leases, for the dispatcher; and whether it may have more.
+
+A lease is *taken* once its pipeline has made all elements of its splits and trainers have taken
+them. If one was dropped, the lease is lost. Pipelines that mix the elements of splits can't tell;
+their leases are only reported as begun.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..delivery import TaskOutput
+from ..pipelines import Run, SplitRange
+from ..proto import forebay_pb2 as pb
+
+STARVED_S = 0.05
+"""If trainers have taken everything and nothing new was made for so long, the pipeline needs more
+splits for its next element: to fill a batch or a buffer."""
+
+LOOK_S = 0.5
+
+
+@dataclass
+class _OpenLease:
+    unmade: int  # splits of which elements may still be made
+    first: int  # position of its first element, or before
+    stop: int = 0  # behind its last element, once all are made
+
+
+class LeaseReports:
+    """The leases of one task, in all of its pipeline's runs. Thread-safe."""
+
+    def __init__(self, output: TaskOutput | None = None) -> None:
+        """Without an output whose takes are counted, leases are only reported as begun."""
+        self._takes = None if output is None else output.takes
+        self._changed = threading.Condition() if output is None else output.changed
+        self._run: Run | None = None
+        self._open: dict[int, _OpenLease] = {}  # by id
+        self._reported = 0  # elements that were dropped
+        self._given = self._made = 0  # splits, in this run
+        self._put_before = 0  # elements, before this run
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether the pipeline tells when it has made all elements of a split."""
+        return self._takes is not None and self._run is not None and self._run.tells
+
+    def begin_run(self, run: Run) -> None:
+        with self._changed:
+            self._run, self._given, self._made = run, 0, 0
+            self._put_before = 0 if self._takes is None else self._takes.put
+
+    def begin(self, lease_id: int, count: int) -> None:
+        """The pipeline will be given these splits."""
+        if self._takes is not None and self.are_exact:
+            with self._changed:
+                self._open[lease_id] = _OpenLease(count, self._takes.put)
+
+    def replace(self, lease_id: int, kept_id: int, unstarted: int) -> None:
+        """Its unstarted splits were returned. The others are leased as `kept_id`, or, if that is 0,
+        only known to be begun."""
+        with self._changed:
+            lease = self._open.pop(lease_id, None)
+            if lease is not None and kept_id:
+                self._open[kept_id] = lease
+                self._end_splits(lease, unstarted)
+
+    def given(self, lease_id: int, splits: SplitRange) -> SplitRange:
+        """The splits as the pipeline gets them."""
+        with self._changed:
+            self._given += splits.count
+            lease = self._open.get(lease_id)
+        if lease is None:
+            return splits
+        return replace(splits, made=partial(self._are_made, lease, splits.count))
+
+    def _are_made(self, lease: _OpenLease, count: int) -> None:
+        with self._changed:
+            self._made += count
+            self._end_splits(lease, count)
+
+    def _end_splits(self, lease: _OpenLease, count: int) -> None:
+        lease.unmade -= count
+        if not lease.unmade and self._takes is not None:
+            lease.stop = self._takes.put
+
+    def add_to(self, request: pb.LeaseSplitsRequest) -> None:
+        """Report what is new with this request."""
+        takes = self._takes
+        if takes is None:
+            return
+        with self._changed:
+            for lease_id, lease in list(self._open.items()):
+                if lease.unmade or not takes.are_settled(lease.first, lease.stop):
+                    continue
+                is_lost = takes.any_dropped(lease.first, lease.stop)
+                (request.lost if is_lost else request.taken).append(lease_id)
+                del self._open[lease_id]
+            request.dropped, self._reported = takes.dropped - self._reported, takes.dropped
+
+    def all_delivered(self, request: pb.LeaseSplitsRequest) -> None:
+        """Report that consumers have received everything that was made, and is not dropped."""
+        self.add_to(request)
+        with self._changed:
+            request.taken.extend(i for i, lease in self._open.items() if not lease.unmade)
+            self._open.clear()
+        request.all_taken = True
+
+    # -- how far the pipeline may be ahead -----------------------------------------------------
+
+    def most_splits(self) -> int:
+        """How many splits it is worth to lease now, before trainers take more."""
+        if self._takes is None:
+            return 1 << 62
+        with self._changed:
+            return max(0, int((self._takes.bound - self._ahead()) / self._per_split()))
+
+    def wait(self, processes: int) -> bool:
+        """Wait until the pipeline may have further splits, or for LOOK_S; whether it may."""
+        takes, give_up_s = self._takes, time.monotonic() + LOOK_S
+        if takes is None:
+            return True
+        with self._changed:
+            put, since_s = takes.put, time.monotonic()
+            while self._ahead() >= takes.bound:
+                if self.are_exact and self._given - self._made < processes:
+                    return True
+                now_s = time.monotonic()
+                if takes.untaken or takes.put != put:
+                    put, since_s = takes.put, now_s
+                elif now_s >= since_s + STARVED_S:
+                    takes.grow()
+                    return True
+                if now_s >= give_up_s:
+                    return False
+                self._changed.wait(min(STARVED_S, give_up_s - now_s))
+            return True
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _per_split(self) -> float:
+        """How many elements a split has, as far as is known."""
+        assert self._takes is not None
+        splits = self._made if self.are_exact else self._given
+        return max((self._takes.put - self._put_before) / splits, 1e-3) if splits else 1.0
+
+    def _ahead(self) -> float:
+        """How many elements trainers have not taken of the splits given so far, or about that."""
+        assert self._takes is not None
+        made = self._takes.untaken + (0 if self._run is None else self._run.waiting)
+        if not self.are_exact:
+            return made
+        return max(made, self._takes.untaken + (self._given - self._made) * self._per_split())

@@ -1,0 +1,55 @@
+"""Which elements trainers have taken, and how far a pipeline may be ahead of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.service.delivery.takes import FIRST, Takes
+
+
+def put(count: int) -> Takes:
+    takes = Takes(0.0)
+    takes.put = count
+    return takes
+
+
+def test_elements_are_settled_in_any_order() -> None:
+    takes = put(100)
+    takes.take(20, 10, 0)
+    takes.take(40, 20, 0)
+    assert takes.are_settled(20, 30)
+    assert takes.are_settled(45, 60)
+    assert not takes.are_settled(20, 45)
+    takes.drop(30, 10)
+    assert takes.are_settled(20, 60)
+    assert not takes.are_settled(0, 60)
+    takes.take(0, 20, 0)
+    assert takes.are_settled(0, 60)
+    assert takes.untaken == 40
+    assert takes.any_dropped(0, 31)
+    assert takes.any_dropped(39, 50)
+    assert not takes.any_dropped(40, 60)
+    assert not takes.any_dropped(0, 30)
+
+
+@pytest.mark.parametrize("rate", [50, 500, 100_000])
+def test_a_pipeline_may_be_ahead_by_what_trainers_take_in_a_second(rate: int) -> None:
+    takes, now_s, taken = put(0), 0.0, 0
+    while now_s < 10:
+        before, takes.put = takes.bound, taken + takes.bound
+        now_s += before / rate
+        takes.take(taken, before, now_s)
+        taken += before
+        assert takes.bound <= 2 * before, "it at most doubles"
+    assert takes.bound == pytest.approx(rate, rel=0.1)
+
+
+def test_a_pause_costs_half_of_the_bound_and_no_more() -> None:
+    takes = put(0)
+    takes.take(0, 1000, 0.1)
+    bound = takes.bound
+    assert bound == 2000
+    takes.take(1000, bound, 100)
+    assert takes.bound == bound // 2
+    takes.take(1000 + bound, FIRST, 500)
+    assert takes.bound == bound // 2, "a round has not ended"

@@ -1,0 +1,119 @@
+"""What a worker tells of its leases, and how far its pipeline may be ahead."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from forebay.service.blocks import Block, Component
+from forebay.service.delivery import AnyBlock, Subscription
+from forebay.service.delivery.any_output import AnyOutput
+from forebay.service.delivery.takes import FIRST
+from forebay.service.pipelines import Run, SplitRange
+from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker.lease_reports import LeaseReports
+
+
+class Reporting:
+    """A task whose splits have an element each."""
+
+    def __init__(self, *, tells: bool = True) -> None:
+        self.output = AnyOutput()
+        self.reports = LeaseReports(self.output)
+        self.reports.begin_run(cast(Run, SimpleNamespace(tells=tells, waiting=0, most=0)))
+        opened = self.output.open(AnyBlock(True))
+        assert isinstance(opened, Subscription)
+        self.trainer = opened
+        self.next = 0
+
+    def lease(self, lease_id: int, count: int) -> SplitRange:
+        self.reports.begin(lease_id, count)
+        self.next += count
+        return self.reports.given(lease_id, SplitRange(self.next - count, count, 0))
+
+    def make(self, splits: SplitRange) -> None:
+        values = np.arange(splits.first, splits.first + splits.count)
+        self.output.put(Block(splits.count, (Component(values),)))
+        splits.made()
+
+    def give(self) -> Block:
+        item = self.trainer.next(True)
+        assert isinstance(item, tuple)
+        return item[0]
+
+    def take(self, count: int) -> None:
+        while count > 0:
+            block = self.give()
+            count -= block.count
+            self.trainer.received([block])
+
+    def told(self, **how: Any) -> dict[str, Any]:
+        request = pb.LeaseSplitsRequest()
+        self.reports.add_to(request)
+        return {field.name: list(value) if field.is_repeated else value
+                for field, value in request.ListFields()}  # fmt: skip
+
+
+def test_a_lease_is_taken_when_trainers_have_its_elements() -> None:
+    task = Reporting()
+    first, second = task.lease(1, 2), task.lease(2, 3)
+    task.make(first)
+    block = task.give()
+    assert task.told() == {}, "made and given, and not taken"
+    task.trainer.received([block])
+    task.take(2 - block.count)
+    assert task.told() == {"taken": [1]}
+    task.make(second)
+    task.trainer.close([task.give()])
+    task.output.cancel()  # with what was not given
+    assert task.told() == {"lost": [2], "dropped": 3}
+    assert task.told() == {}, "it is told once"
+
+
+def test_a_drained_worker_tells_that_all_arrived() -> None:
+    task = Reporting()
+    first, second = task.lease(1, 2), task.lease(2, 2)
+    task.make(first)
+    task.give()
+    request = pb.LeaseSplitsRequest()
+    task.reports.all_delivered(request)
+    assert (list(request.taken), request.all_taken) == ([1], True), "2 was never made"
+    assert second.count == 2
+
+
+def test_the_kept_part_of_a_returned_lease_goes_on() -> None:
+    task = Reporting()
+    whole = task.lease(1, 5)
+    task.reports.replace(1, 7, unstarted=3)
+    task.make(SplitRange(whole.first, 2, 0))
+    task.reports.given(7, SplitRange(0, 2, 0)).made()
+    task.take(2)
+    assert task.told() == {"taken": [7]}
+
+
+def test_a_pipeline_waits_for_trainers() -> None:
+    task = Reporting()
+    task.make(task.lease(1, FIRST))
+    assert not task.reports.most_splits()
+    assert not task.reports.wait(0), "nobody takes anything"
+    task.take(FIRST)
+    assert task.reports.wait(0)
+    assert task.reports.most_splits() >= FIRST
+
+
+def test_a_pipeline_gets_more_splits_if_it_makes_nothing_of_those_that_it_has() -> None:
+    task = Reporting()
+    for lease_id in range(1, 8):  # such as to fill a batch of 1,000
+        splits = task.lease(lease_id, max(FIRST, task.reports.most_splits()))
+        assert task.reports.wait(0)
+    assert splits.count >= 100
+
+
+def test_what_mixes_splits_reports_no_lease() -> None:
+    task = Reporting(tells=False)
+    task.make(task.lease(1, FIRST))
+    task.take(FIRST)
+    assert not task.reports.are_exact
+    assert task.told() == {}
