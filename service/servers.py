@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
@@ -35,9 +35,6 @@ from .processes import LOG_LEVEL, ChildProcess, forebay, open_standard_descripto
 from .proto import forebay_pb2 as pb
 from .proto import tf_service_pb2 as tf
 from .worker.options import WorkerOptions
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

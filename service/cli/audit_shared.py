@@ -161,11 +161,11 @@ def _at_least_once(history: Any, again: int) -> dict[str, str]:
         f"epoch {_shown(history, epoch)} is finished, and {each.done} of {job.order.bundles} of "
         "its bundles are done"
         for epoch, each in sorted(history.epochs.items())
-        if each.finished and each.done != job.order.bundles
+        if each.finished and each.done not in (None, job.order.bundles)
     ]
     if mismatches := describe_mismatches(job):
         broken.append(mismatches)
-    done = sum(each.done for each in history.epochs.values())
+    done = sum(each.done or 0 for each in history.epochs.values())
     twice = "no element came twice"
     if again:
         twice = (

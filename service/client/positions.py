@@ -311,7 +311,8 @@ class OrderedRead:
     def state(self) -> dict[str, Any]:
         """The position, and what it is a position in: JSON of under 300 bytes."""
         position, step, in_epoch = self.start
-        start = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
+        # An earlier version would begin at a start_step of 0, and takes None for none.
+        start = {"position": position, "start_step": step or None, "in_epoch": in_epoch}
         return sealed({**start, **self._described()})
 
     def load(self, state: Any) -> None:
@@ -344,9 +345,9 @@ class OrderedRead:
 
     def _go_on(self, state: dict[str, Any]) -> None:
         position: Any = state.get("position")
-        start_step, order = state.get("start_step", 0), state.get("order")
+        start_step, order = state.get("start_step"), state.get("order")
         in_epoch = state.get("in_epoch", False)  # older states do not say it
-        numbers = [position, start_step]
+        numbers = [position, 0 if start_step is None else start_step]
         if not (
             isinstance(order, list)
             and len(order) == 6

@@ -80,7 +80,8 @@ class EpochHistory:
     """One epoch of a job that is not read in order."""
 
     finished: bool = False
-    done: int = 0  # bundles that were claimed, and read to their end
+    done: int | None = 0  # bundles that were claimed, and read to their end
+    """None: it was finished before the history begins, and the state keeps no more of it."""
 
 
 @dataclass
@@ -144,10 +145,12 @@ class JobHistories:
             history = self._of_job(state, job.job_id)
             history.missing = f"what came before event {state.sequence + 1} was removed"
             for first, stop in job.summarized:
-                history.epochs |= {epoch: EpochHistory(True) for epoch in range(first, stop)}
+                history.epochs |= {epoch: EpochHistory(True, None) for epoch in range(first, stop)}
             for number in job.iterations.values():
                 each = state.iterations[number]
-                done = 0 if each.claims is None else ranges.total(each.claims.done)
+                done = None if each.finished else 0
+                if each.claims is not None and not each.finished:
+                    done = ranges.total(each.claims.done)
                 history.epochs[each.epoch] = EpochHistory(each.finished, done)
         for consumer in state.consumers.values():
             self._begin_with(state, consumer)
@@ -206,7 +209,8 @@ class JobHistories:
                 for place in body.done:
                     claims.pop(place).done_ms = now
                 iteration_id = state.consumers[body.consumer_id].iteration_id
-                self._epoch(state, iteration_id).done += len(body.done)
+                epoch = self._epoch(state, iteration_id)
+                epoch.done = (epoch.done or 0) + len(body.done)
             case "lengths_learned":
                 learned = self._learned.setdefault(body.dataset_id, {})
                 learned.setdefault(body.bundle_splits, []).append((now, len(body.bundles)))

@@ -62,8 +62,9 @@ class Outbox:
 
     def flush(self, wait_s: float = 0.0) -> None:
         """Send what was added. Without the lock. If another thread sends, it sends this too: wait
-        for that so long at most."""
-        while self._unsent and self._sending.acquire(timeout=wait_s):
+        for that so long at most, also where it has what was added already."""
+        while (self._unsent or wait_s) and self._sending.acquire(timeout=wait_s):
+            wait_s = 0.0
             try:
                 with self._lock:
                     unsent, self._unsent = self._unsent, []

@@ -304,6 +304,11 @@ def test_what_trainers_that_read_at_least_once_wrote_down(seed: int) -> None:
                 report(cluster, consumer_id, claims, epoch, draws.randint(1, 3))
         for consumer_id in here:
             cluster.do(c.LeaveIteration(consumer_id=consumer_id, reason=SILENT))
+        for number in [*cluster.state.iterations] if draws.randrange(2) else ():
+            cluster.do(c.CollectIteration(iteration_id=number))
+        if epoch in finished_epochs(cluster) and draws.randrange(2):  # one that comes late
+            late = cluster.join(CLAIMED, epoch=epoch).consumer_id
+            cluster.do(c.LeaveIteration(consumer_id=late, reason=GOODBYE))
     finished = finished_epochs(cluster)
     wanted = {
         (epoch, place, index)
@@ -326,7 +331,14 @@ def test_what_trainers_that_read_at_least_once_wrote_down(seed: int) -> None:
 
 
 def finished_epochs(cluster: Cluster) -> list[int]:
-    return sorted(each.epoch for each in cluster.state.iterations.values() if each.finished)
+    there = [each.epoch for each in cluster.state.iterations.values() if each.finished]
+    gone = [
+        epoch
+        for job in cluster.state.jobs.values()
+        for a, b in job.summarized
+        for epoch in range(a, b)
+    ]
+    return sorted([*there, *gone])
 
 
 def length_of(cluster: Cluster, epoch: int, place: int) -> int:

@@ -37,7 +37,7 @@ def loaded(state: Any) -> int:
 def test_a_state_is_what_another_read_loads() -> None:
     saved = read(seed=3, batch_size=4, start_position=12)
     assert saved.state() == {
-        "forebay": 1, "position": 12, "start_step": 0, "in_epoch": False, "dataset": DATASET,
+        "forebay": 1, "position": 12, "start_step": None, "in_epoch": False, "dataset": DATASET,
         "order": [3, 1, 16, 1, 0, 0], "step": 4, "crc32": saved.state()["crc32"],
     }  # fmt: skip
     again = read(seed=3, batch_size=2, num_consumers=2)

@@ -46,6 +46,35 @@ def test_a_send_that_blocks_holds_up_no_other_thread(monkeypatch: pytest.MonkeyP
         assert sent == [("first", one), ("first", 2 * one)]
 
 
+def test_a_goodbye_that_another_thread_sends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says it cuts the connection next."""
+    sends, go_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def send(*_: object) -> None:
+        sends.set()
+        assert go_on.wait(60)
+        done.append("sent")
+
+    def say_goodbye() -> None:
+        outbox.flush(60)
+        done.append("said")
+
+    monkeypatch.setattr(frames, "send", send)
+    outbox = Outbox(1, threading.Lock())
+    with socket.socket() as outbox.socket:
+        outbox.connect()
+        outbox.add(ping())
+        threads = [threading.Thread(target=each) for each in (outbox.flush, say_goodbye)]
+        threads[0].start()
+        assert sends.wait(60)
+        threads[1].start()
+        threads[1].join(0.2)
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert done == ["sent", "said"]
+
+
 def test_a_socket_is_closed_once_nobody_sends_on_it() -> None:
     """Its number might be another file's by then."""
     ours, theirs = socket.socketpair()
