@@ -17,5 +17,5 @@ def require_tools(command: str, package: str) -> None:
     if missing:
         raise ForebayError(
             f"`forebay {command}` needs {' and '.join(missing)}, not installed here: "
-            f"{install(*(extras[module] for module in missing))}, and ./deploy/tools with it"
+            f"{install(*(extras[module] for module in missing), beside='./deploy/tools')}"
         )

@@ -136,7 +136,7 @@ class TestErrors:
             main()
         assert capsys.readouterr().err == (
             f"forebay: `forebay {command}` needs {' and '.join(missing)}, not installed here: "
-            f"pip install 'forebay{wanted}' (in a clone: pip install '.{wanted}' ./deploy/tools)\n"
+            f"pip install '.{wanted}' ./deploy/tools in a clone of Forebay\n"
         )
 
     def test_an_address_that_nobody_could_connect_to(self) -> None:
