@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "journal": {"storage"},
     "service.proto": {"journal.proto"},
     LOOSE: WORDS,
-    "service.core": {"journal", "storage", "service.errors"},
+    "service.core": {"journal", "storage", "service.errors", "service.ranges"},
     "service.connections": {
         *("service.address_forms", "service.complaints", "service.errors", "service.processes"),
         *("service.proto", "service.tracing", "journal.proto"),

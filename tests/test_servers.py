@@ -85,7 +85,7 @@ def test_start_read_stop_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     dispatcher.stop()
     assert dict(os.environ) == environment
     left = {t.name for t in set(threading.enumerate()) - before if "forebay" in t.name}
-    assert not left
+    assert left <= {"forebay-leaving"}  # one for the process, which waits for dropped iterations
     assert children() <= children_before
 
 

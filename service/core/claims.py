@@ -14,8 +14,8 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from ...journal.proto import events_pb2 as ev
+from .. import ranges
 from ..errors import InvalidArgument
-from . import ranges
 from .base import Command, Decide, Decision, EventKind, Events, find_consumer
 from .state import Consumer, Iteration, State
 

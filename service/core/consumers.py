@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ...journal.proto import events_pb2 as ev
+from .. import ranges
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from . import ranges
 from .base import (
     Command,
     Decide,

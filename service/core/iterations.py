@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
+from .. import ranges
 from ..errors import FailedPrecondition
-from . import ranges, tasks
+from . import tasks
 from .base import (
     Command,
     Decide,

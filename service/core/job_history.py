@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import asdict
 
 from ...journal.proto import events_pb2 as ev
-from . import ranges
+from .. import ranges
 from .lengths import lengths_of
 from .state import Consumer, Dataset, Job, Lease, State
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from . import ranges
-from .ranges import Ranges
+from .. import ranges
+from ..ranges import Ranges
 
 
 class Offer(NamedTuple):

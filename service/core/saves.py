@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import grows, source_size
+from .. import ranges
 from ..errors import AlreadyExists, InvalidArgument, Unimplemented
-from . import ranges
+from ..ranges import Ranges
 from .base import (
     Command,
     Decide,
@@ -24,7 +25,6 @@ from .base import (
     itself,
     reserve_id,
 )
-from .ranges import Ranges
 from .read_kinds import staying
 from .save_streams import stream_of, tell_writer
 from .state import MAX_ENDED_SAVES, EndedSave, Save, SaveSource, State

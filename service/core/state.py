@@ -15,8 +15,8 @@ import msgspec
 
 from ...journal.datasets import content_fingerprint
 from ...journal.proto import events_pb2 as ev
+from ..ranges import Ranges
 from .ledger import Ledger
-from .ranges import Ranges
 
 MAX_ANSWERS = 1 << 17
 """Answers kept for retries, one a caller; the least recently answered caller is evicted."""

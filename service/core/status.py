@@ -17,7 +17,8 @@ from msgspec.structs import asdict, replace
 
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
-from . import ranges, saves
+from .. import ranges
+from . import saves
 from .checksums import describe_mismatches
 from .iterations import first_epoch
 from .jobs import readers_of

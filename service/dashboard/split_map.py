@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...journal.splits import ENDLESS
-from ..core.ranges import Ranges
 from ..core.state import Iteration, Lease, State
+from ..ranges import Ranges
 
 COLUMNS = 64
 MOST_CELLS = COLUMNS * 16

@@ -12,6 +12,8 @@ Nothing here is thread-safe or reads a clock: AnyOutput does both.
 
 from __future__ import annotations
 
+from .. import ranges
+
 FIRST = 16
 AHEAD_S = 1.0
 
@@ -21,22 +23,24 @@ class Takes:
 
     def __init__(self, now_s: float) -> None:
         self.put = 0
-        self.settled = 0
-        self.dropped = 0  # of these
         self.bound = FIRST  # elements that the pipeline may be ahead
-        self._floor = 0  # all elements before it are settled
-        self._behind: dict[int, int] = {}  # settled parts behind it: first to stop
-        self._drops: list[tuple[int, int]] = []
+        # As ranges, their size follows what consumers have, and not how far they are.
+        self._settled: ranges.Ranges = []
+        self._drops: ranges.Ranges = []  # of these
         self._round = 0  # elements taken in this round
         self._round_began_s = now_s
 
     @property
     def untaken(self) -> int:
-        return self.put - self.settled
+        return self.put - ranges.total(self._settled)
+
+    @property
+    def dropped(self) -> int:
+        return ranges.total(self._drops)
 
     def take(self, first: int, count: int, now_s: float) -> None:
         """A trainer has taken these."""
-        self._settle(first, count)
+        ranges.add(self._settled, first, first + count)
         self._round += count
         if self._round >= self.bound:
             rate = self._round / max(now_s - self._round_began_s, 1e-6)
@@ -46,29 +50,15 @@ class Takes:
 
     def drop(self, first: int, count: int) -> None:
         """No trainer will get these."""
-        self._settle(first, count)
-        self.dropped += count
-        self._drops.append((first, first + count))
+        ranges.add(self._settled, first, first + count)
+        ranges.add(self._drops, first, first + count)
 
     def grow(self) -> None:
         """The pipeline needs more splits before it makes a further element."""
         self.bound *= 2
 
     def are_settled(self, first: int, stop: int) -> bool:
-        """Whether all of these are; perhaps False although they are, if others before are not."""
-        at = max(first, self._floor)
-        while at < stop:
-            ends = [end for begin, end in self._behind.items() if begin <= at < end]
-            if not ends:
-                return False
-            at = ends[0]
-        return True
+        return first >= stop or any(a <= first and stop <= b for a, b in self._settled)
 
     def any_dropped(self, first: int, stop: int) -> bool:
-        return any(begin < stop and first < end for begin, end in self._drops)
-
-    def _settle(self, first: int, count: int) -> None:
-        self.settled += count
-        self._behind[first] = first + count
-        while self._floor in self._behind:
-            self._floor = self._behind.pop(self._floor)
+        return any(a < stop and first < b for a, b in self._drops)

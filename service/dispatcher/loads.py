@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...journal.splits import ENDLESS
-from ..core import ranges
+from .. import ranges
 from ..core.state import STATIC, Iteration, Job, State
 from ..http.families import label_value
 from ..proto import forebay_pb2 as pb

@@ -17,10 +17,10 @@ import grpc
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import GOODBYE
 from ...journal.splits import grows, split_value
+from .. import ranges
 from ..connections.credentials import NO_TENSORFLOW
 from ..connections.grpc_server import Method, generic_handler, refusing_handler
 from ..core import commands as c
-from ..core import ranges
 from ..core.base import find_dataset, find_save
 from ..core.save_streams import is_orphaned
 from ..core.saves import completed_streams

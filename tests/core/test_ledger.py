@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.core import ranges
+from forebay.service import ranges
 from forebay.service.core.ledger import Ledger
 from forebay.service.core.splits import ledgers
 

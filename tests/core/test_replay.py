@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from forebay.journal.datasets import stored
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service import ranges
 from forebay.service.core import commands as c
-from forebay.service.core import lifecycles, ranges
+from forebay.service.core import lifecycles
 from forebay.service.core.base import Decision
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide

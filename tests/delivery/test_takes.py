@@ -32,6 +32,14 @@ def test_elements_are_settled_in_any_order() -> None:
     assert not takes.any_dropped(0, 30)
 
 
+def test_a_trainer_that_pauses_lets_nothing_grow() -> None:
+    takes = put(100_000)
+    for first in range(10, 100_000, 10):  # it has the first ten
+        takes.take(first, 10, 0)
+    assert takes._settled == [(10, 100_000)] and takes.untaken == 10
+    assert takes.are_settled(10, 100_000) and not takes.are_settled(9, 20)
+
+
 @pytest.mark.parametrize("rate", [50, 500, 100_000])
 def test_a_pipeline_may_be_ahead_by_what_trainers_take_in_a_second(rate: int) -> None:
     takes, now_s, taken = put(0), 0.0, 0

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import msgspec
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service import ranges
 from forebay.service.blocks import strided
 from forebay.service.client.claims import ClaimsMode
 from forebay.service.client.ordered import OrderedMode
@@ -24,7 +25,6 @@ from forebay.service.core import (
     consumers,
     machine,
     places,
-    ranges,
     read_kinds,
     save_streams,
     splits,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from forebay.journal.codec import decode
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE
-from forebay.service.core import ranges
+from forebay.service import ranges
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
