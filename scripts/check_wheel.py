@@ -98,7 +98,7 @@ def check_says_what_to_install(forebay: pathlib.Path, command: str, scratch: pat
         [forebay, command], cwd=scratch, stderr=subprocess.PIPE, text=True, check=False
     )
     one_line = len(done.stderr.splitlines()) == 1
-    if done.returncode != 1 or not one_line or f"'forebay[{command}," not in done.stderr:
+    if done.returncode != 1 or not one_line or f"'.[{command}," not in done.stderr:
         raise SystemExit(
             f"check_wheel: without forebay-tools, `forebay {command}` must say what to install; "
             f"its exit code is {done.returncode}, and it says: {done.stderr}"

@@ -5,7 +5,8 @@ once its trainer has taken it, or once it was dropped.
 
 A killed worker loses what it has made and nobody has taken. So it may be ahead of its trainers by
 what they take in AHEAD_S, however small elements are. As in TCP's slow start, the bound begins with
-FIRST elements and at most doubles with each round. A *round* ends once as many elements were taken.
+FIRST elements and grows by at most MAX_GROWTH with each round. A *round* ends once as many elements
+were taken.
 
 Nothing here is thread-safe or reads a clock: AnyOutput does both.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from .. import ranges
 
 FIRST = 16
+MAX_GROWTH = 8  # as leases: each round of a fast trainer waits for the dispatcher
 AHEAD_S = 1.0
 
 
@@ -45,7 +47,7 @@ class Takes:
         if self._round >= self.bound:
             rate = self._round / max(now_s - self._round_began_s, 1e-6)
             wanted = max(rate * AHEAD_S, self.bound / 2, FIRST)
-            self.bound = int(min(wanted, 2 * self._round))
+            self.bound = int(min(wanted, MAX_GROWTH * self._round))
             self._round, self._round_began_s = 0, now_s
 
     def drop(self, first: int, count: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.service.delivery.takes import FIRST, Takes
+from forebay.service.delivery.takes import FIRST, MAX_GROWTH, Takes
 
 
 def put(count: int) -> Takes:
@@ -48,7 +48,7 @@ def test_a_pipeline_may_be_ahead_by_what_trainers_take_in_a_second(rate: int) ->
         now_s += before / rate
         takes.take(taken, before, now_s)
         taken += before
-        assert takes.bound <= 2 * before, "it at most doubles"
+        assert takes.bound <= MAX_GROWTH * before
     assert takes.bound == pytest.approx(rate, rel=0.1)
 
 
@@ -56,7 +56,7 @@ def test_a_pause_costs_half_of_the_bound_and_no_more() -> None:
     takes = put(0)
     takes.take(0, 1000, 0.1)
     bound = takes.bound
-    assert bound == 2000
+    assert bound == 1000 * MAX_GROWTH
     takes.take(1000, bound, 100)
     assert takes.bound == bound // 2
     takes.take(1000 + bound, FIRST, 500)

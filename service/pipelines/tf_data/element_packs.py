@@ -18,7 +18,7 @@ from typing import Any
 from .graphs import Graph
 
 PACK_BYTES = 64 << 10
-MAX_PACK_ELEMENTS = 128
+MAX_PACK_ELEMENTS = 256
 
 _DATASETS = {
     "AutoShardDataset",
