@@ -124,7 +124,7 @@ def encode_block(
     header.task_id, header.number, header.count = task_id, number, block.count
     if block.bundle is not None:
         header.bundle = block.bundle
-    if block.index and block.bundle is not None:  # else it is the output's own
+    if block.index:
         header.index = block.index
     if block.skipped:
         header.skipped = block.skipped
