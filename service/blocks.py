@@ -231,6 +231,8 @@ class Block:
     """The bundle of its elements; None if they may come from several splits' leases."""
     index: int = 0
     """Of its first element, in the bundle."""
+    position: int = field(default=0, compare=False, kw_only=True)
+    """Of its first element among those of its output (takes.py). It stays on the worker."""
     skipped: int = 0
     """Elements before it that were evicted from a cache before its reader got them."""
     encodings: Encodings | None = field(default=None, compare=False, repr=False)
@@ -264,7 +266,8 @@ def part(block: Block, first: int, count: int) -> Block:
     if count == block.count:
         return block
     components = tuple(component.part(first, count) for component in block.components)
-    return Block(count, components, block.bundle, block.index + first)
+    position = block.position + first
+    return Block(count, components, block.bundle, block.index + first, position=position)
 
 
 def _cut(values: Array | Strings, start: int, stop: int) -> Array | Strings:

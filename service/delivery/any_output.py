@@ -58,7 +58,7 @@ class AnyOutput(TaskOutput):
                 lambda: bool(self._blocks) and self._bytes + size > self._max_bytes,
                 lambda: False,
             )
-            self._blocks.append((replace(block, index=self.takes.put), size))
+            self._blocks.append((replace(block, position=self.takes.put), size))
             self.takes.put += block.count
             self._bytes += size
             self._buffered += block.count
@@ -95,7 +95,7 @@ class AnyOutput(TaskOutput):
     def _drop(self, blocks: Sequence[Block]) -> None:
         with self.changed:
             for block in blocks:
-                self.takes.drop(block.index, block.count)
+                self.takes.drop(block.position, block.count)
         self._done_with(blocks)
         self._dropped(blocks)
 
@@ -126,7 +126,7 @@ class _AnySubscription(Subscription):
                 output._bytes += rest_size
             output._buffered -= block.count
             if not self.hands_back:
-                output.takes.take(block.index, block.count, time.monotonic())
+                output.takes.take(block.position, block.count, time.monotonic())
             output.changed.notify_all()
             return block, size
 
@@ -183,7 +183,7 @@ class _HandingBack(_AnySubscription):
             now_s = time.monotonic()
             self._window.take(sum(block.count for block in blocks), now_s)
             for block in blocks:
-                output.takes.take(block.index, block.count, now_s)
+                output.takes.take(block.position, block.count, now_s)
             output.changed.notify_all()
         super().received(blocks)
 
