@@ -153,10 +153,6 @@ def _at_least_once(history: Any, again: int) -> dict[str, str]:
     from ..core.checksums import describe_mismatches
 
     job, broken = history.job, []
-    if history.skipped:
-        broken.append(f"{skips(history)} skipped, as they failed")
-    elif job.skipped_splits:  # in epochs that are summarized
-        broken.append(f"{job.skipped_splits} splits or records were skipped, as they failed")
     broken += [
         f"epoch {_shown(history, epoch)} is finished, and {each.done} of {job.order.bundles} of "
         "its bundles are done"
@@ -176,6 +172,10 @@ def _at_least_once(history: Any, again: int) -> dict[str, str]:
         seen = f"since then {twice}" if history.claims else "no claims are left"
         twice = f"what came twice is not known, because {history.missing}; {seen}"
     known = f"{done} bundles were done; {twice}"
+    if history.skipped:
+        known += f"; {skips(history)} skipped, as on_error says"
+    elif job.skipped_splits:  # in epochs that are summarized
+        known += f"; {job.skipped_splits} splits or records were skipped, as on_error says"
     return verdict("at least once", broken, _unfinished(history), known)
 
 

@@ -365,6 +365,10 @@ def test_elements_that_may_have_come_twice_are_listed() -> None:
     assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other
     assert "of 1 bundles, elements behind the cursor may have come twice" in said["promise"]
     assert [reader["claimed"] for reader in said["readers"]] == [1, 1]
+    history.skipped.append(ev.SplitSkipped(split=3, element=1, records=1))
+    said = claimed(history)
+    assert said["verdict"] == "not known", "the user asked for the skip, which breaks no promise"
+    assert "skipped, as on_error says" in said["promise"]
 
 
 def test_a_promise_that_did_not_hold_is_named() -> None:
