@@ -525,7 +525,9 @@ def read(
         raise InvalidArgument("drop_remainder=True is about batches: give batch_size, or leave it")
     in_bundles = ordered or order.get("delivery") == AT_LEAST_ONCE  # which refuses it
     if in_bundles and batch_size is not None:
-        order |= {"batch_size": int(batch_size), "drop_remainder": drop_remainder}
+        order["batch_size"] = int(batch_size)
+        if drop_remainder:
+            order["drop_remainder"] = True
     how = reading(
         job_name=job_name,
         consumer_index=consumer_index,
