@@ -7,6 +7,7 @@ only puts the iteration into a queue, which Python allows at any moment.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import queue
@@ -39,6 +40,7 @@ class Leaving:
                 target=self._run, args=(iterations,), name="forebay-leaving", daemon=True
             ).start()
             self._queue, self._process = iterations, os.getpid()
+            atexit.register(self._wait_at_exit, os.getpid())
             processes = sys.modules.get("multiprocessing.process")
             if processes is not None and processes.parent_process() is not None:
                 # Such as a DataLoader's worker: it ends by os._exit, and drops what it read before.
@@ -54,6 +56,10 @@ class Leaving:
         closed = threading.Event()
         self._queue.put(closed)
         closed.wait(LEFT_S)
+
+    def _wait_at_exit(self, process: int) -> None:
+        if process == os.getpid():  # not in a fork of it
+            self.wait()
 
     @staticmethod
     def _run(iterations: queue.SimpleQueue[Closable | threading.Event]) -> None:
