@@ -40,6 +40,7 @@ class LeaseReports:
         self._run: Run | None = None
         self._open: dict[int, _OpenLease] = {}  # by id
         self._reported = 0  # elements that were dropped
+        self._unsent = pb.LeaseSplitsRequest()  # of reports that did not arrive
         self._given = self._made = 0  # splits, in this run
         self._put_before = 0  # elements, before this run
 
@@ -93,6 +94,8 @@ class LeaseReports:
         if takes is None:
             return
         with self._changed:
+            request.MergeFrom(self._unsent)
+            self._unsent.Clear()
             for lease_id, lease in list(self._open.items()):
                 if lease.unmade or not takes.are_settled(lease.first, lease.stop):
                     continue
@@ -100,6 +103,13 @@ class LeaseReports:
                 (request.lost if is_lost else request.taken).append(lease_id)
                 del self._open[lease_id]
             request.dropped, self._reported = takes.dropped - self._reported, takes.dropped
+
+    def restore(self, request: pb.LeaseSplitsRequest) -> None:
+        """This report did not arrive, as far as is known: the next one says the same."""
+        with self._changed:
+            self._unsent.taken.extend(request.taken)
+            self._unsent.lost.extend(request.lost)
+            self._reported -= request.dropped
 
     def all_delivered(self, request: pb.LeaseSplitsRequest) -> None:
         """Report that consumers have received everything that was made, and is not dropped."""

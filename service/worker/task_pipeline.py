@@ -225,7 +225,8 @@ class TaskPipeline:
                 self._dispatcher.call(
                     request, answer, timeout_s=2, patience_s=0, closed=self.cancelled
                 )
-            except ForebayError as error:  # they count as lost if the task ends early
+            except ForebayError as error:
+                self._reports.restore(request)
                 log.info("task %d could not report: %s", request.task_id, error)
 
     def open_bundles(self) -> Pipeline:

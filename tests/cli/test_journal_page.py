@@ -39,7 +39,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         f"{code}\nassert not any(m.split('.')[0] == 'forebay' for m in sys.modules)\n"
     )
     # In a process of its own: protoc's code and that of other libraries do not go together.
-    protoc = [sys.executable, "-m", "grpc_tools.protoc", *command.split()]
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *command.split()]
     subprocess.run(protoc, cwd=directory, check=True, timeout=60)
     return directory / "program.py"
 

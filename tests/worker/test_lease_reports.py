@@ -117,3 +117,19 @@ def test_what_mixes_splits_reports_no_lease() -> None:
     task.take(FIRST)
     assert not task.reports.are_exact
     assert task.told() == {}
+
+
+def test_a_report_that_did_not_arrive_is_made_again() -> None:
+    given = Reporting()
+    given.make(given.lease(7, 4))
+    given.take(4)
+    given.make(given.lease(8, 2))
+    given.output.cancel()
+    first, again, later = (pb.LeaseSplitsRequest() for _ in range(3))
+    given.reports.add_to(first)
+    assert (list(first.taken), list(first.lost), first.dropped) == ([7], [8], 2)
+    given.reports.restore(first)
+    given.reports.add_to(again)
+    assert again == first
+    given.reports.add_to(later)
+    assert later == pb.LeaseSplitsRequest()
