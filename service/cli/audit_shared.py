@@ -50,7 +50,7 @@ def unordered(state: Any, history: Any) -> dict[str, Any]:
         else "none was lost"
     )
     if dropped:
-        known += f"; {dropped} elements that workers had made reached nobody"
+        known += f"; {dropped} elements that workers had made may have reached nobody"
     return {
         "dataset_id": job.dataset_id,
         "sharding": ev.Sharding.Name(job.sharding),

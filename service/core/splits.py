@@ -26,7 +26,7 @@ from .base import (
 from .ledger import Ledger, Offer
 from .state import Iteration, Lease, State, Task
 
-DROPPED = "a trainer left without a word, and had elements of them"
+DROPPED = "a trainer that had elements of them left without a word, or their worker stopped first"
 
 MAX_NAMES = 1_000
 """The most splits with names in one lease."""

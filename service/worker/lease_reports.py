@@ -136,7 +136,7 @@ class LeaseReports:
         with self._changed:
             put, since_s = takes.put, time.monotonic()
             while self._ahead() >= takes.bound:
-                if self.are_exact and self._given - self._made < processes:
+                if self._may_begin_another(processes):
                     return True
                 now_s = time.monotonic()
                 if takes.untaken or takes.put != put:
@@ -153,6 +153,18 @@ class LeaseReports:
         with self._changed:
             self._changed.notify_all()
 
+    def _may_begin_another(self, processes: int) -> bool:
+        """Whether a process has nothing to do, as those at work will make enough if splits are
+        large, and what was made is not enough."""
+        assert self._takes is not None
+        is_idle = self.are_exact and self._given - self._made < processes
+        return is_idle and self._untaken() < self._takes.bound
+
+    def _untaken(self) -> int:
+        """Elements that were made, and that trainers have not taken."""
+        assert self._takes is not None
+        return self._takes.untaken + (0 if self._run is None else self._run.waiting)
+
     def _per_split(self) -> float:
         """How many elements a split has, as far as is known."""
         assert self._takes is not None
@@ -162,7 +174,7 @@ class LeaseReports:
     def _ahead(self) -> float:
         """How many elements trainers have not taken of the splits given so far, or about that."""
         assert self._takes is not None
-        made = self._takes.untaken + (0 if self._run is None else self._run.waiting)
+        made = self._untaken()
         if not self.are_exact:
             return made
         return max(made, self._takes.untaken + (self._given - self._made) * self._per_split())

@@ -103,6 +103,16 @@ def test_a_pipeline_waits_for_trainers() -> None:
     assert task.reports.most_splits() >= FIRST
 
 
+def test_idle_processes_do_not_make_elements_that_trainers_have_no_use_for() -> None:
+    task = Reporting()
+    task.make(task.lease(1, FIRST - 1))
+    assert task.reports.wait(4), "all are idle, and what was made is not enough"
+    large = task.lease(2, 8)
+    assert task.reports.wait(9), "one of nine is idle, and the others may take long"
+    task.make(large)
+    assert not task.reports.wait(4)
+
+
 def test_a_pipeline_gets_more_splits_if_it_makes_nothing_of_those_that_it_has() -> None:
     task = Reporting()
     for lease_id in range(1, 8):  # such as to fill a batch of 1,000
