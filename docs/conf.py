@@ -26,8 +26,9 @@ MENU = {
     "Guide": [
         *("docs/README", "docs/guarantees", "docs/limitations", "docs/reading", "docs/ordered"),
         *("docs/executors", "docs/files", "docs/tfds"),
-        *("docs/materialize", "docs/operations", "docs/dashboard", "SECURITY", "docs/performance"),
-        *("deploy/README", "deploy/kubernetes/README", "deploy/kubernetes/gke/README"),
+        *("docs/materialize", "docs/operations", "docs/dashboard", "docs/journal", "SECURITY"),
+        *("docs/performance", "deploy/README", "deploy/kubernetes/README"),
+        "deploy/kubernetes/gke/README",
     ],
     "Frameworks": [
         *("docs/frameworks/keras", "docs/frameworks/tf_distribute"),
