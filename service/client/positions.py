@@ -311,8 +311,7 @@ class OrderedRead:
     def state(self) -> dict[str, Any]:
         """The position, and what it is a position in: JSON of under 300 bytes."""
         position, step, in_epoch = self.start
-        # An earlier version would begin at a start_step of 0, and takes None for none.
-        start = {"position": position, "start_step": step or None, "in_epoch": in_epoch}
+        start = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
         return sealed({**start, **self._described()})
 
     def load(self, state: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import InvalidArgument
 
-VERSION = 1
+VERSION = 2
+"""In 1, a start_step of 0 was a step to begin at; in 2 it is none."""
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def opened(state: Any) -> dict[str, Any]:
     if not (isinstance(state, dict) and "forebay" in state):
         raise no_state(state)
     version = state["forebay"]
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or not 1 <= version <= VERSION:
         raise InvalidArgument(
             f"the state is of version {_shown(version)}, and this is version {VERSION}: read it "
             "with the Forebay that saved it"

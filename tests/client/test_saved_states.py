@@ -37,7 +37,7 @@ def loaded(state: Any) -> int:
 def test_a_state_is_what_another_read_loads() -> None:
     saved = read(seed=3, batch_size=4, start_position=12)
     assert saved.state() == {
-        "forebay": 1, "position": 12, "start_step": None, "in_epoch": False, "dataset": DATASET,
+        "forebay": 2, "position": 12, "start_step": 0, "in_epoch": False, "dataset": DATASET,
         "order": [3, 1, 16, 1, 0, 0], "step": 4, "crc32": saved.state()["crc32"],
     }  # fmt: skip
     again = read(seed=3, batch_size=2, num_consumers=2)
@@ -82,7 +82,7 @@ def test_a_state_that_says_nothing_of_its_epoch_is_at_the_next_one() -> None:
 def test_the_form_in_which_a_state_was_kept_does_not_count() -> None:
     backwards = {key: STATE[key] for key in reversed(STATE)}
     assert loaded({**backwards, "order": tuple(STATE["order"])}) == 4
-    assert opened(STATE) == {"forebay": 1, **PARTS}
+    assert opened(STATE) == {"forebay": 2, **PARTS}
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -166,7 +166,7 @@ for _ in range(100_000):
         ({"position": 10**6_000}, "no state"),
         ({"crc32": 10**6_000}, "cannot be written"),
         ({"forebay": 10**6_000}, "version a value of type int that"),
-        ({"forebay": 2}, "of version 2, and this is version 1: read it with the Forebay that"),
+        ({"forebay": 3}, "of version 3, and this is version 2: read it with the Forebay that"),
         ({"forebay": "1"}, "of version '1'"),
         ({"forebay": 1.0}, "of version 1.0"),
         ({"forebay": True}, "of version True"),
