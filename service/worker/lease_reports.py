@@ -17,8 +17,8 @@ from ..pipelines import Run, SplitRange
 from ..proto import forebay_pb2 as pb
 
 STARVED_S = 0.05
-"""If trainers have taken everything and nothing new was made for so long, the pipeline needs more
-splits for its next element: to fill a batch or a buffer."""
+"""If trainers were given everything and nothing new was made for so long, the pipeline needs more
+splits for its next element, to fill a batch or a buffer; or a trainer has none."""
 
 LOOK_S = 0.5
 
@@ -35,6 +35,7 @@ class LeaseReports:
 
     def __init__(self, output: TaskOutput | None = None) -> None:
         """Without an output whose takes are counted, leases are only reported as begun."""
+        self._output = output
         self._takes = None if output is None else output.takes
         self._changed = threading.Condition() if output is None else output.changed
         self._run: Run | None = None
@@ -139,7 +140,8 @@ class LeaseReports:
                 if self._may_begin_another(processes):
                     return True
                 now_s = time.monotonic()
-                if takes.untaken or takes.put != put:
+                # Trainers in lockstep may hold all that was made, and wait for one that has none.
+                if self._is_anything_left_to_give() or takes.put != put:
                     put, since_s = takes.put, now_s
                 elif now_s >= since_s + STARVED_S:
                     takes.grow()
@@ -152,6 +154,9 @@ class LeaseReports:
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def _is_anything_left_to_give(self) -> bool:
+        return self._output is not None and self._output.waiting_elements > 0
 
     def _may_begin_another(self, processes: int) -> bool:
         """Whether a process has nothing to do, as those at work will make enough if splits are

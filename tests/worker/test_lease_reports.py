@@ -143,3 +143,15 @@ def test_a_report_that_did_not_arrive_is_made_again() -> None:
     assert again == first
     given.reports.add_to(later)
     assert later == pb.LeaseSplitsRequest()
+
+
+def test_trainers_that_hold_everything_do_not_starve_another_one() -> None:
+    task = Reporting()
+    task.make(task.lease(1, FIRST))
+    assert not task.reports.wait(0), "there is something to give"
+    other = task.output.open(AnyBlock(True))
+    assert isinstance(other, Subscription)
+    while isinstance(task.trainer.next(True) or other.next(True), tuple):
+        pass
+    assert task.output.waiting_elements == 0 and task.output.takes.untaken == FIRST
+    assert task.reports.wait(0)
