@@ -86,7 +86,10 @@ SPLITS = {
         ("begun", "Splits that workers have begun to read."),
         ("returned", "Splits that workers handed back unstarted."),
         ("lost", "Splits that were lost with their worker; one that comes back still has them."),
-        ("skipped", "Splits of which the rest was left out, because the dataset failed."),
+        (
+            "skipped",
+            "Records that were left out, and splits whose rest was, because the dataset failed.",
+        ),
     )
 }
 BUNDLES = {
