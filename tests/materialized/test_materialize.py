@@ -242,7 +242,7 @@ ON_ERROR: tuple[dict[str, Any], ...] = ({}, {"on_error": "skip"})
     [
         (lambda: RANGE(9).repeat(), "cannot be materialized: .*Repeat"),
         (lambda: tf.data.Dataset.random(), "cannot be materialized: .*Random"),
-        (lambda: RANGE(9).take(3), "cannot be materialized: .*Take.*take the first elements of each"),
+        (lambda: RANGE(9).take(3), "cannot be materialized: .*Take.*the first elements of each"),
         (lambda: RANGE(9).batch(2, drop_remainder=True), "it would drop what remains"),
         (
             lambda: RANGE(9).map(lambda x: tf.cast(tf.timestamp(), tf.int64) + x),
