@@ -391,10 +391,11 @@ def test_close_waits_for_a_snapshot_under_way() -> None:
     async def main() -> None:
         storage = MemoryStorage()
         writer = storage.open_writer("the test")
-        may_go_on = threading.Event()
+        begun, may_go_on = threading.Event(), threading.Event()
         write_snapshot = writer.write_snapshot
 
         def slow(sequence: int, data: bytes) -> None:
+            begun.set()
             may_go_on.wait(60)
             write_snapshot(sequence, data)
 
@@ -403,7 +404,8 @@ def test_close_waits_for_a_snapshot_under_way() -> None:
         journal.append(events(1, 1))
         snapshot = asyncio.create_task(journal.write_snapshot(1, b"s", 0))
         await journal.wait_durable(1)
-        await turn()
+        while not begun.is_set():
+            await turn()
         snapshot.cancel()
         closing = asyncio.create_task(journal.close())
         await turn()
