@@ -449,7 +449,10 @@ class _SourceLeases:
             begun=begun,
         )
         self._task.reports.add_to(request)
-        return self._pool.submit(self._call, request)
+        try:
+            return self._pool.submit(self._call, request)
+        except RuntimeError as error:  # `close` has come in between
+            raise Unavailable(f"task {self._task.task_id} has been stopped") from error
 
     def _call(self, request: pb.LeaseSplitsRequest) -> pb.LeaseSplitsResponse:
         closed = self._task.closed

@@ -600,7 +600,7 @@ BROKEN: dict[str, Variant] = {
         Variant(
             forgets_what_is_finished, "gives out again", ("kill trainer", "storage slow"), 1_800,
             fits=lambda scenario: scenario.leaves > 0 and scenario.finished_retention_ms < 2_000,
-            first=1_739,
+            first=4_700,
         ),
         Variant(disk_lies, "", ("power failure",), first=25),
         Variant(storage_does_not_fence, "term", ("pause dispatcher", "storage slow"), first=22),
