@@ -30,9 +30,11 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import PipelineError
+from ..splits import SplitRange
 from .feeds import LoadedGraph
 from .op_libraries import explained
 from .queues import OwnedQueue
+from .split_files import Begun
 from .traces import STOP, BundleTrace, RunTrace
 
 UNWIND_S = 1.0  # time for a cancelled pipeline to end at its next element, or by its feed
@@ -114,7 +116,7 @@ class LongRun:
         self._variant = loaded.variant
         self._release = release
         self._driver: Driver | None = None
-        self.tells, self.passed = loaded.tells, loaded.passed
+        self.tells, self.passed, self.begun = loaded.tells, loaded.passed, loaded.begun
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         handles = [queue.handle for queue in queues]
@@ -236,6 +238,10 @@ class DrivenBundle:
 
     def passed(self, elements: int) -> None:
         pass
+
+    def begun(self) -> Begun:
+        first, count, *_ = self._numbers
+        return {0: [SplitRange(first, count, 0)]}
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         self._driver = self._drivers.take(queues)

@@ -39,6 +39,7 @@ from .imports import (
 )
 from .save_watchers import Watch, saves_in
 from .source_walk import CHUNKS, NotSplittable, SourceNode, SourceWalk
+from .split_files import Begun
 from .split_sources import require_splittable
 from .splits_in_order import splits_per_element
 from .state import GraphState, state_of
@@ -46,6 +47,8 @@ from .transformations import Traced, call_unoptimized, concrete, opened, traced,
 
 Dataset = Any
 Tensor = Any
+
+_MOST_BEGUN = 64
 
 GATE = "forebay/gate/{}:0"
 """Stands for the tensor of a repeat's gate while a graph is imported."""
@@ -167,6 +170,10 @@ class LoadedGraph:
         if self.tells:
             cast(_Feed, self._asked[0]).strand.passed(elements * self._per_element)
 
+    def begun(self) -> Begun:
+        strands = [asked.strand for asked in self._asked if isinstance(asked, _Feed)]
+        return {strand.source: strand.begun() for strand in strands} or None
+
     def cancel(self) -> None:
         """End the pipeline's waits in this module, except for a SplitFeed. Idempotent."""
         for asked in self._asked:
@@ -267,12 +274,12 @@ class _Strand:
 
     def __init__(self, feed: SplitFeed, source: int, endless: bool) -> None:
         self._feed = feed
-        self._source = source
+        self.source = source
         self._endless = endless
         self._lock = threading.Lock()
         self._ahead: list[deque[tuple[int, SplitRange | None]]] = []  # (opening, range or end)
         self.records = False  # whether `passed` is called
-        self._unmade: deque[SplitRange] = deque()
+        self._begun: deque[SplitRange] = deque()
         self._passed = 0  # splits of the first of these
 
     def add_reader(self) -> int:
@@ -285,22 +292,29 @@ class _Strand:
             while mine and mine[0][0] < opening:  # this reader left that opening early
                 mine.popleft()
             if not mine:
-                found = self._feed.next_range(self._source, opening, self._endless)
+                found = self._feed.next_range(self.source, opening, self._endless)
                 for ahead in self._ahead:
                     ahead.append((opening, found))
-                if found is not None and self.records:
-                    self._unmade.append(found)
+                if found is not None:
+                    self._begun.append(found)
+                    if not self.records and len(self._begun) > _MOST_BEGUN:
+                        self._begun.popleft()
             if mine[0][0] > opening:
                 return None  # another reader left it early
             if mine[0][1] is None:
                 return None  # however often it asks
             return mine.popleft()[1]
 
+    def begun(self) -> list[SplitRange]:
+        """What may be unfinished, as far as that is known."""
+        with self._lock:
+            return list(self._begun)
+
     def passed(self, splits: int) -> None:
         """All elements of so many further splits were yielded, in order."""
         self._passed += splits
-        while self._unmade and self._passed >= self._unmade[0].count:
-            made = self._unmade.popleft()
+        while self._begun and self._passed >= self._begun[0].count:
+            made = self._begun.popleft()
             self._passed -= made.count
             made.made()
 

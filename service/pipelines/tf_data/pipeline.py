@@ -7,6 +7,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from .element_specs import component_specs
 from .feeds import TracedGraph
 from .run import TfDataRun
 from .seeds import key_of
+from .split_files import naming_files
 from .split_sources import split_sources
 from .traces import BundleTrace, K, L, RunTrace, T, Traces
 
@@ -53,6 +55,7 @@ class TfDataPipeline:
     ) -> None:
         """`sources` are the registered ones, for bundles; a long run uses its feed's."""
         self._graph = graph
+        self._explained = partial(naming_files, graph)
         self._sources = sources
         self._layout = element_spec, compressed, block_bytes
         self._key = (
@@ -76,7 +79,7 @@ class TfDataPipeline:
         trace, loaded, release = self._load(registered, make, lambda trace: trace.load(feed))
         source = LongRun(trace, loaded, release)
         self._long_runs.add(source)
-        return TfDataRun(trace, source)
+        return TfDataRun(trace, source, explained=self._explained)
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
@@ -94,7 +97,7 @@ class TfDataPipeline:
             bundles.users += 1
         numbers = [splits.first, splits.count, key_of(seed, number), start]
         source = DrivenBundle(bundles.drivers, numbers, lambda: self._leave(bundles))
-        return TfDataRun(bundles.drivers.trace, source, number, start)
+        return TfDataRun(bundles.drivers.trace, source, number, start, self._explained)
 
     def close(self) -> None:
         """Idempotent. The bundles' drivers stay for the next pipeline of this graph.

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from ...blocks import Block, Component
+from ...errors import PipelineError
 from .columns import reshaped
 from .drivers import Driver
 from .queues import OwnedQueue
+from .split_files import Begun
 from .traces import LARGE_BYTES, MAX_BLOCK_ELEMENTS, QUANTUM_BYTES, Trace
 
 LINGER_S = 0.025
@@ -38,6 +40,9 @@ class DriverSource(Protocol):
     def passed(self, elements: int) -> None:
         """So many more elements were yielded, and their reader asks for more."""
 
+    def begun(self) -> Begun:
+        """The splits whose elements it may be making."""
+
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         """Have a driver fill the queues. At the end of the pipeline it closes the first queue and
         uses none any more. Raises PipelineError."""
@@ -54,10 +59,16 @@ class TfDataRun:
     """One run: the queue between a pipeline and `blocks`."""
 
     def __init__(
-        self, trace: Trace, source: DriverSource, bundle: int | None = None, start: int = 0
+        self,
+        trace: Trace,
+        source: DriverSource,
+        bundle: int | None = None,
+        start: int = 0,
+        explained: Callable[[PipelineError, Begun], PipelineError] = lambda error, _: error,
     ) -> None:
         self.trace = trace
         self._source = source
+        self._explained = explained
         self._bundle = bundle
         self._index = start
         self._queues = trace.make_queues()
@@ -96,7 +107,7 @@ class TfDataRun:
                 stacked = self._take()
             complete = driver.error is None and not self._cancelled.is_set()
             if driver.error is not None and not self._cancelled.is_set():
-                raise driver.error
+                raise self._explained(driver.error, self._source.begun())
         finally:
             if not complete:
                 self.cancel()
