@@ -11,6 +11,7 @@ import copy
 import itertools
 import logging
 import operator
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -112,18 +113,23 @@ class _RepeatsErrors:
     at_end: Callable[[], None] = staticmethod(lambda: None)
     """Called when the iteration has ended, unless it was left before."""
 
+    def __init__(self) -> None:
+        self._asked = threading.Lock()
+        """Held by the thread that asks: two threads within itertools.chain crash the process."""
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        try:
-            return next(self._items)
-        except StopIteration:
-            self.at_end()
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
+        with self._asked:
+            try:
+                return next(self._items)
+            except StopIteration:
+                self.at_end()
+                raise
+            except BaseException as error:
+                self.fail(error)
+                raise
 
     def fail(self, error: BaseException) -> None:
         self._items = failing(error)
@@ -133,6 +139,7 @@ class StaysFailed(_RepeatsErrors):
     """A generator that repeats its error on every later call; a plain one would end."""
 
     def __init__(self, generator: Generator[Any, None, None]) -> None:
+        super().__init__()
         self._generator = self._items = generator
 
     def fail(self, error: BaseException) -> None:
@@ -152,8 +159,7 @@ def _behind_dropped_ones(blocks: Blocks) -> Blocks:
 
 
 class EpochIterator(_RepeatsErrors):
-    """Iterates over what `give` makes of an epoch's blocks. Only `leave` and `close` are
-    thread-safe."""
+    """Iterates over what `give` makes of an epoch's blocks. Threads that share it take turns."""
 
     def __init__(
         self,
@@ -161,6 +167,7 @@ class EpochIterator(_RepeatsErrors):
         give: Callable[[Blocks, Progress], Iterator[Any]],
     ) -> None:
         """`iterate` begins the epoch, as Reader.iterate does; `give` reports to the Progress."""
+        super().__init__()
         self._progress = progress = Progress(self)
         self._blocks = _behind_dropped_ones(iterate(progress))
         self._items = give(self._blocks, progress)

@@ -193,14 +193,6 @@ class _ClosableBetweenElements(EpochIterator):
     """An iterator that another thread can close between two elements: the loop may be in a long
     step, and not ask the worker for more."""
 
-    def __init__(self, iterate: Any, give: Any) -> None:
-        self._asked = threading.Lock()
-        super().__init__(iterate, give)
-
-    def __next__(self) -> Any:
-        with self._asked:
-            return super().__next__()
-
     def leave(self) -> None:
         super().leave()
         threading.Thread(target=self._close_between, name="forebay-leaving", daemon=True).start()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -102,3 +104,18 @@ def test_all_elements_are_given_once() -> None:
         epoch = Epoch()
         assert np.hstack([*epoch.taking(size)]).tolist() == [*range(12)]
         assert epoch.left == 0
+
+
+@pytest.mark.parametrize("size", [None, 5])
+def test_threads_that_share_an_iterator_take_turns(size: int | None) -> None:
+    """Without turns they crash the process, within itertools.chain."""
+
+    def iterate(_: Taker) -> Blocks:
+        for first in range(0, 400, 4):
+            time.sleep(1e-4)  # another thread runs
+            yield Block(4, (Component(np.arange(first, first + 4)),))
+
+    taking = EpochIterator(iterate, partial(laid_out, layout=LAYOUT, batch_size=size))
+    with ThreadPoolExecutor(4) as threads:
+        taken = [*threads.map(lambda _: np.hstack([*taking, []]), range(4))]
+    assert sorted(np.hstack(taken)) == [*range(400)]
