@@ -22,6 +22,9 @@ splits for its next element, to fill a batch or a buffer; or a trainer has none.
 
 LOOK_S = 0.5
 
+ROOM = 4
+"""A lease fills this part of the bound at least, so that there are about four in a second."""
+
 
 @dataclass
 class _OpenLease:
@@ -127,17 +130,19 @@ class LeaseReports:
         if self._takes is None:
             return 1 << 62
         with self._changed:
-            return max(0, int((self._takes.bound - self._ahead()) / self._per_split()))
+            room = self._takes.bound - self._ahead()
+            return int(room / self._per_split()) if room > self._takes.bound / ROOM else 0
 
-    def wait(self, processes: int) -> bool:
-        """Wait until the pipeline may have further splits, or for LOOK_S; whether it may."""
+    def wait(self, processes: int, *, leased: bool = False) -> bool:
+        """Wait until the pipeline may have further splits, or for LOOK_S; whether it may. It waits
+        until a lease is worth a message, unless the splits are `leased`."""
         takes, give_up_s = self._takes, time.monotonic() + LOOK_S
         if takes is None:
             return True
         with self._changed:
             put, since_s = takes.put, time.monotonic()
-            while self._ahead() >= takes.bound:
-                if self._may_begin_another(processes):
+            while self._ahead() >= (most := takes.bound * (1 if leased else 1 - 1 / ROOM)):
+                if self._may_begin_another(processes, most):
                     return True
                 now_s = time.monotonic()
                 # Trainers in lockstep may hold all that was made, and wait for one that has none.
@@ -158,12 +163,11 @@ class LeaseReports:
     def _is_anything_left_to_give(self) -> bool:
         return self._output is not None and self._output.waiting_elements > 0
 
-    def _may_begin_another(self, processes: int) -> bool:
+    def _may_begin_another(self, processes: int, enough: float) -> bool:
         """Whether a process has nothing to do, as those at work will make enough if splits are
         large, and what was made is not enough."""
-        assert self._takes is not None
         is_idle = self.are_exact and self._given - self._made < processes
-        return is_idle and self._untaken() < self._takes.bound
+        return is_idle and self._untaken() < enough
 
     def _untaken(self) -> int:
         """Elements that were made, and that trainers have not taken."""

@@ -208,9 +208,11 @@ class LeaseFeed:
 class _PipelineLease:
     """The lease that the pipeline has, in parts, and how large the next one should be."""
 
-    def __init__(self, processes: int, reports: LeaseReports) -> None:
+    def __init__(self, processes: int, reports: LeaseReports, clock: Callable[[], float]) -> None:
+        """`clock` has the seconds in which the pipeline may work."""
         self.left = 0  # splits not yet given to the pipeline
         self._reports = reports
+        self._clock = clock
         self.next_size = 1
         self._lease: pb.LeaseSplitsResponse | None = None
         self._processes = max(1, processes)
@@ -228,7 +230,7 @@ class _PipelineLease:
         count = min(self.left, -(-lease.count // self._parts))
         begins = lease.count - self.left
         self.left -= count
-        self._given.append((time.monotonic(), count))
+        self._given.append((self._clock(), count))
         names = tuple(lease.names[begins : begins + count])
         splits = SplitRange(lease.first + begins, count, lease.pass_number, names)
         return self._reports.given(lease.lease_id, splits)
@@ -257,7 +259,7 @@ class _PipelineLease:
         """Aim at LEASE_S of work; grow by at most MAX_GROWTH a lease."""
         if len(self._given) < self._processes:
             return
-        seconds = time.monotonic() - self._given[0][0]  # for as many parts as `_given` has
+        seconds = self._clock() - self._given[0][0]  # for as many parts as `_given` has
         ideal = sum(count for _, count in self._given) * LEASE_S / max(seconds, 1e-6)
         self.next_size = int(max(1, min(ideal, self.next_size * MAX_GROWTH, MAX_WANT)))
 
@@ -281,7 +283,9 @@ class _SourceLeases:
         self.no_split = Stopwatch()  # while the pipeline waits for a lease
         self.unread = Stopwatch()  # while it waits for the task's first consumer
         self.held_back = Stopwatch()  # while it is ahead of trainers
-        self._lease = _PipelineLease(task.processes, task.reports)
+        self._lease = _PipelineLease(
+            task.processes, task.reports, lambda: time.monotonic() - self.held_back.seconds
+        )
         self.begun_last = ""
         self._begun: list[int] = []  # lease ids to report as begun
         self._ahead: Future[pb.LeaseSplitsResponse] | None = None
@@ -408,7 +412,7 @@ class _SourceLeases:
         task = self._task
         with self.held_back:
             while not (task.draining.is_set() or task.closed.is_set()):
-                if task.reports.wait(max(1, task.processes)):
+                if task.reports.wait(max(1, task.processes), leased=self._lease.left > 0):
                     return
 
     def _wait_until_read(self) -> pb.LeaseSplitsResponse | None:

@@ -43,6 +43,11 @@ class Reporting:
         assert isinstance(item, tuple)
         return item[0]
 
+    def give_one(self) -> Block:
+        item = self.trainer.next(True, 1)
+        assert isinstance(item, tuple)
+        return item[0]
+
     def take(self, count: int) -> None:
         while count > 0:
             block = self.give()
@@ -103,9 +108,22 @@ def test_a_pipeline_waits_for_trainers() -> None:
     assert task.reports.most_splits() >= FIRST
 
 
+def test_a_slow_trainer_makes_few_leases() -> None:
+    task, leases = Reporting(), 0
+    task.output.takes.bound = 400
+    task.make(task.lease(1, 400))
+    for _ in range(390):  # less than a round
+        task.trainer.received([task.give_one()])
+        if task.reports.most_splits():
+            assert task.reports.wait(1)
+            task.make(task.lease(leases, task.reports.most_splits()))
+            leases += 1
+    assert leases == 3
+
+
 def test_idle_processes_do_not_make_elements_that_trainers_have_no_use_for() -> None:
     task = Reporting()
-    task.make(task.lease(1, FIRST - 1))
+    task.make(task.lease(1, FIRST // 2))
     assert task.reports.wait(4), "all are idle, and what was made is not enough"
     large = task.lease(2, 8)
     assert task.reports.wait(9), "one of nine is idle, and the others may take long"
