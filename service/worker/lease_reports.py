@@ -58,6 +58,10 @@ class LeaseReports:
             self._run, self._given, self._made = run, 0, 0
             self._put_before = 0 if self._takes is None else self._takes.put
 
+    def end_run(self) -> None:
+        """Keep nothing of it, as it is freed."""
+        self._run = None
+
     def begin(self, lease_id: int, count: int) -> None:
         """The pipeline will be given these splits."""
         if self._takes is not None and self.are_exact:

@@ -385,21 +385,22 @@ class _SourceLeases:
             # The lease may still arrive while the pipeline works on begun splits.
             self._task.observer.not_handed_back(self._task.task_id, self._number, error)
             keep = False  # a higher request number would invalidate the one in flight
-        if keep:
-            self.requests += 1
-            request.request.number = self.requests
-        request.task_id, request.source = self._task.task_id, self._number
         request.begun.extend(self._begun)
         self._begun = []
         self._task.reports.add_to(request)
-        if not (request.begun or request.returned or request.taken or request.lost):
+        if not request.ByteSize():
             return
+        request.task_id, request.source = self._task.task_id, self._number
+        if keep:
+            self.requests += 1
+            request.request.number = self.requests
         patience_s = max(0.0, give_up_s - time.monotonic())
         try:
             kept = self._task.dispatcher.call(
                 request, pb.LeaseSplitsResponse, timeout_s=HAND_BACK_S / 3, patience_s=patience_s
             )
         except ForebayError as error:
+            self._task.reports.restore(request)
             self._task.observer.not_handed_back(self._task.task_id, self._number, error)
         else:
             for each in unstarted:

@@ -320,6 +320,7 @@ class TaskPipeline:
         if self._pipeline is not None:
             self._pipeline.close()
         self._pipeline = self._run = None
+        self._reports.end_run()
         malloc.give_back()
 
     def close(self) -> None:

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.service.blocks import Block, Component
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.delivery import ANY
 from forebay.service.delivery.any_output import AnyOutput
@@ -144,6 +146,29 @@ def test_a_drain_does_not_overtake_the_lease_that_is_on_its_way() -> None:
     feed.pause()
     assert feed.next_range(0, 0, endless=False) is None
     assert dispatcher.returned == [(160, 150), (320, 160)]
+    feed.close()
+
+
+def test_a_drain_tells_what_was_dropped_until_it_is_heard() -> None:
+    told: list[int] = []
+
+    class Away(Dispatcher):
+        def call(self, request: pb.LeaseSplitsRequest, _: Any, **how: Any) -> Any:
+            told.append(request.dropped)
+            if len(told) == 1:
+                raise Unavailable("away")
+            return super().call(request, _, **how)
+
+    output = AnyOutput()
+    reports = LeaseReports(output)
+    feed = LeaseFeed(
+        cast(DispatcherClient, Away()), 1, [ev.SplitSource(count=1)], Observer(), reports=reports
+    )
+    output.put(Block(3, (Component(np.arange(3)),)))
+    output.cancel()
+    for _ in range(3):
+        feed.drain(time.monotonic() + 60)
+    assert told == [3, 3]
     feed.close()
 
 
