@@ -47,7 +47,7 @@ class AnyOutput(TaskOutput):
         self._buffered = 0  # elements of those
         self._windows = Windows()  # of the subscriptions that hand back
         self._awaits_takes = True
-        self.takes: Takes = Takes(time.monotonic())
+        self.takes: Takes = Takes()
 
     def put(self, block: Block) -> None:
         check_block(block)

@@ -5,32 +5,36 @@ once its trainer has taken it, or once it was dropped.
 
 A killed worker loses what it has made and nobody has taken. So it may be ahead of its trainers by
 what they take in AHEAD_S, however small elements are. As in TCP's slow start, the bound begins with
-FIRST elements and grows by at most MAX_GROWTH with each round. A *round* ends once as many elements
-were taken.
+FIRST elements, and grows by at most MAX_GROWTH of what was taken in a round. A *round* ends once a
+fourth of the bound was taken, as consumers report by pieces, or after AHEAD_S. The rate is that of
+four rounds, or of one that was slow.
 
 Nothing here is thread-safe or reads a clock: AnyOutput does both.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from .. import ranges
 
 FIRST = 16
-MAX_GROWTH = 8  # as leases: each round of a fast trainer waits for the dispatcher
+MAX_GROWTH = 8
+ROUNDS = 4  # in which a bound is taken
 AHEAD_S = 1.0
 
 
 class Takes:
     """The elements of one output."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self) -> None:
         self.put = 0
         self.bound = FIRST  # elements that the pipeline may be ahead
         # As ranges, their size follows what consumers have, and not how far they are.
         self._settled: ranges.Ranges = []
         self._drops: ranges.Ranges = []  # of these
-        self._round = 0  # elements taken in this round
-        self._round_began_s = now_s
+        self._taken = 0
+        self._rounds: deque[tuple[float, int]] = deque(maxlen=ROUNDS)  # when, what was taken before
 
     @property
     def untaken(self) -> int:
@@ -43,12 +47,20 @@ class Takes:
     def take(self, first: int, count: int, now_s: float) -> None:
         """A trainer has taken these."""
         ranges.add(self._settled, first, first + count)
-        self._round += count
-        if self._round >= self.bound:
-            rate = self._round / max(now_s - self._round_began_s, 1e-6)
-            wanted = max(rate * AHEAD_S, self.bound / 2, FIRST)
-            self.bound = int(min(wanted, MAX_GROWTH * self._round))
-            self._round, self._round_began_s = 0, now_s
+        self._taken += count
+        if not self._rounds:  # what was taken first tells of no rate
+            self._rounds.append((now_s, self._taken))
+        began_s, before = self._rounds[-1]
+        taken, is_slow = self._taken - before, now_s >= began_s + AHEAD_S
+        if taken * ROUNDS < self.bound and not is_slow:
+            return
+        since_s, since = self._rounds[-1 if is_slow else 0]
+        rate = (self._taken - since) / max(now_s - since_s, 1e-6)
+        wanted = min(rate * AHEAD_S, MAX_GROWTH * taken)
+        self.bound = int(max(wanted, self.bound / 2, FIRST))
+        if is_slow:
+            self._rounds.clear()
+        self._rounds.append((now_s, self._taken))
 
     def drop(self, first: int, count: int) -> None:
         """No trainer will get these."""

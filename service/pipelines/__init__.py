@@ -72,8 +72,9 @@ class PythonRules(NamedTuple):
 class Run(Protocol):
     """One run of a pipeline."""
 
-    tells: bool
-    """Whether it calls the feed's `SplitRange.made`."""
+    needs: int
+    """How many splits what it makes at a time takes, if it calls the feed's `SplitRange.made`. Else
+    0."""
 
     most: int
     """How many elements a block may have; its reader may change it. A block of a Python dataset has

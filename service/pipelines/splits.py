@@ -20,9 +20,9 @@ class SplitRange:
     count: int
     pass_number: int
     names: tuple[str, ...] = ()  # of the splits, if the source can grow
-    made: Callable[[], object] = field(default=lambda: None, compare=False, repr=False)
-    """A run that `tells` calls it once it has yielded all elements of these splits, and its reader
-    asks for more."""
+    made: Callable[[int], object] = field(default=lambda _: None, compare=False, repr=False)
+    """A run that `needs` some calls it once it has yielded all elements of so many further splits
+    of these, and its reader asks for more."""
 
 
 PARTS = 8

@@ -51,7 +51,7 @@ class LeaseReports:
     @property
     def are_exact(self) -> bool:
         """Whether the pipeline tells when it has made all elements of a split."""
-        return self._takes is not None and self._run is not None and self._run.tells
+        return self._takes is not None and self._run is not None and self._run.needs > 0
 
     def begin_run(self, run: Run) -> None:
         with self._changed:
@@ -84,7 +84,7 @@ class LeaseReports:
             lease = self._open.get(lease_id)
         if lease is None:
             return splits
-        return replace(splits, made=partial(self._are_made, lease, splits.count))
+        return replace(splits, made=partial(self._are_made, lease))
 
     def _are_made(self, lease: _OpenLease, count: int) -> None:
         with self._changed:
@@ -131,11 +131,13 @@ class LeaseReports:
 
     def most_splits(self) -> int:
         """How many splits it is worth to lease now, before trainers take more."""
-        if self._takes is None:
+        takes = self._takes
+        if takes is None:
             return 1 << 62
         with self._changed:
-            room = self._takes.bound - self._ahead()
-            return int(room / self._per_split()) if room > self._takes.bound / ROOM else 0
+            room = takes.bound - self._ahead()
+            worth = int(room / self._per_split()) if room > takes.bound / ROOM else 0
+            return max(self._lacking(1, takes.bound * (1 - 1 / ROOM)), worth)
 
     def wait(self, processes: int, *, leased: bool = False) -> bool:
         """Wait until the pipeline may have further splits, or for LOOK_S; whether it may. It waits
@@ -146,7 +148,7 @@ class LeaseReports:
         with self._changed:
             put, since_s = takes.put, time.monotonic()
             while self._ahead() >= (most := takes.bound * (1 if leased else 1 - 1 / ROOM)):
-                if self._may_begin_another(processes, most):
+                if self._lacking(processes, most):
                     return True
                 now_s = time.monotonic()
                 # Trainers in lockstep may hold all that was made, and wait for one that has none.
@@ -167,11 +169,12 @@ class LeaseReports:
     def _is_anything_left_to_give(self) -> bool:
         return self._output is not None and self._output.waiting_elements > 0
 
-    def _may_begin_another(self, processes: int, enough: float) -> bool:
-        """Whether a process has nothing to do, as those at work will make enough if splits are
-        large, and what was made is not enough."""
-        is_idle = self.are_exact and self._given - self._made < processes
-        return is_idle and self._untaken() < enough
+    def _lacking(self, processes: int, enough: float) -> int:
+        """How many splits it lacks to make anything, or to give each process one, if what was made
+        is not enough. As soon as each has one, they will make enough if splits are large."""
+        if self._run is None or not self.are_exact or self._untaken() >= enough:
+            return 0
+        return max(0, max(processes, self._run.needs) - (self._given - self._made))
 
     def _untaken(self) -> int:
         """Elements that were made, and that trainers have not taken."""

@@ -8,7 +8,7 @@ from forebay.service.delivery.takes import FIRST, MAX_GROWTH, Takes
 
 
 def put(count: int) -> Takes:
-    takes = Takes(0.0)
+    takes = Takes()
     takes.put = count
     return takes
 
@@ -52,12 +52,31 @@ def test_a_pipeline_may_be_ahead_by_what_trainers_take_in_a_second(rate: int) ->
     assert takes.bound == pytest.approx(rate, rel=0.1)
 
 
+def test_the_bound_grows_with_each_piece_of_a_window() -> None:
+    takes, taken, now_s = put(1 << 20), 0, 0.0
+    while takes.bound < 100_000:
+        piece, now_s = max(1, takes.bound // 4), now_s + 0.001
+        takes.take(taken, piece, now_s)
+        taken += piece
+    assert taken < takes.bound, "the bound was never reached"
+
+
 def test_a_pause_costs_half_of_the_bound_and_no_more() -> None:
-    takes = put(0)
-    takes.take(0, 1000, 0.1)
+    takes, taken = put(0), 0
+    for now_ms in range(0, 1001, 10):  # 10,000 a second
+        takes.take(taken, 100, now_ms / 1000)
+        taken += 100
     bound = takes.bound
-    assert bound == 1000 * MAX_GROWTH
-    takes.take(1000, bound, 100)
+    assert bound == pytest.approx(10_000, rel=0.1)
+    takes.take(taken, 100, 100)
     assert takes.bound == bound // 2
-    takes.take(1000 + bound, FIRST, 500)
-    assert takes.bound == bound // 2, "a round has not ended"
+    takes.take(taken + 100, bound // 8, 100 + bound / 80_000)
+    assert takes.bound == pytest.approx(bound, rel=0.1), "the pause is forgotten"
+
+
+def test_trainers_that_become_slow_lower_the_bound_each_second() -> None:
+    takes = put(0)
+    takes.bound = 10_000
+    for second in range(12):
+        takes.take(second * 10, 10, second)
+    assert takes.bound == FIRST

@@ -19,7 +19,7 @@ Element = "int | np.ndarray"
 
 
 class GeneratorRun:
-    tells, most, waiting = False, 0, 0
+    needs, most, waiting = 0, 0, 0
 
     def __init__(
         self, elements: Iterator[object], start: int = 0, bundle: int | None = None

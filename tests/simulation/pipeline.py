@@ -71,7 +71,7 @@ class Pipeline:
 class Computed:
     """service.pipelines.Run for a Pipeline."""
 
-    tells = True
+    needs = 1
     most = 0
     waiting = 0
 
@@ -103,7 +103,8 @@ class Computed:
                     yield self._made(waiting)
                     waiting = []
                     while self._ended:
-                        self._ended.pop().made()
+                        ended = self._ended.pop()
+                        ended.made(ended.count)
                 if pipeline.python and self._fails(element):
                     report = SkipReport(element.split, 1, "why", SKIPPED_MOST)
                     if not self._may_skip(report):

@@ -104,9 +104,7 @@ class OneAnElement(Pipelines):
                 while (found := feed.next_range(0, 0, False)) is not None:
                     yield Block(1, (Component(np.array([found.first])),))
 
-            return SimpleNamespace(
-                blocks=blocks, cancel=lambda: None, tells=False, waiting=0, most=0
-            )
+            return SimpleNamespace(blocks=blocks, cancel=lambda: None, needs=0, waiting=0, most=0)
 
         return SimpleNamespace(run=run, close=lambda: None)
 

@@ -43,7 +43,7 @@ def test_nothing_is_kept_of_a_run_that_has_ended() -> None:
     """Such as its graph and its tables, while trainers read the last elements."""
 
     class Running:
-        tells = True
+        needs = 1
 
     class Registry:
         def get_dataset(self, *_: Any, **__: Any) -> pb.GetDatasetResponse:

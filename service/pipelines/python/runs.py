@@ -77,7 +77,7 @@ class Given(NamedTuple):
 class PythonRun:
     """One run, in up to `width` processes; a bundle runs in one."""
 
-    tells = True
+    needs = 1
     most = 0  # not used: its blocks follow its ranges
     waiting = 0  # not known
 
@@ -207,7 +207,7 @@ class PythonRun:
                 case SkipReport():
                     self._questions.ask(None, partial(self._ask_to_skip, instruction))
                 case Made(splits):
-                    splits.made()
+                    splits.made(splits.count)
                 case Warn(text):
                     log.warning("%s", text)
 
@@ -258,7 +258,7 @@ class PythonRun:
 class BuiltRun(PythonRun):
     """A run of a dataset that the function builds, in one process."""
 
-    tells = False
+    needs = 0
 
     def __init__(
         self,

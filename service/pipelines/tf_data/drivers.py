@@ -116,7 +116,7 @@ class LongRun:
         self._variant = loaded.variant
         self._release = release
         self._driver: Driver | None = None
-        self.tells, self.passed, self.begun = loaded.tells, loaded.passed, loaded.begun
+        self.per_element, self.passed, self.begun = loaded.per_element, loaded.passed, loaded.begun
 
     def begin(self, queues: list[OwnedQueue]) -> Driver:
         handles = [queue.handle for queue in queues]
@@ -225,7 +225,7 @@ class BundleDrivers:
 class DrivenBundle:
     """Drives one bundle."""
 
-    tells = False
+    per_element = 0
 
     def __init__(
         self, drivers: BundleDrivers, numbers: list[int], release: Callable[[], None]

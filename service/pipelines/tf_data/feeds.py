@@ -148,9 +148,9 @@ class LoadedGraph:
     ) -> None:
         """`per_element` is how many splits each element is of, in their order; 0: not known."""
         self._tables: list[Tensor] = []
-        self._per_element = per_element
         self._asked = asked
-        if self.tells:
+        self.per_element = per_element if asked and isinstance(asked[0], _Feed) else 0
+        if self.per_element:
             cast(_Feed, asked[0]).strand.records = True
         self._numbers = _number(asked)
         try:
@@ -160,15 +160,10 @@ class LoadedGraph:
             self.close()
             raise
 
-    @property
-    def tells(self) -> bool:
-        """Whether `passed` calls SplitRange.made."""
-        return self._per_element > 0 and isinstance(self._asked[0], _Feed)
-
     def passed(self, elements: int) -> None:
         """So many more elements were yielded."""
-        if self.tells:
-            cast(_Feed, self._asked[0]).strand.passed(elements * self._per_element)
+        if self.per_element:
+            cast(_Feed, self._asked[0]).strand.passed(elements * self.per_element)
 
     def begun(self) -> Begun:
         strands = [asked.strand for asked in self._asked if isinstance(asked, _Feed)]
@@ -312,11 +307,15 @@ class _Strand:
 
     def passed(self, splits: int) -> None:
         """All elements of so many further splits were yielded, in order."""
-        self._passed += splits
-        while self._begun and self._passed >= self._begun[0].count:
-            made = self._begun.popleft()
-            self._passed -= made.count
-            made.made()
+        while splits and self._begun:
+            of = self._begun[0]
+            count = min(splits, of.count - self._passed)
+            of.made(count)
+            splits -= count
+            self._passed += count
+            if self._passed == of.count:
+                self._begun.popleft()
+                self._passed = 0
 
 
 class _Feed:

@@ -35,7 +35,7 @@ Tensor = Any
 class DriverSource(Protocol):
     """Provides the driver of a run."""
 
-    tells: bool  # whether `passed` calls SplitRange.made
+    per_element: int  # how many splits an element is of, if `passed` calls SplitRange.made; or 0
 
     def passed(self, elements: int) -> None:
         """So many more elements were yielded, and their reader asks for more."""
@@ -75,7 +75,7 @@ class TfDataRun:
         self._queue, *self._budget = self._queues
         self._cancelled = threading.Event()
         self.most = MAX_BLOCK_ELEMENTS
-        self.tells = source.tells
+        self.needs = source.per_element * trace.pack
 
     @property
     def waiting(self) -> int:
