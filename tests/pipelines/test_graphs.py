@@ -198,6 +198,16 @@ def with_captured(*captured: int) -> Dataset:
     return count(9).map(lambda x: tf.cond(x > 3, lambda: x - one, lambda: one * two))
 
 
+def looping(*captured: int) -> Dataset:
+    one, two = (tf.constant(value, tf.int64) for value in captured)
+    return count(9).map(lambda x: tf.while_loop(lambda y: y < 9, lambda y: y * one + two, [x]))
+
+
+def grouped(*captured: int) -> Dataset:
+    one, two = (tf.constant(value, tf.int64) for value in captured)
+    return count(9).group_by_window(lambda x: x // one % two, lambda _, window: window, 3)
+
+
 def drawn(*, once: bool) -> Dataset:
     def draw(x: Any) -> Any:
         first = tf.random.uniform([])
@@ -228,6 +238,10 @@ PIPELINES: list[Callable[[], Dataset]] = [
     lambda: tf.data.Dataset.zip(count(3), count(2)),
     lambda: with_captured(1, 2),
     lambda: with_captured(2, 1),
+    lambda: looping(2, 3),
+    lambda: looping(3, 2),
+    lambda: grouped(2, 3),
+    lambda: grouped(3, 2),
     lambda: drawn(once=True),
     lambda: drawn(once=False),
     lambda: zipped(count(3), count(3)).map(lambda x, y: x - y),
@@ -273,7 +287,7 @@ def test_sets_that_are_iterated_in_any_order_change_no_fingerprint(tmp_path: pat
     one, two = (program.communicate(timeout=120)[0] for program in programs)
     assert one == two
     found = [line.split()[1] for line in one.splitlines()]
-    assert len(set(found)) == len(found) == 11
+    assert len(set(found)) == len(found) == 13
 
 
 @pytest.mark.parametrize(

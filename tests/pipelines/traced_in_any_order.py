@@ -69,6 +69,25 @@ def mapped(x: Any) -> Any:
     return tf.map_fn(nodes, tf.range(x), dict.fromkeys(NAMES, tf.int32))
 
 
+def summed(x: Any) -> Any:
+    found = captures(x)
+    return sum(found[name] for name in sorted(NAMES))
+
+
+def looped(x: Any) -> Any:
+    def body(i: Any, total: Any) -> Any:
+        return i + CAPTURED["feature3"][1], total + summed(i)
+
+    return tf.while_loop(lambda i, _: i < summed(x)[0], body, [x, tf.stack([x, x])])
+
+
+def grouped(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def pairs(_: Any, window: Any) -> Any:
+        return window.map(captures).batch(2)
+
+    return dataset.group_by_window(lambda x: summed(x)[0], pairs, None, lambda x: summed(x)[1])
+
+
 def table(x: Any) -> Any:
     return {name: TABLES[name].lookup(x) for name in NAMES}
 
@@ -99,8 +118,9 @@ def printed(name: str, dataset: tf.data.Dataset) -> None:
 
 if __name__ == "__main__":
     numbers = tf.data.Dataset.range(9)
-    for function in (nodes, captures, parsed, behind, called, branches, mapped, drawn):
+    for function in (nodes, captures, parsed, behind, called, branches, mapped, drawn, looped):
         printed(function.__name__, numbers.map(function))
+    printed("grouped", grouped(numbers))
     with mock.patch.object(tfds, "registered") as sent:
         tfds.register_tfds("localhost:1", prepared(pathlib.Path(sys.argv[1])))
     print("TFDS", fingerprint(sent.call_args.args[1].graph))

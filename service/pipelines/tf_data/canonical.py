@@ -11,12 +11,13 @@ own, and are put into one by what they are:
   tensors is which argument, and orders those that a function captures in the same way.
 - Functions: by their first use. Those that are never used go by their digests.
 
-Nodes within a `While` keep the order of the loop's variables. Two equal nodes are not one node that
-is used twice, as both may draw random numbers. Everything takes linear time. Where an order stays
-open (two control inputs that are equal, and that no result needs), equal graphs may differ;
-different ones never become equal. Operations with side effects keep the order in which they were
-traced, as it is the order in which they run: TensorFlow chains asserts, and datasets that are made
-within a function.
+A loop's variables keep their order. Those that its body passes on unchanged go like what a function
+captures, as that is what they are in TensorFlow. Two equal nodes are not one node that is used
+twice, as both may draw random numbers. Everything takes linear time. Where an order stays open
+(two control inputs that are equal, and that no result needs), equal graphs may differ; different
+ones never become equal. Operations with side effects keep the order in which they were traced, as
+it is the order in which they run: TensorFlow chains asserts, and datasets that are made within a
+function.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ _CALLS = {"PartitionedCall": 0, "StatefulPartitionedCall": 0} | dict.fromkeys(
     ("If", "StatelessIf", "Case", "StatelessCase"), 1
 )
 """The place of a call's first argument among its inputs."""
+
+_GROUPS = {
+    "GroupByWindowDataset": ("key_func", "reduce_func", "window_size_func"),
+    "GroupByReducerDataset": ("init_func", "reduce_func", "finalize_func"),
+}
+"""Functions that capture each for itself, in the order of their inputs."""
+
+_LOOPS = {"While", "StatelessWhile"}
 
 
 def fingerprint(graph: bytes) -> str:
@@ -116,6 +125,13 @@ class _Inputs(NamedTuple):
 _NONE = _Inputs([], [], [])
 
 
+class _Captured(NamedTuple):
+    """Inputs of a node that its functions have as arguments, and whose order says nothing."""
+
+    inputs: Sequence[int]
+    arguments: Mapping[str, Sequence[int]]  # their places in each function
+
+
 class _Body:
     """The nodes of a graph or of a function in canonical order.
 
@@ -184,6 +200,7 @@ class _Form:
         functions = {function.signature.name: function for function in graph.proto.library.function}
         nodes = {name: function.node_def for name, function in functions.items()}
         self.bodies: dict[str, _Body] = {}
+        self._passed_on = _passed_on(graph.proto)
 
         def calls(name: str) -> list[str]:
             return [called for node in nodes[name] for called in _functions_of(node)]
@@ -200,10 +217,12 @@ class _Form:
 
     def _function(self, function: pb.FunctionDef) -> _Body:
         signature = function.signature
+        passed_on = self._passed_on.get(signature.name, ())
+        results = [r for at, r in enumerate(signature.output_arg) if at not in passed_on]
         body = _Body(
             function.node_def,
             [argument.name for argument in signature.input_arg],
-            [function.ret.get(result.name, "") for result in signature.output_arg],
+            [function.ret.get(result.name, "") for result in results],
             function.control_ret.values(),
             self,
         )
@@ -220,7 +239,7 @@ class _Form:
         for field in ("name", "input_arg", "output_arg", "control_output"):
             rest.ClearField(field)
         body.digest = _digest(
-            body.digest, sorted(arguments), [*map(_unnamed, signature.output_arg)],
+            body.digest, sorted(arguments), [*map(_unnamed, results)],
             self._attrs(function.attr), rest.SerializeToString(deterministic=True),
         )  # fmt: skip
         return body
@@ -230,44 +249,66 @@ class _Form:
         left_out = {"_read_only_resource_inputs"}  # follows from the functions
         if "Dataset" in node.op:
             left_out.add("metadata")
-        first, count = self._captured(node)
-        if count:  # these types are the functions' arguments'
-            left_out |= {"Targuments", "Tin"}
+        captured = self._captured(node)
+        taken = {at for group in captured for at in group.inputs}
+        if captured:  # these types are the functions' arguments'
+            left_out |= {name for name in node.attr if name.startswith("T") and name != "Tstate"}
+        shapes = []
+        if captured and node.op in _LOOPS:
+            left_out.add("output_shapes")
+            every = enumerate(node.attr["output_shapes"].list.shape)
+            shapes = [shape.SerializeToString() for at, shape in every if at not in taken]
         arguments = []
         for name in _functions_of(node):
             if name in self.bodies:
-                numbers = self.bodies[name].arguments
-                arguments.append(numbers[: len(numbers) - count])
+                own = {at for group in captured for at in group.arguments.get(name, ())}
+                numbers = enumerate(self.bodies[name].arguments)
+                arguments.append([number for at, number in numbers if at not in own])
         return _digest(
-            self._function_digest(node.op), node.device, first, arguments,
+            self._function_digest(node.op), node.device, sorted(taken), arguments, shapes,
             self._attrs(node.attr, left_out),
         )  # fmt: skip
 
     def inputs(self, node: pb.NodeDef) -> _Inputs:
         data = [_tensor(tensor) for tensor in node.input if not tensor.startswith("^")]
         controls = [node_name(tensor) for tensor in node.input if tensor.startswith("^")]
-        first, count = self._captured(node)
-        if not count:
-            return _Inputs(data, [], controls)
-        called = [self.bodies[name] for name in _functions_of(node) if name in self.bodies]
-        labels = zip(*(body.arguments[-count:] for body in called), strict=True)
-        captured = list(zip(labels, data[first : first + count], strict=True))
-        return _Inputs([*data[:first], *data[first + count :]], captured, controls)
+        captured, taken = [], set[int]()
+        for number, (inputs, arguments) in enumerate(self._captured(node)):
+            taken.update(inputs)
+            for at, *places in zip(inputs, *arguments.values(), strict=True):
+                called = zip(arguments, places, strict=True)
+                label = [self.bodies[name].arguments[place] for name, place in called]
+                captured.append(((number, *label), data[at]))
+        return _Inputs([t for at, t in enumerate(data) if at not in taken], captured, controls)
 
-    def _captured(self, node: pb.NodeDef) -> tuple[int, int]:
-        """Which inputs are the last arguments of all functions that it calls: the place of the
-        first, and their number."""
-        if node.op in _CALLS and "Tin" in node.attr:
-            first, count = _CALLS[node.op], len(node.attr["Tin"].list.type)
-        elif "Targuments" in node.attr:
-            states = len(node.attr["Tstate"].list.type) if "Tstate" in node.attr else 0
-            first, count = 1 + states, len(node.attr["Targuments"].list.type)
-        else:
-            return 0, 0
-        called = [self.bodies[name] for name in _functions_of(node) if name in self.bodies]
-        inputs = sum(not tensor.startswith("^") for tensor in node.input)
-        fits = called and all(count <= len(body.arguments) for body in called)
-        return (first, count) if fits and first + count <= inputs else (0, 0)
+    def _captured(self, node: pb.NodeDef) -> list[_Captured]:
+        def types(name: str) -> int:
+            return len(node.attr[name].list.type) if name in node.attr else 0
+
+        called = [name for name in _functions_of(node) if name in self.bodies]
+        sizes = {name: len(self.bodies[name].arguments) for name in called}
+        if node.op in _LOOPS:
+            places: Sequence[int] = sorted(self._passed_on.get(node.attr["body"].func.name, ()))
+            found = [_Captured(places, dict.fromkeys(called, places))]
+        else:  # each function's last arguments
+            first, groups = 1 + types("Tstate"), [("Targuments", called)]
+            if node.op in _CALLS:
+                first, groups = _CALLS[node.op], [("Tin", called)]
+            elif names := _GROUPS.get(node.op.removeprefix("Experimental")):
+                groups = [(f"T{f}_other_arguments", [node.attr[f].func.name]) for f in names]
+            found = []
+            for name, functions in groups:
+                inputs = range(first, first + types(name))
+                last = {f: range(sizes[f] - len(inputs), sizes[f]) for f in functions if f in sizes}
+                found.append(_Captured(inputs, last))
+                first = inputs.stop
+        count = sum(not tensor.startswith("^") for tensor in node.input)
+        return [
+            group
+            for group in found
+            if group.inputs and group.arguments and group.inputs[-1] < count
+            if all(at[0] >= 0 and at[-1] < sizes[f] for f, at in group.arguments.items())
+        ]
 
     def _attrs(self, attrs: Mapping[str, pb.AttrValue], left_out: Iterable[str] = ()) -> Any:
         return [
@@ -292,6 +333,29 @@ class _Form:
 
     def _function_digest(self, name: str) -> Any:
         return self.bodies[name].digest if name in self.bodies else name
+
+
+def _passed_on(graph: pb.GraphDef) -> dict[str, set[int]]:
+    """By the name of a loop's body: the variables that it passes on as they are, and whose last
+    values nobody reads."""
+    functions = {function.signature.name: function for function in graph.library.function}
+    bodies = [(f.node_def, f.ret.values()) for f in functions.values()]
+    found: dict[str, set[int]] = {}
+    for nodes, results in [(graph.node, ()), *bodies]:
+        tensors = [*results, *(tensor for node in nodes for tensor in node.input)]
+        read = {(name, output.rpartition(":")[2] or "0") for name, output in map(_tensor, tensors)}
+        for node in nodes:
+            for name in functions.keys() & _functions_of(node):
+                places = set[int]()
+                if node.op in _LOOPS and name == node.attr["body"].func.name:
+                    body = functions[name]
+                    pairs = zip(body.signature.input_arg, body.signature.output_arg, strict=False)
+                    for place, (argument, result) in enumerate(pairs):
+                        same = body.ret.get(result.name) == argument.name
+                        if same and (node.name, str(place)) not in read:
+                            places.add(place)
+                found[name] = found.get(name, places) & places
+    return found
 
 
 def _functions_of(node: pb.NodeDef) -> list[str]:
