@@ -78,6 +78,15 @@ class ThreadPool(Executor):
                 self._free += 1
 
 
+async def in_a_thread(name: str, work: Callable[..., T], *args: Any) -> T:
+    """As `asyncio.to_thread`, in a thread of its own that the process's end does not wait for."""
+    pool = ThreadPool(1, name)
+    try:
+        return await pool.run(work, *args)
+    finally:
+        pool.shutdown(wait=False)
+
+
 def _carry_out(future: Future[Any], work: Callable[[], Any]) -> None:
     if future.set_running_or_notify_cancel():
         try:

@@ -434,6 +434,8 @@ def test_no_thread_holds_up_the_end_of_a_process() -> None:
                 wrong.append(f"{where}: pass daemon=True")
             if isinstance(node, ast.Name) and node.id == "ThreadPoolExecutor":
                 wrong.append(f"{where}: use storage.thread_pool")
+            if text.startswith("asyncio.to_thread(") and not name.startswith("service.dispatcher."):
+                wrong.append(f"{where}: use storage.thread_pool.in_a_thread")
     report(wrong)
 
 

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from ...journal.datasets import content_fingerprint
@@ -56,8 +56,12 @@ ASK_GROUP_S = 0.2
 
 log = logging.getLogger(__name__)
 
-_read_by_name: dict[tuple[str | tuple[str, str], str], set[str]] = {}
-"""The datasets that this process has read by a job_name of a service."""
+
+@lru_cache(maxsize=1024)
+def _read_by_name(service: str | tuple[str, str], name: str) -> set[str]:
+    """The datasets that this process has read by a job_name of a service."""
+    return set()
+
 
 Answer = TypeVar("Answer")
 
@@ -278,7 +282,7 @@ class Reader:
         name = (self._job_name or GROUP).removeprefix(f"dataset_id=/{self.dataset_id}/")
         if name.startswith(GROUP):
             return False
-        read = _read_by_name.setdefault((self.service, name), set())
+        read = _read_by_name(self.service, name)
         read.add(self.dataset_id)
         return len(read) == 1
 

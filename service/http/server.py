@@ -22,6 +22,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import BadHttpMethod
 
+from ...storage.thread_pool import in_a_thread
 from ..address_forms import in_brackets
 from ..complaints import Complaints
 from ..connections.admission import Admission, Identity, of_certificate
@@ -240,7 +241,7 @@ class HttpServer:
             self._scrape = asyncio.create_task(self._observed.measured(), name="forebay-scrape")
         samples = await asyncio.shield(self._scrape)
         accept = request.headers.get("Accept", "")
-        text, content_type = await asyncio.to_thread(encode, samples, accept)
+        text, content_type = await in_a_thread("forebay-scrape", encode, samples, accept)
         return web.Response(body=text, headers={"Content-Type": content_type, **HEADERS})
 
 

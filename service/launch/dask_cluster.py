@@ -11,10 +11,9 @@ limits of memory do not concern it, and it ends with its Dask worker.
 
 from __future__ import annotations
 
-import asyncio
-
 from distributed import Worker, WorkerPlugin
 
+from ...storage.thread_pool import in_a_thread
 from ..servers import WorkerConfig
 from .node_worker import NodeWorker
 
@@ -41,8 +40,8 @@ class ForebayWorkers(WorkerPlugin):
         if self._resource and self._resource not in worker.state.total_resources:
             return
         self._worker.launch(worker.ip)  # in this thread, the event loop's, which lasts
-        await asyncio.to_thread(self._worker.wait_until_registered)
+        await in_a_thread("forebay-dask", self._worker.wait_until_registered)
 
     async def teardown(self, worker: Worker) -> None:
         """It drains. Dask may kill it before: a Nanny waits a few seconds for its Dask worker."""
-        await asyncio.to_thread(self._worker.stop)
+        await in_a_thread("forebay-dask", self._worker.stop)

@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.message import Message
 
 from forebay.service.blocks import Block
+from forebay.service.client import reader as reader_module
 from forebay.service.client.open_iterations import stopping
 from forebay.service.client.options import CrossTrainerCache, ShardingPolicy, reading
 from forebay.service.client.progress import EpochIterator
@@ -78,6 +79,13 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
 def named(cache: CrossTrainerCache | None = None) -> Reader:
     how = reading(job_name="job", cross_trainer_cache=cache, target_workers="ANY")
     return Reader("127.0.0.1:1", "dataset", ShardingPolicy.OFF, "job", how)
+
+
+def test_names_of_jobs_are_not_kept_for_ever() -> None:
+    for number in range(2000):
+        reader = Reader("localhost:1", "numbers", ShardingPolicy.OFF, f"job {number}")
+        assert reader._is_of_one_dataset()
+    assert reader_module._read_by_name.cache_info().currsize < 2000
 
 
 def drop_while_it_waits(reader: Reader) -> None:

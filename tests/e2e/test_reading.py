@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from forebay.service.errors import NotFound, PipelineError
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import open_storage
 
+from .. import forks
 from ..cluster import WorkerProcess
 from ..forks import Fork
 from ..stock import DispatcherProcess, slow
@@ -65,6 +67,35 @@ class TestHealthy:
                 assert (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape)
             assert [len(each) for each in one["some"]] == [n % 3 for n in one["n"]]
             assert {each.dtype for each in one["some"]} == {each.dtype for each in other["some"]}
+
+    def test_a_second_dataset_under_one_job_name_is_refused(
+        self, dispatcher: DispatcherProcess
+    ) -> None:
+        """Each of two trainers would have all elements, without a word."""
+        target = dispatcher.target
+        one, other = (
+            service.register_dataset(target, tf.data.Dataset.range(count)) for count in (40, 41)
+        )
+        ways: list[dict[str, Any]] = [
+            {"processing_mode": "distributed_epoch", "job_name": "dynamic"},
+            {"ordered": True, "job_name": "ordered"},
+            {"delivery": "at_least_once", "job_name": "claimed"},
+        ]
+        reads = [service.read(target, one, **how) for how in ways]
+        for elements in reads:
+            next(elements)
+        program = (
+            "from forebay import service\nfrom forebay.service.errors import FailedPrecondition\n"
+            f"for how in {ways}:\n"
+            f"    try: next(service.read({target!r}, {other!r}, **how))\n"
+            "    except FailedPrecondition as error: print(error)"
+        )
+        said = forks.run(["-c", program], timeout_s=60).stdout.splitlines()
+        both = re.compile(rf"dataset {one} \(fingerprint \w+\), .* dataset {other} \(\w+\)")
+        assert [bool(both.search(line)) for line in said] == [True] * 3
+        for elements in reads:
+            next(elements)
+            elements.close()
 
     def test_a_named_job_is_shared(self, dispatcher: DispatcherProcess) -> None:
         dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3000))
