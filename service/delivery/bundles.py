@@ -8,7 +8,8 @@ is leased, acknowledged or journaled.
 `start` on. A slice joins a run that still has, or will make, its next element. If there is none,
 a new run begins: at the reader's `keep`, as that is about where the others of its group are, too.
 The run whose slices ask for what comes first in the order begins first. Runs that nobody needs yet
-come last. They begin one at a time, whatever the others do.
+come last. They begin one at a time, whatever the others do. At most `max_runs` have begun: beyond
+that, one that waits is dropped for one that is needed before what its slices ask for.
 
 **Backpressure.** A run makes what its slices ask for, and some more, so that the next slices find
 it here. It then waits. It never waits if a slice lacks an element, so that a reader can always go
@@ -75,6 +76,9 @@ STILL_READS_S = 2.0
 LOOK_S = 0.02
 """How often they look where it is."""
 
+MAX_RUNS = 1024
+"""Of a task, that have begun. Each has a thread, and its pipeline a process or another thread."""
+
 MAX_SHARES = 8
 """An output may hold `max_bytes` for each reader of a group, for at most so many."""
 
@@ -132,6 +136,11 @@ class BundleRun:
     def is_ahead(self) -> bool:
         """Whether nobody needs it yet."""
         return self.position == UNNEEDED
+
+    @property
+    def asked(self) -> int:
+        """The first position that a slice asks it for now."""
+        return min((each.order.position for each in self.slices), default=UNNEEDED)
 
     def put(self, block: Block) -> None:
         """Add the next block; waits while readers are far behind.
@@ -245,7 +254,7 @@ class BundleRun:
         with output.lock:
             self._check()
             self.ended = True
-            output._set_busy(self, False)
+            output._is_over(self)
             if self.stop == self.start > bundle.at_least:
                 output._count(self)  # it has at most `start` elements
             elif bundle.length is None and self.stop >= bundle.at_least:
@@ -264,7 +273,7 @@ class BundleRun:
         with output.lock:
             self._check()
             self.failed = TaskFailed(code, message)
-            output._set_busy(self, False)
+            output._is_over(self)
             output._forget(self._bundle)
             output.changed.notify_all()
             changed = list(self._bundle.subscriptions)
@@ -325,13 +334,16 @@ class BundlesOutput(TaskOutput):
         max_bytes: int = 64 << 20,
         listener: Listener | None = None,
         budget: MemoryBudget | None = None,
+        max_runs: int = MAX_RUNS,
     ) -> None:
         super().__init__(max_bytes, listener, budget)
+        self._max_runs = max_runs
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self._may_begin = threading.Condition(self.lock)  # another run may
         self._bundles: dict[int, _BundleState] = {}
         self._pending: list[tuple[int, int, BundleRun]] = []  # a heap, by position
+        self._begun: dict[BundleRun, None] = {}  # and neither over nor dropped; in order
         self._numbers = itertools.count()
         self._busy = 0  # runs that make elements
         self._ahead = 0  # of them, those that nobody needs yet
@@ -359,7 +371,9 @@ class BundlesOutput(TaskOutput):
                 return True
             if (run := self._first_pending()) is None:
                 return False
-            return not self._ahead if run.is_ahead else self._busy - self._ahead < most
+            if self._ahead if run.is_ahead else self._busy - self._ahead >= most:
+                return False
+            return not self._is_full or self._to_drop_for(run) is not None
 
         with self._may_begin:
             self._most_busy = most
@@ -368,12 +382,34 @@ class BundlesOutput(TaskOutput):
             if self._end is not None:
                 raise OutputCancelled("the task has ended")
             run = heapq.heappop(self._pending)[2]
+            if self._is_full and (other := self._to_drop_for(run)) is not None:
+                self._drop(other)
+                for each in [s for s in other._bundle.subscriptions if s in other.slices]:
+                    self._join(each)
+            self._begun[run] = None
             if not self._is_run_needed():  # others may make more than was asked for
                 for other in [r for b in self._bundles.values() for r in b.runs if r.waits]:
                     other.room.notify_all()
             run.begun = True
             self._set_busy(run, True)
             return run
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._begun) >= self._max_runs
+
+    def _to_drop_for(self, run: BundleRun) -> BundleRun | None:
+        """What waits, is asked for only later than the run, and will be for the longest time."""
+        waiting = [each for each in self._begun if each.waits]
+        last = max(waiting, key=lambda each: (each.asked, each.used), default=None)
+        return last if last is not None and last.asked > run.position else None
+
+    def _is_over(self, run: BundleRun) -> None:
+        """It makes no more elements."""
+        self._set_busy(run, False)
+        if run in self._begun:
+            del self._begun[run]
+            self._may_begin.notify_all()
 
     def _first_pending(self) -> BundleRun | None:
         """The run that begins next."""
@@ -544,9 +580,10 @@ class BundlesOutput(TaskOutput):
 
     def _reader_to_wait_for(self, size: int) -> int | None:
         """If there is no room: the reader that asks for what comes first, if it was given something
-        lately, and another asks for what is a quarter of what all may hold behind that."""
+        lately, and another asks for what is a quarter of what all may hold behind that. None if the
+        run that it needs may be unable to begin."""
         most, asked = self._most_bytes, self._asked
-        if self._bytes + size <= most or len(asked) < 2:
+        if self._bytes + size <= most or len(asked) < 2 or self._is_full:
             return None
         last = min(asked, key=asked.__getitem__)
         if (max(asked.values()) - asked[last]) * self._put_bytes <= most // 4 * self._put_elements:
@@ -597,7 +634,7 @@ class BundlesOutput(TaskOutput):
         run.kept.clear()
         self._bytes -= size
         self._memory.release(size)
-        self._set_busy(run, False)
+        self._is_over(run)
         if not run.begun:
             self._may_begin.notify_all()  # it may have kept others from beginning
         run.room.notify_all()
@@ -741,6 +778,8 @@ class _SliceSubscription(Subscription):
         if run is not None:
             run.slices.discard(self)
             self.output._forget(self.bundle)
+            if self.output._is_full:
+                self.output._may_begin.notify_all()  # perhaps instead of it
 
 
 def _within(runs: tuple[int, ...], kept: _Kept, most: int | None) -> range | Array:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from ...journal.splits import source_size
 from ...storage.thread_pool import ThreadPool
 from ..delivery import BundleRun, BundlesOutput, OutputCancelled
+from ..delivery.bundles import MAX_RUNS
 from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines import Pipeline, Run, SplitRange
 from ..proto import forebay_pb2 as pb
@@ -24,11 +25,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How long the task's thread waits at a time for a bundle to run."""
-
-MAX_RUNS = 1 << 17
-"""Bounds a task's threads. Each run of a bundle that is being read has one: most of them wait for
-their readers, and an order may interleave tens of thousands of bundles (`cycle_length`). Where the
-system starts no further thread, that bundle's readers get an error, and the others go on."""
 
 
 class BundleTask(WorkerTask):
@@ -79,7 +75,7 @@ class BundleTask(WorkerTask):
     # -- its threads ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._runs = ThreadPool(MAX_RUNS, f"{self._thread.name}-run")
+        self._runs = ThreadPool(2 * MAX_RUNS, f"{self._thread.name}-run")
         try:
             super()._run()
         finally:

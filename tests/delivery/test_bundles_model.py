@@ -77,7 +77,9 @@ class Group:
 
         self.draw = draw
         self.budget = MemoryBudget(draw(1, 20, "budget") * SIZE)
-        self.output = BundlesOutput(draw(0, 10, "memory") * SIZE, budget=self.budget)
+        self.output = BundlesOutput(
+            draw(0, 10, "memory") * SIZE, budget=self.budget, max_runs=draw(1, 5, "most runs")
+        )
         self.output.on_change(self.poll)
         self.lengths = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=4), "lengths")
         self.fails_at: dict[int, int] = {}
@@ -233,6 +235,8 @@ class Group:
         kept = [b.cost for bundle in output._bundles.values() for r in bundle.runs for b in r.kept]
         assert output.held_bytes == sum(kept)
         assert output._busy == sum(run.busy for run in self.runs)
+        assert set(output._begun) == {run for run in self.runs if not run.dropped}
+        assert len(output._begun) <= output._max_runs
 
     def finish(self) -> None:
         """Everybody reads to the end, and nobody waits for ever."""
@@ -310,6 +314,28 @@ def test_every_slice_gets_its_elements_and_its_end(data: st.DataObject, steps: i
     for run in list(group.runs):
         with pytest.raises(OutputCancelled):
             run.finish()
+
+
+@model
+def test_an_order_may_interleave_more_bundles_than_may_have_begun(
+    data: st.DataObject, steps: int
+) -> None:
+    group, window = Group(data), steps % 5
+    order = sorted((i, bundle) for bundle, n in enumerate(group.lengths) for i in range(n))
+    for position, (i, bundle) in enumerate(order):
+        asked = Slice(bundle, bundle, (i, 1), until=i + 1, keep=i, position=position)
+        group.open.append((0, Reading(group.output, asked)))
+        for _ in range(STEPS):
+            group.poll()
+            if len(group.open) <= window:
+                break
+            group.begin()
+            for run in group.ready():
+                group.produce(run)
+            group.check()
+        else:
+            raise AssertionError(f"element {i} of bundle {bundle} does not come")
+    assert all(reading.subscribed.got == [reading.order.runs[0]] for reading in group.done)
 
 
 @model
