@@ -7,7 +7,6 @@ epochs. It names no worker, no consumer and no buffer.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from ...journal.proto import events_pb2 as ev
 from ..delivery.orders import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
 from ..order import Deal, EpochOrder, Ints, permuted_many
-from .saved_states import no_state, opened, sealed
 
 MAX_POSITION = 1 << 56
 
@@ -305,78 +303,6 @@ class OrderedRead:
             )
         epoch, steps_before = divmod(self.start_step, steps) if steps else (0, 0)
         return epoch, steps_before * step
-
-    # -- saved states --------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """The position, and what it is a position in: JSON of under 300 bytes."""
-        position, step, in_epoch = self.start
-        start = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
-        return sealed({**start, **self._described()})
-
-    def load(self, state: Any) -> None:
-        """Go on at the state's position. Raises InvalidArgument for what is no such state, and
-        FailedPrecondition for one of another dataset, order or global batch."""
-        self._go_on(opened(state))
-
-    def description(self) -> str:
-        """What a position of this read is one in: JSON."""
-        return json.dumps(sealed(self._described()))
-
-    def go_on(self, description: str, position: int) -> None:
-        """Go on at this position in what was described. Raises as `load` does."""
-        try:
-            described = json.loads(description)
-        except (ValueError, RecursionError):
-            raise no_state(description) from None
-        self._go_on({**opened(described), "position": position})
-
-    def _described(self) -> dict[str, Any]:
-        spec = self.epoch.spec if self.epoch is not None else self.spec
-        return {
-            "dataset": self.dataset,
-            "order": [
-                *(spec.seed, int(spec.shuffle), spec.cycle_length, spec.block_length),
-                *(spec.bundle_splits, spec.bundles or self.bundles),
-            ],
-            "step": (self.batch_size or 1) * self.num_consumers,
-        }
-
-    def _go_on(self, state: dict[str, Any]) -> None:
-        position: Any = state.get("position")
-        start_step, order = state.get("start_step"), state.get("order")
-        in_epoch = state.get("in_epoch", False)  # older states do not say it
-        numbers = [position, 0 if start_step is None else start_step]
-        if not (
-            isinstance(order, list)
-            and len(order) == 6
-            and isinstance(in_epoch, bool)
-            and all(
-                type(number) is int and 0 <= number <= MAX_POSITION
-                for number in (*numbers, *order[1:])
-            )
-        ):
-            raise no_state(state)
-        mine = [self.seed, int(self.shuffle), self.cycle_length, self.block_length]
-        if self.bundle_splits:
-            mine.append(self.bundle_splits)
-        step = (self.batch_size or 1) * self.num_consumers
-        begin = f"start_position={position}"
-        if start_step:  # it counts batches of another size, or of another dataset
-            begin = "start_position, in elements,"
-        for what, saved, here in (
-            ("dataset", state.get("dataset"), self.dataset),
-            ("order (seed, shuffle, cycle_length, block_length, bundle_splits)",
-             order[: len(mine)], mine),
-            ("global batch (batch_size × num_consumers)", state.get("step"), step),
-        ):  # fmt: skip
-            if saved != here:
-                raise FailedPrecondition(
-                    f"the state is of another {what}: {saved!r}, and this read has {here!r}: read "
-                    f"as the saved read did, or give {begin} instead of the state"
-                )
-        self.bundle_splits, self.bundles = order[4], order[5]
-        self.move_to(position, start_step or None, in_epoch)
 
 
 @dataclass(frozen=True)

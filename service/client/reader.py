@@ -36,6 +36,7 @@ from .options import (
 )
 from .positions import GROUP
 from .progress import EpochIterator
+from .saved_states import load, state_of
 
 CREDIT_BYTES = 32 << 20
 """How far a worker may run ahead of a consumer."""
@@ -450,7 +451,7 @@ class OrderedIterator(ElementIterator):
 
     def state_dict(self) -> dict[str, Any]:
         """The position as JSON of under 300 bytes, always with the same keys."""
-        return self._ordered.state()
+        return state_of(self._ordered)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at the state's position. Call it before the first element.
@@ -462,7 +463,7 @@ class OrderedIterator(ElementIterator):
             raise FailedPrecondition(
                 "load_state_dict() after the first element was asked for: call it on a new iterator"
             )
-        self._ordered.load(state)
+        load(self._ordered, state)
 
 
 def read(

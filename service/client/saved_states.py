@@ -1,4 +1,7 @@
-"""Saved states of ordered reads: JSON that has a version and a checksum."""
+"""Saved states of ordered reads: JSON that has a version and a checksum.
+
+A *description* is the part of a state that says what a position is one in.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,95 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
+from .positions import MAX_POSITION, OrderedRead
 
 VERSION = 2
 """In 1, a start_step of 0 was a step to begin at; in 2 it is none."""
+
+
+def state_of(read: OrderedRead) -> dict[str, Any]:
+    """Its position, and what it is a position in: JSON of under 300 bytes."""
+    position, step, in_epoch = read.start
+    start = {"position": position, "start_step": step or 0, "in_epoch": in_epoch}
+    return sealed({**start, **_described(read)})
+
+
+def load(read: OrderedRead, state: Any) -> None:
+    """Have the read go on at the state's position. Raises InvalidArgument for what is no such
+    state, and FailedPrecondition for one of another dataset, order or global batch."""
+    _go_on(read, opened(state))
+
+
+def description_of(read: OrderedRead) -> str:
+    """What a position of this read is one in: JSON."""
+    return json.dumps(sealed(_described(read)))
+
+
+def go_on(read: OrderedRead, description: str, position: int) -> None:
+    """Have the read go on at this position in what was described. Raises as `load` does."""
+    _go_on(read, {**_content(description), "position": position})
+
+
+def are_same(description: str, other: str) -> bool:
+    """Whether they are of the same read, by whichever version. Raises InvalidArgument."""
+    return _content(description) == _content(other)
+
+
+def _content(description: str) -> dict[str, Any]:
+    try:
+        described = json.loads(description)
+    except (ValueError, RecursionError):
+        raise no_state(description) from None
+    return opened(described)
+
+
+def _described(read: OrderedRead) -> dict[str, Any]:
+    spec = read.epoch.spec if read.epoch is not None else read.spec
+    return {
+        "dataset": read.dataset,
+        "order": [
+            *(spec.seed, int(spec.shuffle), spec.cycle_length, spec.block_length),
+            *(spec.bundle_splits, spec.bundles or read.bundles),
+        ],
+        "step": (read.batch_size or 1) * read.num_consumers,
+    }
+
+
+def _go_on(read: OrderedRead, state: dict[str, Any]) -> None:
+    position: Any = state.get("position")
+    start_step, order = state.get("start_step"), state.get("order")
+    in_epoch = state.get("in_epoch", False)  # older states do not say it
+    numbers = [position, 0 if start_step is None else start_step]
+    if not (
+        isinstance(order, list)
+        and len(order) == 6
+        and isinstance(in_epoch, bool)
+        and all(
+            type(number) is int and 0 <= number <= MAX_POSITION for number in (*numbers, *order[1:])
+        )
+    ):
+        raise no_state(state)
+    mine = [read.seed, int(read.shuffle), read.cycle_length, read.block_length]
+    if read.bundle_splits:
+        mine.append(read.bundle_splits)
+    begin = f"start_position={position}"
+    if start_step:  # it counts batches of another size, or of another dataset
+        begin = "start_position, in elements,"
+    for what, saved, here in (
+        ("dataset", state.get("dataset"), read.dataset),
+        ("order (seed, shuffle, cycle_length, block_length, bundle_splits)",
+         order[: len(mine)], mine),
+        ("global batch (batch_size × num_consumers)", state.get("step"),
+         (read.batch_size or 1) * read.num_consumers),
+    ):  # fmt: skip
+        if saved != here:
+            raise FailedPrecondition(
+                f"the state is of another {what}: {saved!r}, and this read has {here!r}: read "
+                f"as the saved read did, or give {begin} instead of the state"
+            )
+    read.bundle_splits, read.bundles = order[4], order[5]
+    read.move_to(position, start_step or None, in_epoch)
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,7 +108,8 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(state: Any) -> dict[str, Any]:
-    """What was sealed, as JSON has it. Raises InvalidArgument for anything else."""
+    """What was sealed, by whichever version, as JSON has it. Raises InvalidArgument for anything
+    else."""
     if not (isinstance(state, dict) and "forebay" in state):
         raise no_state(state)
     version = state["forebay"]
@@ -41,6 +130,7 @@ def opened(state: Any) -> dict[str, Any]:
             "start_position= or start_step="
         )
     content: dict[str, Any] = json.loads(canonical)
+    del content["forebay"]
     return content
 
 

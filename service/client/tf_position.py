@@ -8,6 +8,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from ..errors import FailedPrecondition, InvalidArgument
+from . import saved_states
 from .positions import OrderedRead
 
 
@@ -69,18 +70,17 @@ class OrderedPosition(tf.Module):  # type: ignore[misc]
         """Have the read begin here. Raises FailedPrecondition for a position in another one, and
         InvalidArgument for a damaged one."""
         if self._read.described:
-            ordered.go_on(self._read.described, int(self))
+            saved_states.go_on(ordered, self._read.described, int(self))
         else:
             ordered.move_to(int(self))
 
     def describe(self, ordered: OrderedRead) -> None:
         """It is a position in this read, which has begun. Raises FailedPrecondition if it is one in
         another read, too."""
-        described = ordered.description()
-        if self._read.described not in ("", described):
+        described, before = saved_states.description_of(ordered), self._read.described
+        if before and not saved_states.are_same(before, described):
             raise FailedPrecondition(
-                f"one OrderedPosition for two reads, {self._read.described} and {described}: make "
-                "one for each"
+                f"one OrderedPosition for two reads, {before} and {described}: make one for each"
             )
         self._read.described = described
         if ordered.epoch is not None and ordered.epoch.over:

@@ -19,6 +19,7 @@ from ..client.options import (
 from ..client.positions import OrderedRead, StartingPoint
 from ..client.progress import EpochIterator, StaysFailed, failing
 from ..client.reader import Reader, name_of_job, structure_of
+from ..client.saved_states import load, state_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.definitions import INFINITE_CARDINALITY
 from ..task_context import Role, TaskContext
@@ -116,7 +117,7 @@ class ReadsInOrder:
                 f"{last.position()}, and another one is open at {begun[0]}: ask before the newer "
                 "one begins, or close the older one"
             )
-        return last.state()
+        return state_of(last)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins at the state's position.
@@ -125,7 +126,7 @@ class ReadsInOrder:
         dataset, order or global batch.
         """
         ordered = self.ordered_read().copy()
-        ordered.load(state)
+        load(ordered, state)
         self._give_way()
         self._begin_at(ordered)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..client.open_iterations import stopping
 from ..client.positions import OrderedRead
-from ..client.saved_states import opened, sealed
+from ..client.saved_states import description_of, load, opened, sealed
 from ..errors import FailedPrecondition, InvalidArgument
 
 
@@ -89,7 +89,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
     def begin(self, ordered: OrderedRead) -> None:
         """Have the read begin here. Raises FailedPrecondition for a position in another one."""
         if (state := self.state()) is not None:
-            ordered.load(state)
+            load(ordered, state)
 
     def state(self) -> dict[str, Any] | None:
         """As a dataset's `state_dict()`; None before the first batch."""
@@ -117,7 +117,7 @@ class KerasPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 variable.assign(value)
 
     def _described(self) -> str:
-        return self._description if self._read is None else self._read.description()
+        return self._description if self._read is None else description_of(self._read)
 
     # -- of `fit` -------------------------------------------------------------------------------
 

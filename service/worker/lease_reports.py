@@ -152,14 +152,15 @@ class LeaseReports:
                     return True
                 now_s = time.monotonic()
                 # Trainers in lockstep may hold all that was made, and wait for one that has none.
-                if self._is_anything_left_to_give() or takes.put != put:
+                idle = not self._is_anything_left_to_give()
+                if not idle or takes.put != put:
                     put, since_s = takes.put, now_s
                 elif now_s >= since_s + STARVED_S:
                     takes.grow()
                     return True
                 if now_s >= give_up_s:
                     return False
-                self._changed.wait(min(STARVED_S, give_up_s - now_s))
+                self._changed.wait(min(STARVED_S if idle else LOOK_S, give_up_s - now_s))
             return True
 
     def wake(self) -> None:

@@ -297,7 +297,7 @@ class Worker:
                     runner.task, what,
                     is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,
                 )  # fmt: skip
-            else:
+            elif runner in runners:
                 runner.pipeline.report(all_delivered=True)
         return delivered
 

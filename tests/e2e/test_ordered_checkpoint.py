@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service import Role, TaskContext
+from forebay.service.client import saved_states
 from forebay.service.client.positions import OrderedRead
 from forebay.service.errors import FailedPrecondition, ForebayError
 
@@ -325,6 +326,15 @@ def test_two_reads_need_two_positions(target: str, numbers: str) -> None:
         next(iter(both[1]))
     with pytest.raises(FailedPrecondition, match="one OrderedPosition for two reads"):
         position.describe(OrderedRead(seed=2))  # if both have begun at the same time
+
+
+def test_a_position_of_the_version_before_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, position = OrderedRead(), service.OrderedPosition()
+    with monkeypatch.context() as before:
+        before.setattr(saved_states, "VERSION", 1)
+        position.describe(read)
+    position.begin(read)
+    position.describe(read)
 
 
 def test_what_makes_no_sense_is_refused(target: str, numbers: str, tmp_path: pathlib.Path) -> None:
