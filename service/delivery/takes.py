@@ -49,6 +49,7 @@ class Takes:
         ranges.add(self._settled, first, first + count)
         self._taken += count
         if not self._rounds:  # what was taken first tells of no rate
+            self.bound = max(FIRST, MAX_GROWTH * count)
             self._rounds.append((now_s, self._taken))
         began_s, before = self._rounds[-1]
         taken, is_slow = self._taken - before, now_s >= began_s + AHEAD_S

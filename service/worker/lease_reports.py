@@ -139,6 +139,14 @@ class LeaseReports:
             worth = int(room / self._per_split()) if room > takes.bound / ROOM else 0
             return max(self._lacking(1, takes.bound * (1 - 1 / ROOM)), worth)
 
+    def lacking(self) -> int:
+        """How many splits the pipeline lacks to make anything, if it may."""
+        takes = self._takes
+        if takes is None:
+            return 0
+        with self._changed:
+            return self._lacking(1, takes.bound * (1 - 1 / ROOM))
+
     def wait(self, processes: int, *, leased: bool = False) -> bool:
         """Wait until the pipeline may have further splits, or for LOOK_S; whether it may. It waits
         until a lease is worth a message, unless the splits are `leased`."""

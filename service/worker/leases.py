@@ -239,6 +239,7 @@ class _PipelineLease:
         """End a lease whose splits were all given; its id, or nothing."""
         if self._lease is None or self.left:
             return []
+        self.next_size = max(self.next_size, self._lease.count)
         finished, self._lease = [self._lease.lease_id], None
         self._adapt()
         return [] if self._reports.are_exact else finished
@@ -253,7 +254,8 @@ class _PipelineLease:
 
     def size(self) -> int:
         """How many splits to lease next."""
-        return max(1, min(self.next_size, self._reports.most_splits()))
+        wanted = min(self.next_size, self._reports.most_splits())
+        return max(1, wanted, self._reports.lacking())
 
     def _adapt(self) -> None:
         """Aim at LEASE_S of work; grow by at most MAX_GROWTH a lease."""

@@ -52,6 +52,12 @@ def test_a_pipeline_may_be_ahead_by_what_trainers_take_in_a_second(rate: int) ->
     assert takes.bound == pytest.approx(rate, rel=0.1)
 
 
+def test_a_consumer_that_takes_a_pack_at_once_waits_for_no_round() -> None:
+    takes = put(256)
+    takes.take(0, 256, 0)
+    assert takes.bound == 256 * MAX_GROWTH
+
+
 def test_the_bound_grows_with_each_piece_of_a_window() -> None:
     takes, taken, now_s = put(1 << 20), 0, 0.0
     while takes.bound < 100_000:

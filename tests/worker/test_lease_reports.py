@@ -133,11 +133,11 @@ def test_idle_processes_do_not_make_elements_that_trainers_have_no_use_for() -> 
 
 def test_what_a_pack_needs_is_not_waited_for() -> None:
     task = Reporting(needs=256)
-    assert task.reports.most_splits() == 256
+    assert task.reports.most_splits() == task.reports.lacking() == 256
     pack = task.lease(1, 100)
     assert task.reports.wait(0) and task.reports.most_splits() == 156
     task.lease(2, 156)
-    assert not task.reports.most_splits(), "it has what it needs"
+    assert not task.reports.most_splits() + task.reports.lacking(), "it has what it needs"
     task.make(SplitRange(pack.first, 256, 0, made=pack.made))
     assert not task.reports.wait(0) and not task.reports.most_splits()
     task.take(256 - FIRST + 1)
