@@ -139,9 +139,9 @@ class Worker:
         self._http: HttpThread | None = None
         grpc_is_used()
         self._admission = None if own is None else Admission(own, [tunnel.METHOD])
-        pool = ThreadPool(GRPC_THREADS + tunnel.MAX_TUNNELS, "forebay-worker-grpc")
+        self._grpc_threads = ThreadPool(GRPC_THREADS + tunnel.MAX_TUNNELS, "forebay-worker-grpc")
         self._grpc = grpc.server(
-            pool,  # type: ignore[arg-type] # any Executor does
+            self._grpc_threads,  # type: ignore[arg-type] # any Executor does
             handlers=[
                 self._face.handlers(serves=serves_tensorflow(options, own)),
                 tunnel.handlers(self._blocks.serve, self._admission),
@@ -219,6 +219,7 @@ class Worker:
         # Let gRPC send the last elements to stock clients. Waiting calls return, as outputs ended.
         quiet_s = self._options.shutdown_quiet_period_ms / 1000
         self._grpc.stop(max(quiet_s, STOP_S) if drain else quiet_s).wait()
+        self._grpc_threads.shutdown(wait=False)
         self._dispatcher.close()
         self._beats.close()
         if self._heartbeats.is_alive():

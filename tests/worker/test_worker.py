@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -143,6 +144,21 @@ def test_a_client_that_calls_another_service_as_a_dispatcher_is_told_so() -> Non
         fetch_status(client, 20)
     client.close()
     server.stop(0).wait()
+
+
+def test_a_stopped_worker_leaves_no_thread_behind() -> None:
+    before = {*threading.enumerate()}
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    address = bind(worker._grpc, "127.0.0.1", 0)
+    worker._grpc.start()
+    with pytest.raises(InvalidArgument, match="this address is a worker's"):
+        list_datasets(address, timeout_s=20)
+    answers = [each for each in {*threading.enumerate()} - before if "worker-grpc" in each.name]
+    assert answers
+    worker.stop()
+    for thread in answers:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_a_stopped_worker_releases_its_traced_functions(monkeypatch: pytest.MonkeyPatch) -> None:
