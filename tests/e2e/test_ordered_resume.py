@@ -302,7 +302,7 @@ class TestRefused:
         [
             ({"position": 4}, "edited or damaged"),
             ({"order": [3, 1, 3, 2, 5, 8]}, "edited or damaged"),
-            ({"forebay": 2}, "version 2"),
+            ({"forebay": 3}, "version 3"),
         ],
     )
     def test_edited_states(self, cluster: Cluster, small: str, edits: Any, says: str) -> None:
