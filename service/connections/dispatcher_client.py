@@ -39,6 +39,7 @@ from .credentials import Credentials, own_credentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect, metadata_of
 from .proxies import proxy_note
 from .reloaded import CHECK_S
+from .requests import PIECE_BYTES, ask
 from .tls_socket import probe
 
 log = logging.getLogger(__name__)
@@ -61,8 +62,6 @@ PROBE_S = 2.0
 """The least time between two probes of TLS."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 CALL_TIMEOUT_S = 10.0
-PIECE_BYTES = 1 << 20
-"""The size of a graph's piece in one answer."""
 COMPLAIN_AFTER_S = 2.0  # total of the pauses between attempts
 SHORT_PATIENCE_S = 10.0
 
@@ -190,16 +189,13 @@ class DispatcherClient:
     ) -> Response:
         with self._lock:
             channel, turn, address = self._channel, self._turn, self._address
-        call = channel.unary_unary(
-            method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
-        )
         if "known" in request.DESCRIPTOR.fields_by_name:
             request.known.CopyFrom(self._known)  # type: ignore[attr-defined]
         try:
             metadata = (*metadata_of(self._credentials), *tracing.metadata())
-            answer: Response = call(request, timeout=timeout_s, metadata=metadata)
+            said = ask(
+                channel, method, request.SerializeToString(), timeout=timeout_s, metadata=metadata
+            )
         except grpc.RpcError as error:
             if _is_temporary(error):
                 self.failed_s = time.monotonic()
@@ -211,6 +207,7 @@ class DispatcherClient:
             if self._closed.is_set():
                 raise Unavailable("the connection to the dispatcher was closed") from error
             raise _ChannelReplaced from error
+        answer = response.FromString(said)
         self._answered = True
         _accepted.add(self._membership)
         if "journal" in answer.DESCRIPTOR.fields_by_name:

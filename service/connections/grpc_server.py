@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import socket
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from ..errors import AddressInUse, ForebayError, InvalidArgument, Unauthenticate
 from .admission import Admission, Identity
 from .credentials import Credentials, own_credentials
 from .proxies import proxy_options
+from .requests import MAX_DATASET_BYTES, MAX_REQUEST_BYTES, PIECE_BYTES, RequestReceiver
 
 Method = tuple[Callable[..., Any], type[Message], type[Message]]
 """The function that answers a request, the request's class, and the answer's class."""
@@ -57,19 +58,22 @@ DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 ]
 """For long-polling calls: keepalives detect a peer that is paused or silently cut off."""
 
-MAX_MESSAGE_BYTES = (1 << 30) + (64 << 20)
-"""The largest request that a server takes: a dataset's definition, of at most 1 GiB (`MAX_BYTES` in
-service/pipelines/definitions.py), and what is around it."""
 
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-]
-"""For every server. Without SO_REUSEPORT, a used port is an error. Clients may ping."""
+def server_options(credentials: Credentials | None) -> list[tuple[str, Any]]:
+    """For every server. Without SO_REUSEPORT, a used port is an error. Clients may ping.
+
+    One with credentials serves Forebay's clients only, which send large requests in pieces.
+    """
+    most = MAX_DATASET_BYTES if credentials is None else PIECE_BYTES
+    return [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", most),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+    ]
+
 
 LEADER_KEY = "forebay-leader"
 """The metadata key with which a standby dispatcher gives the leader's address."""
@@ -288,22 +292,85 @@ def when_answered(callback: Callable[[], object]) -> None:
         call.add_done_callback(lambda _: callback())
 
 
-def generic_handler(
+def threaded_handler(
     service: str, methods: Mapping[str, Method]
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """A handler for the service of that full name, with unary methods.
+    """A handler for the service of that full name, for a threaded server.
 
-    Each method's function takes a request and returns an answer; coroutine functions are for
-    a `grpc.aio` server, others for a threaded one. A threaded one may take `is_awaited`: a
+    Each method's function takes a request and returns an answer. It may take `is_awaited`: a
     function that tells whether the client still waits. A ForebayError becomes the call's status
     (errors.py); a malformed request is INVALID_ARGUMENT.
     """
+
+    def handler(function: Callable[..., Any], kind: type[Message]) -> Any:
+        asks_on = "is_awaited" in inspect.signature(function).parameters
+
+        def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
+            options = {"is_awaited": context.is_active} if asks_on else {}
+            try:
+                answered: Message = function(parsed(kind, data), **options)
+                return answered.SerializeToString()
+            except ForebayError as error:
+                context.abort(grpc.StatusCode[status_of(error)], str(error))
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    return grpc.method_handlers_generic_handler(
+        service, {name: handler(function, kind) for name, (function, kind, _) in methods.items()}
+    )
+
+
+def parsed(kind: type[Message], data: bytes) -> Message:
+    """Raises InvalidArgument."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(
+            f"the request is no {kind.DESCRIPTOR.name} message ({len(data)} bytes that do not "
+            "parse)"
+        ) from error
+
+
+async def _parsed_async(kind: type[Message], data: bytes) -> Message:
+    return parsed(kind, data)
+
+
+def generic_handler(
+    service: str,
+    methods: Mapping[str, Method],
+    *,
+    of_datasets: Collection[str] = (),
+    admit: Callable[[str, Any], Hashable] = lambda _, call: call.peer(),
+    parse: Callable[[type[Message], bytes], Awaitable[Message]] = _parsed_async,
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """A handler for the service of that full name, for a `grpc.aio` server.
+
+    Each method's coroutine function takes a request and returns an answer. Before a request is
+    received, `admit(method, call)` says who sends it, or raises why not; `parse` gets it next.
+    `of_datasets` names the methods whose requests carry a dataset. A ForebayError becomes the
+    call's status.
+    """
+    receiver = RequestReceiver()
+
+    def handler(name: str, function: Callable[..., Any], kind: type[Message]) -> Any:
+        most = MAX_DATASET_BYTES if name in of_datasets else MAX_REQUEST_BYTES
+
+        async def answer(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            _call.set(context)
+            _caller.set(None)
+            try:
+                peer = admit(name, context)
+                async with receiver.request(context, peer, most) as data:
+                    answered: Message = await function(await parse(kind, data))
+                    return answered.SerializeToString()
+            except ForebayError as error:
+                await context.abort(grpc.StatusCode[status_of(error)], str(error))
+
+        return grpc.stream_unary_rpc_method_handler(answer)
+
     return grpc.method_handlers_generic_handler(
         service,
-        {
-            name: grpc.unary_unary_rpc_method_handler(_behaviour(f"{service}/{name}", *method))
-            for name, method in methods.items()
-        },
+        {name: handler(name, function, kind) for name, (function, kind, _) in methods.items()},
     )
 
 
@@ -332,37 +399,3 @@ def refusing_handler(
         if hasattr(messages, f"{name}Request") and hasattr(messages, f"{name}Response")
     }
     return generic_handler(service, methods)
-
-
-def _behaviour(
-    name: str, function: Callable[..., Any], request: type[Message], response: type[Message]
-) -> Callable[[bytes, Any], Any]:
-    parse, serialize = request.FromString, response.SerializeToString
-    asks_on = "is_awaited" in inspect.signature(function).parameters
-
-    async def answer_async(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        _call.set(context)
-        _caller.set(None)
-        try:
-            answer: Awaitable[Any] = function(_parsed(data))
-            return serialize(await answer)
-        except ForebayError as error:
-            await context.abort(grpc.StatusCode[status_of(error)], str(error))
-
-    def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-        options = {"is_awaited": context.is_active} if asks_on else {}
-        try:
-            return serialize(function(_parsed(data), **options))
-        except ForebayError as error:
-            context.abort(grpc.StatusCode[status_of(error)], str(error))
-
-    def _parsed(data: bytes) -> Message:
-        try:
-            return parse(data)
-        except DecodeError as error:
-            raise InvalidArgument(
-                f"the request to {name} is no {request.DESCRIPTOR.name} message ({len(data)} "
-                "bytes that do not parse)"
-            ) from error
-
-    return answer_async if inspect.iscoroutinefunction(function) else answer

@@ -29,6 +29,7 @@ from ..errors import ForebayError, status_of
 from ..processes import ChildProcess, end_with_parent, forebay
 from .credentials import Credentials, LoadedCredentials
 from .grpc_server import DISPATCHER_CHANNEL_OPTIONS, LEADER_KEY, connect
+from .requests import ask
 
 _LENGTH = struct.Struct("<Q")
 
@@ -97,19 +98,13 @@ class RelayedChannel:
         self._calls: set[socket.socket] = set()
         self._closed = False
 
-    def unary_unary(
-        self,
-        method: str,
-        *,
-        request_serializer: Callable[[Any], bytes],
-        response_deserializer: Callable[[bytes], Any],
-    ) -> Callable[..., Any]:
-        def call(request: Any, *, timeout: float, metadata: object = ()) -> Any:
+    def unary_unary(self, method: str, _: None = None, __: None = None) -> Callable[..., bytes]:
+        def call(request: bytes, *, timeout: float, metadata: object = ()) -> bytes:
             if self._closed:
                 raise ValueError("the channel is closed")
             asked = [method, self._address, str(timeout), self._credentials]
             try:
-                frames = [*map(str.encode, asked), request_serializer(request)]
+                frames = [*map(str.encode, asked), request]
                 code, details, leader, answer = self._relayed(frames, timeout + LATER_S)
             except (OSError, EOFError) as error:  # the program ended or hangs, or we are closed
                 raise RelayedError(grpc.StatusCode.UNAVAILABLE, f"the relay: {error!r}") from error
@@ -117,9 +112,13 @@ class RelayedChannel:
                 raise RelayedError(
                     grpc.StatusCode[code.decode()], details.decode(), leader.decode()
                 )
-            return response_deserializer(answer)
+            return answer
 
         return call
+
+    def stream_unary(self, method: str, _: None = None, __: None = None) -> Callable[..., bytes]:
+        call = self.unary_unary(method)
+        return lambda pieces, **options: call(b"".join(pieces), **options)
 
     def _relayed(self, frames: Sequence[bytes], timeout_s: float) -> list[bytes]:
         with _passed() as own:
@@ -220,9 +219,8 @@ def _answer(end: socket.socket, channels: _Channels) -> None:
                     if made is None or made[0] is not loaded:
                         channel = connect(address, DISPATCHER_CHANNEL_OPTIONS, credentials)
                         made = channels[address, credentials] = loaded, channel
-                call = made[1].unary_unary(method, _pass_bytes, _pass_bytes)
                 metadata = () if loaded is None else loaded.metadata
-                found[3] = call(request, timeout=float(timeout), metadata=metadata)
+                found[3] = ask(made[1], method, request, timeout=float(timeout), metadata=metadata)
             except grpc.RpcError as error:
                 said: Any = error
                 leader = dict(said.trailing_metadata() or ()).get(LEADER_KEY, "")
@@ -235,10 +233,6 @@ def _answer(end: socket.socket, channels: _Channels) -> None:
                 _send(end, frame)
         except (OSError, EOFError):
             pass  # nobody waits for the answer any more
-
-
-def _pass_bytes(data: bytes) -> bytes:
-    return data
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The wrapper around every RPC method: no answer leaves that a crash or a new leader could undo.
 
-    request → within bounds? → permitted? → history? → the method
+    request → permitted? → history? → the method
             → durable, and still the leader → answer, position
 
 So a method only translates: it reads the state or executes a command, and returns the response.
@@ -17,7 +17,6 @@ from typing import Any
 from .. import tracing
 from ..connections.grpc_server import Method, current_metadata
 from ..errors import ForebayError, Unavailable
-from . import bounds
 from .dispatcher import Dispatcher
 from .permissions import Permissions
 
@@ -54,7 +53,6 @@ def answering(
         async def answer(request: Any) -> Any:
             since_s = time.monotonic() if name in deciding else math.inf
             try:
-                bounds.check(request)
                 if permissions is not None:
                     permissions.check(name, request, dispatcher.state)
                 if asker is not None:

@@ -1,4 +1,4 @@
-"""Bounds of what requests say: the lengths of texts, and the sizes of numbers.
+"""Bounds of what requests say: how many parts, the lengths of texts, and the sizes of numbers.
 
 They hold for each field of each request of both faces, before anything is decided. So the journal,
 the log and the status have no huge names, and sums of numbers fit the journal's 64 bits.
@@ -6,6 +6,7 @@ the log and the status have no huge names, and sums of numbers fit the journal's
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
+from ..connections.grpc_server import parsed
 from ..errors import InvalidArgument
 
 MAX_NAME = 1_000
@@ -36,6 +38,15 @@ MAX_BYTES = 64 << 10
 
 MAX_LABELS = 100
 """Tags of a worker, and its transfer servers."""
+
+SMALL_BYTES = 16 << 10
+"""A larger request is parsed in a thread, beside the event loop."""
+
+MAX_PARTS = 100_000
+"""Fields of a request, with those of the messages in it."""
+
+MAX_VALUES = 10_000_000
+"""Numbers of one list: as many as a dataset may have splits."""
 
 _TEXTS = {
     **dict.fromkeys(("path", "base_path"), MAX_PATH),
@@ -65,6 +76,73 @@ _LABELS = {"tags", "worker_tags", "transfer_servers"}
 _INTEGERS = {
     *(Field.CPPTYPE_INT32, Field.CPPTYPE_INT64, Field.CPPTYPE_UINT32, Field.CPPTYPE_UINT64)
 }
+
+
+async def parse(kind: type[Message], data: bytes) -> Message:
+    """A serialized request. Raises InvalidArgument."""
+    if len(data) <= SMALL_BYTES:
+        return _parse(kind, data)
+    return await asyncio.to_thread(_parse, kind, data)
+
+
+def _parse(kind: type[Message], data: bytes) -> Message:
+    _count_parts(kind.DESCRIPTOR, data)
+    request = parsed(kind, data)
+    check(request)
+    return request
+
+
+def _count_parts(kind: Any, data: bytes) -> None:
+    """Two bytes of a request are a message of a hundred in memory, so they are counted before that.
+
+    What is no message of that kind is left to the parser. Raises InvalidArgument.
+    """
+    parts = 0
+    begun = [(_parts_of(kind), 0, len(data))]
+    while begun:
+        messages, at, end = begun.pop()
+        while at < end:
+            parts += 1
+            if parts > MAX_PARTS:
+                raise InvalidArgument(
+                    f"the {kind.name} has more than {MAX_PARTS} fields, those within its messages "
+                    "counted; give fewer"
+                )
+            tag, at = _varint(data, at, end)
+            if tag & 7 == _LENGTH:
+                size, at = _varint(data, at, end)
+                inner = messages.get(tag >> 3)
+                if inner is not None:
+                    begun.append((_parts_of(inner), at, min(at + size, end)))
+                at += size
+            elif tag & 7 == _VARINT:
+                _, at = _varint(data, at, end)
+            else:
+                at += _FIXED.get(tag & 7, end)
+
+
+_VARINT, _LENGTH, _FIXED = 0, 2, {1: 8, 5: 4, 3: 0, 4: 0}
+"""Wire types: those of fixed sizes by their bytes; groups begin and end without any."""
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number, and where it ends; the end of the data, if it is cut off or none."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            return 0, end
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+    return 0, end
+
+
+@functools.cache
+def _parts_of(kind: Any) -> dict[int, Any]:
+    """Of its fields that are messages, by number."""
+    return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 
 def check(request: Message) -> None:
@@ -144,6 +222,10 @@ def _check_repeated(request: Message, name: str, values: Any) -> None:
     elif (most := _most_of(field)) is not None:
         for value in values:
             _check_size(request, name, most, value)
+    elif len(values) > MAX_VALUES:
+        raise InvalidArgument(
+            f"{_full(request, name)} has {len(values)} entries; give at most {MAX_VALUES}"
+        )
     elif _is_counted(field):
         for number in (min(values), max(values)):
             if not -MAX_NUMBER <= number <= MAX_NUMBER:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ from ..pipelines.definitions import (
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
 from ..slicing import in_slices
+from . import bounds
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .group_progress import GroupProgress
@@ -124,7 +125,19 @@ class ForebayFace:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The service, for a grpc.aio server."""
-        return generic_handler(SERVICE, self.methods())
+        return generic_handler(
+            SERVICE,
+            self.methods(),
+            of_datasets=("RegisterDataset", "StartSave"),
+            admit=self._admit,
+            parse=bounds.parse,
+        )
+
+    def _admit(self, method: str, call: Any) -> Hashable:
+        """Who calls it. Raises PermissionDenied."""
+        if self._permissions is not None:
+            self._permissions.check_role(method)
+        return call.peer() if self._admission is None else current_caller(self._admission)
 
     def methods(self) -> dict[str, Method]:
         """By name."""

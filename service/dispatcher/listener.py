@@ -16,12 +16,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ..connections.admission import Admission
-from ..connections.grpc_server import LEADER_KEY, SERVER_OPTIONS, bind, interceptors_async
+from ..connections.grpc_server import LEADER_KEY, bind, interceptors_async, server_options
 from ..errors import AddressInUse
 
 Handler = grpc.GenericRpcHandler  # of a service
 
-STANDBY_OPTIONS = [*SERVER_OPTIONS, ("grpc.max_connection_age_ms", 2_000)]
+_STANDBY_OPTIONS = [("grpc.max_connection_age_ms", 2_000)]
 REBIND_S = 5.0
 """How long to wait for the system to free the port."""
 
@@ -73,7 +73,7 @@ class ServedPort:
     def _make_server(self, standby: bool) -> grpc.aio.Server:
         return grpc.aio.server(
             interceptors=interceptors_async(self._admission) or None,
-            options=STANDBY_OPTIONS if standby else SERVER_OPTIONS,
+            options=server_options(self._credentials) + _STANDBY_OPTIONS * standby,
         )
 
     async def _bind(self) -> None:

@@ -7,7 +7,8 @@ grant allows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..connections.access import OPERATOR, PYTHON, TRAINER, VIEWER, WORKER, AccessRules, Grant
@@ -105,10 +106,23 @@ class Permissions:
         self._rules = rules
         self._admission = admission
 
+    def check_role(self, method: str) -> None:
+        """Check the current call before its request is received. Raises PermissionDenied."""
+        roles = METHODS[method][0]
+        if method == "GetStatus":  # of workers only
+            roles = (*roles, TRAINER, WORKER)
+        with self._denials_are_counted(method):
+            self._require(current_caller(self._admission), f"call {method}", roles, Subject())
+
     def check(self, method: str, request: Any, state: State) -> None:
         """Check the current call. Raises PermissionDenied."""
-        try:
+        with self._denials_are_counted(method):
             self._check(method, request, state)
+
+    @contextlib.contextmanager
+    def _denials_are_counted(self, method: str) -> Iterator[None]:
+        try:
+            yield
         except PermissionDenied as error:
             self._admission.denials.add(method, "forbidden")
             self._admission.complaints.warn("refused: %s", error, kind=method)

@@ -44,6 +44,7 @@ from ..pipelines.definitions import (
 )
 from ..proto import tf_service_pb2 as pb
 from ..saved_chunks import chunk_path
+from . import bounds
 from .answering import Function, answering
 from .dispatcher import Dispatcher
 from .save_directory import split_tensor
@@ -66,6 +67,9 @@ _DECIDING = (
 )
 
 
+_OF_DATASETS = ("GetOrRegisterDataset", "Snapshot")
+
+
 class TensorFlowFace:
     """The methods of tensorflow.data.DispatcherService. `close` ends its background work."""
 
@@ -82,7 +86,9 @@ class TensorFlowFace:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
-        return generic_handler(SERVICE, self.methods())
+        return generic_handler(
+            SERVICE, self.methods(), of_datasets=_OF_DATASETS, parse=bounds.parse
+        )
 
     def methods(self) -> dict[str, Method]:
         """By name."""

@@ -14,7 +14,7 @@ import grpc
 
 from ..blocks import Block
 from ..connections.credentials import NO_TENSORFLOW
-from ..connections.grpc_server import generic_handler, refusing_handler
+from ..connections.grpc_server import refusing_handler, threaded_handler
 from ..delivery import (
     ANY,
     MAX_TRAINERS,
@@ -59,7 +59,7 @@ class ElementFace:
         """The service, for a threaded server. If not `serves`, it refuses all calls."""
         if not serves:
             return refusing_handler(SERVICE, pb, PermissionDenied(NO_TENSORFLOW), is_async=False)
-        return generic_handler(
+        return threaded_handler(
             SERVICE,
             {
                 "GetElement": (self.get_element, pb.GetElementRequest, pb.GetElementResponse),

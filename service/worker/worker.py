@@ -31,7 +31,7 @@ from ..connections.credentials import (
 )
 from ..connections.data_keys import KnownKeys
 from ..connections.dispatcher_client import DispatcherClient
-from ..connections.grpc_server import SERVER_OPTIONS, advertised_address, bind, interceptors
+from ..connections.grpc_server import advertised_address, bind, interceptors, server_options
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
 from ..delivery import (
@@ -148,7 +148,7 @@ class Worker:
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
             interceptors=interceptors(self._admission),
-            options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
+            options=[*server_options(own), *tunnel.SERVER_OPTIONS],
         )
 
     def start(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from forebay.service.connections.grpc_server import MAX_MESSAGE_BYTES, connect
-from forebay.service.dispatcher import listener
+from forebay.service.connections import grpc_server
+from forebay.service.connections.grpc_server import connect
 from forebay.service.dispatcher.listener import ServedPort
 from forebay.service.transport import BlockServer
 
@@ -100,10 +100,7 @@ def test_a_host_may_be_an_ipv6_address(host: str) -> None:
 def test_a_request_that_is_too_large_is_refused(
     monkeypatch: pytest.MonkeyPatch, standby: bool
 ) -> None:
-    name = "STANDBY_OPTIONS" if standby else "SERVER_OPTIONS"
-    options, limit = dict(getattr(listener, name)), "grpc.max_receive_message_length"
-    assert options[limit] == MAX_MESSAGE_BYTES
-    monkeypatch.setattr(listener, name, [*(options | {limit: 1_000}).items()])
+    monkeypatch.setattr(grpc_server, "MAX_DATASET_BYTES", 1_000)
 
     async def call(port: ServedPort, size: int) -> str:
         with connect(port.address) as channel:

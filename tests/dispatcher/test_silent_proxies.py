@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind, generic_handler
+from forebay.service.connections.grpc_server import bind, server_options, threaded_handler
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..transport.peers import ShortLived
@@ -24,8 +24,8 @@ def port() -> Iterator[int]:
         return pb.GetStatusResponse(status=STATUS)
 
     methods = {"GetStatus": (get_status, pb.GetStatusRequest, pb.GetStatusResponse)}
-    handler = generic_handler("forebay.v1.Dispatcher", methods)
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler], options=SERVER_OPTIONS)
+    handler = threaded_handler("forebay.v1.Dispatcher", methods)
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[handler], options=server_options(None))
     port = int(bind(server, "127.0.0.1", 0).rpartition(":")[2])
     server.start()
     yield port

@@ -143,6 +143,9 @@ def killed_alone(draw: Callable[[int, int], int]) -> dict[int, Any]:
 # -- a job of torchrun that loses a node, and is joined by others ----------------------------------
 
 
+never_ended: list[Any] = []
+
+
 def rank(node: int, lost: int, lost_at: int, joined_at: int) -> None:
     """Begins at the newest whole checkpoint. One of the first four nodes is killed with its rank
     at the step `lost_at`; and no step after `joined_at` is taken by fewer than six ranks."""
@@ -156,6 +159,8 @@ def rank(node: int, lost: int, lost_at: int, joined_at: int) -> None:
         dcp.load(state, checkpoint_id=whole[-1])
     step = read.state_dict()["position"] // GLOBAL_BATCH
     model = DistributedDataParallel(MODEL)
+    # Its end, with Python's lock held, joins a thread of Gloo's that may wait for that lock.
+    never_ended.append(model)
     while step < STEPS:
         for batch in read:
             if world < 6 and (step >= joined_at or GLOBAL_BATCH % world):

@@ -74,22 +74,16 @@ class Channel:
         self._calls: dict[Call, None] = {}
         self._closed = False
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Callable[[Any], bytes],
-        response_deserializer: Callable[[bytes], Any],
-    ) -> Callable[..., Any]:
-        def call(request: Any, timeout: float, metadata: object = ()) -> Any:
+    def unary_unary(self, method: str, _: None, __: None) -> Callable[..., bytes]:
+        def call(request: bytes, timeout: float, metadata: object = ()) -> bytes:
             if self._closed:
                 raise ValueError("Cannot invoke RPC on closed channel!")
-            attempt = Call(process(), self._address, method, request_serializer(request))
+            attempt = Call(process(), self._address, method, request)
             self._calls[attempt] = None
             try:
-                reply = _attempt(attempt, timeout)
+                return _attempt(attempt, timeout)
             finally:
                 self._calls.pop(attempt, None)
-            return response_deserializer(reply)
 
         return call
 
@@ -235,7 +229,7 @@ class Server:
     async def _answer(self, call: Call) -> None:
         oracle = self.process.local.get("oracle") or kernel().oracle
         term = oracle.term
-        context = Context()
+        context = Context(call)
         details = SimpleNamespace(method=call.method, invocation_metadata=())
         method = next(filter(None, (h.service(details) for h in self._handlers)), None)
         error = None
@@ -244,7 +238,10 @@ class Server:
             if method is None:
                 error = RpcError(real.StatusCode.UNIMPLEMENTED, f"no method {call.method}")
             else:
-                reply = await method.unary_unary(call.request, context)
+                if method.stream_unary is None:  # a standby's
+                    reply = await method.unary_unary(call.request, context)
+                else:
+                    reply = await method.stream_unary(None, context)
                 oracle.answered(self.process, call, reply, term)
         except Aborted as aborted:
             error = aborted.error
@@ -293,6 +290,15 @@ class Aborted(Exception):
 
 class Context:
     """grpc.aio.ServicerContext, as much of it as the product uses."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def peer(self) -> str:
+        return self._call.client.host
+
+    async def read(self) -> bytes:
+        return self._call.request
 
     async def abort(
         self, code: real.StatusCode, details: str = "", trailing: Metadata = ()

@@ -18,7 +18,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.connections import tunnel
-from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
+from forebay.service.connections.grpc_server import bind, server_options
 from forebay.service.delivery import (
     ANY,
     AnyBlock,
@@ -74,7 +74,7 @@ class Worker:
             calls = grpc.server(
                 ThreadPoolExecutor(2 * tunnel.MAX_TUNNELS),
                 handlers=[tunnel.handlers(self.blocks.serve)],
-                options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
+                options=[*server_options(None), *tunnel.SERVER_OPTIONS],
             )
             self._port = int(bind(calls, "127.0.0.1", 0).rpartition(":")[2])
             calls.start()

@@ -19,7 +19,7 @@ from forebay.chaos.proxy import Proxies
 from forebay.service.blocks import Block
 from forebay.service.connections import tunnel
 from forebay.service.connections.admission import Identity
-from forebay.service.connections.grpc_server import SERVER_OPTIONS, bind
+from forebay.service.connections.grpc_server import bind, server_options
 from forebay.service.delivery import AnyOutput, EndOfTask
 from forebay.service.transport import BlockServer
 
@@ -56,7 +56,7 @@ class Worker:
         self.grpc = grpc.server(
             ThreadPoolExecutor(2 * tunnel.MAX_TUNNELS),
             handlers=[tunnel.handlers(self._serve)],
-            options=[*SERVER_OPTIONS, *tunnel.SERVER_OPTIONS],
+            options=[*server_options(None), *tunnel.SERVER_OPTIONS],
         )
         self.address = bind(self.grpc, "127.0.0.1", 0)
         self.grpc.start()
