@@ -138,6 +138,8 @@ class _RepeatsErrors:
 class StaysFailed(_RepeatsErrors):
     """A generator that repeats its error on every later call; a plain one would end."""
 
+    _is_left = False
+
     def __init__(self, generator: Generator[Any, None, None]) -> None:
         super().__init__()
         self._generator = self._items = generator
@@ -147,10 +149,22 @@ class StaysFailed(_RepeatsErrors):
         self._generator.close()
         super().fail(error)
 
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        finally:
+            if self._is_left:
+                self._generator.close()
+
     def close(self) -> None:
-        """Leave it early."""
+        """Leave it early. A thread that waits for an element gets that one first."""
         self._items = iter(())
-        self._generator.close()
+        try:
+            self._generator.close()
+        except ValueError as error:
+            if "already executing" not in str(error):
+                raise
+            self._is_left = True
 
 
 def _behind_dropped_ones(blocks: Blocks) -> Blocks:

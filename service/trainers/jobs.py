@@ -185,6 +185,7 @@ class OrderedIteration:
         self, items: EpochIterator | StaysFailed, ordered: OrderedRead, dataset: ReadsInOrder
     ) -> None:
         self._items: Iterator[Any] = items
+        self._error: BaseException | None = None
         self._iteration, self._dataset = items, dataset
         self.ordered, self._begun = ordered, dataset._next_start
 
@@ -195,6 +196,9 @@ class OrderedIteration:
         try:
             item = next(self._items)
         except StopIteration:
+            if self._error is not None:  # of `fail`, perhaps by another thread
+                self._items = failing(self._error)
+                return next(self._items)
             self._dataset._open.discard(self)
             if self.ordered.finish():
                 self._dataset._move_on(self.ordered, self._begun)
@@ -212,8 +216,8 @@ class OrderedIteration:
 
     def fail(self, error: BaseException) -> None:
         """Leave the iteration. It raises this error each time when more is asked for."""
+        self._error = error
         self.close()
-        self._items = failing(error)
 
     def __enter__(self) -> Self:
         return self

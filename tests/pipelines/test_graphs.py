@@ -287,7 +287,7 @@ def test_sets_that_are_iterated_in_any_order_change_no_fingerprint(tmp_path: pat
     one, two = (program.communicate(timeout=120)[0] for program in programs)
     assert one == two
     found = [line.split()[1] for line in one.splitlines()]
-    assert len(set(found)) == len(found) == 13
+    assert len(set(found)) == len(found) == 14
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,24 @@ import logging
 import pathlib
 import subprocess
 import sys
+from collections.abc import Generator
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import tensorflow as tf
 
 from forebay import service
 from forebay.service.client.options import ShardingPolicy
+from forebay.service.client.positions import OrderedRead
+from forebay.service.client.progress import StaysFailed
 from forebay.service.client.sharing_warnings import warn_if_unshared
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.task_context import TaskContext
 from forebay.service.trainers.jobs import (
     IN_STEP_ELEMENTS,
+    OrderedIteration,
+    ReadsInOrder,
     TrainingJob,
     bound_of,
     evaluates,
@@ -143,3 +149,18 @@ def test_no_framework_is_imported() -> None:
     code = "import sys, forebay.service.trainers.jobs; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     assert not {"tensorflow", "torch", "jax", "keras"} & set(loaded.split())
+
+
+def test_an_iteration_that_another_thread_fails_while_it_waits_does_not_just_end() -> None:
+    """As the newest iteration of a job with a name does to older ones."""
+
+    def waiting() -> Generator[Any, None, None]:
+        iteration.fail(FailedPrecondition("a newer one"))  # closing this one ends it
+        yield from ()
+
+    dataset = ReadsInOrder()
+    dataset._open = WeakSet()
+    iteration = OrderedIteration(StaysFailed(waiting()), OrderedRead(), dataset)
+    for _ in range(2):
+        with pytest.raises(FailedPrecondition, match="a newer one"):
+            next(iteration)

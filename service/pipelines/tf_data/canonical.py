@@ -170,10 +170,14 @@ class _Body:
 
         self.numbers: dict[str, int] = {}
         used: dict[str, int] = {}
-        roots = [*last, *sorted(inputs, key=digest)]
-        for name in _bottom_up(roots, lambda name: inputs.get(name, _NONE).names(place)):
-            found = self.numbers if name in inputs else used
-            found[name] = len(found)
+
+        def walk(roots: Iterable[str], key: Callable[[str], Any]) -> None:
+            for name in _bottom_up(roots, lambda name: inputs.get(name, _NONE).names(key)):
+                found = self.numbers if name in inputs else used
+                found.setdefault(name, len(found))
+
+        walk(last, place)
+        walk(*self._beside(own, inputs, used))
         self.arguments = [used.get(name, len(used)) for name in arguments]
 
         def number(name: str) -> int:
@@ -188,6 +192,26 @@ class _Body:
 
     def number_of(self, node: pb.NodeDef) -> int:
         return self.numbers[node.name]
+
+    def _beside(
+        self, own: Mapping[str, bytes], inputs: Mapping[str, _Inputs], used: Mapping[str, int]
+    ) -> tuple[list[str], Callable[[str], bytes]]:
+        """The nodes that no result needs, and a key that orders them: by all that is behind them,
+        down to the nodes and arguments that have numbers. Those that no node uses are first."""
+        keys = {name: b"%d" % number for name, number in self.numbers.items()}
+        keys |= {name: b"argument %d" % number for name, number in used.items()}
+        numbered = keys.keys() & inputs.keys()
+
+        def key(name: str) -> bytes:
+            return keys.get(name, b"loop")
+
+        rest = [name for name in inputs if name not in numbered]
+        behind = {name: [] if name in numbered else inputs[name].names(key) for name in inputs}
+        for name in _bottom_up(rest, lambda name: behind.get(name, [])):
+            if name in inputs and name not in numbered:
+                keys[name] = _digest(own[name], inputs[name].numbered(key))
+        read = {child for name in rest for child in behind[name]}
+        return sorted(rest, key=lambda name: (name in read, key(name))), key
 
     def ordered(self) -> Iterator[pb.NodeDef]:
         return (self._nodes[name] for name in self.numbers)
