@@ -16,6 +16,7 @@ import re
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -95,6 +96,7 @@ class DispatcherClient:
         self._address = self.addresses[0]
         self._credentials = credentials or own_credentials()
         self._answered = False  # whether a dispatcher ever has
+        self._meets_others = False  # servers of another protocol
         self._membership = tuple(self.addresses), self._credentials
         self.failed_s = -math.inf  # when none has answered for the last time, CLOCK_MONOTONIC
         self._probe_at = 0.0
@@ -140,7 +142,7 @@ class DispatcherClient:
             stop=tenacity.stop_any(*give_up),
             sleep=tenacity.sleep_using_event(closed),
             # A caller with short patience soon gets the error itself.
-            before_sleep=None if is_short else _Complaint(method, self.addresses),
+            before_sleep=None if is_short else _Complaint(method, self.addresses, self._note),
             reraise=True,
         )
         try:
@@ -153,7 +155,7 @@ class DispatcherClient:
                 why = self._why_no_tls(error, self._address)
                 why = why or (
                     f"({error.code().name}: {error.details()}); is it running, and reachable?"
-                    f"{''.join(map(proxy_note, self.addresses))}"
+                    f"{self._note()}"
                 )
                 raise Unavailable(
                     f"no dispatcher answers at {', '.join(self.addresses)} {why}"
@@ -199,6 +201,7 @@ class DispatcherClient:
         except grpc.RpcError as error:
             if _is_temporary(error):
                 self.failed_s = time.monotonic()
+                self._meets_others |= _NO_GRPC in (error.details() or "")
                 self._switch_dispatcher(turn, _leader(error), f"{method}: {error.details()}")
                 if not self._answered and (why := self._why_no_tls(error, address, sure=True)):
                     raise Unauthenticated(why) from error
@@ -213,6 +216,14 @@ class DispatcherClient:
         if "journal" in answer.DESCRIPTOR.fields_by_name:
             self.learn(answer.journal)  # type: ignore[attr-defined]
         return answer
+
+    def _note(self) -> str:
+        """What to say behind an error of a dispatcher that does not answer."""
+        other = (
+            " (something that listens there speaks no gRPC: give the dispatcher's --port, not its "
+            "--http-port)"
+        )
+        return other * self._meets_others + "".join(map(proxy_note, self.addresses))
 
     def _why_no_tls(self, error: grpc.RpcError, address: str, sure: bool = False) -> str:
         """What is wrong with TLS at the address, as was found out a moment ago, or is now; "" if
@@ -311,6 +322,10 @@ class DispatcherClient:
             self._channel.close()
 
 
+_NO_GRPC = "Failed parsing HTTP/2"
+"""gRPC's words for an answer in another protocol."""
+
+
 class _ChannelReplaced(Exception):
     """Another thread has switched to another address meanwhile."""
 
@@ -370,9 +385,8 @@ class _Complaint:
     Each is logged again after twice as long.
     """
 
-    def __init__(self, method: str, addresses: list[str]) -> None:
-        self._what = f"{method} at {','.join(addresses)}"
-        self._proxies = "".join(map(proxy_note, addresses))
+    def __init__(self, method: str, addresses: list[str], note: Callable[[], str]) -> None:
+        self._what, self._note = f"{method} at {','.join(addresses)}", note
         self._due_s = {True: COMPLAIN_AFTER_S, False: 0.0}  # by whether it is away
 
     def __call__(self, state: tenacity.RetryCallState) -> None:
@@ -382,4 +396,4 @@ class _Complaint:
         if state.idle_for > self._due_s[away]:
             self._due_s[away] = max(2 * state.idle_for, COMPLAIN_AFTER_S)
             details = error.details() if isinstance(error, grpc.RpcError) else error
-            log.warning("still trying to call %s: %s%s", self._what, details, self._proxies)
+            log.warning("still trying to call %s: %s%s", self._what, details, self._note())

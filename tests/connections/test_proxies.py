@@ -1,6 +1,9 @@
-"""A proxy in the environment: gRPC would use it for loopback, too, where it never works."""
+"""A proxy in the environment, which gRPC would use for loopback, too, and other wrong addresses."""
 
 from __future__ import annotations
+
+import socketserver
+import threading
 
 import pytest
 
@@ -80,3 +83,20 @@ def test_an_error_names_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(Unavailable, match=r"variable http_proxy .*no_proxy=dispatcher\.invalid"),
     ):
         fetch_status(client, patience_s=0)
+
+
+def test_an_error_says_that_something_else_listens_there() -> None:
+    class Refusing(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with (
+                DispatcherClient(f"127.0.0.1:{server.server_address[1]}") as client,
+                pytest.raises(Unavailable, match=r"speaks no gRPC: give the dispatcher's --port"),
+            ):
+                fetch_status(client, patience_s=1)
+        finally:
+            server.shutdown()
