@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pathlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +26,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage.tfrecord import frame
 
 from .functions import INT, numbers
+from .pipelines import OneSource
 from .test_files import definition_of
 
 
@@ -273,6 +276,27 @@ def test_a_function_goes_on_behind_what_it_fails_on_if_it_can(
             assert made.left[0, 3][1].startswith("split 0 (0), element 3: ")
     finally:
         made.pipeline.close()
+
+
+def test_a_record_is_left_out_while_another_process_waits_for_splits() -> None:
+    asked, left = itertools.count(), threading.Event()
+
+    class Feed(OneSource):
+        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
+            if not next(asked):
+                return SplitRange(0, 1, 0)
+            assert left.wait(20), "the feed waits for trainers, and they for these elements"
+            return None
+
+    def may_skip(report: SkipReport) -> bool:
+        left.set()
+        return True
+
+    request = request_of(python_dataset(range(1), on_error="skip")(_GoesOn), range(1), INT)
+    rules = PythonRules(processes=2, may_skip=may_skip)
+    pipeline = open_pipeline(definition_of(request), request.python, python=rules)
+    with contextlib.closing(pipeline):
+        assert numbers(pipeline.run(Feed()).blocks()) == [0, 1, 2, 5, 6, 7, 8, 9]
 
 
 def test_a_bundle_without_a_dispatcher_leaves_nothing_out() -> None:

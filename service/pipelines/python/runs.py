@@ -179,7 +179,7 @@ class PythonRun:
         report = SkipReport(*asked.at, asked.reason, self._limit, asked.records)
         child = self._busy[slot]
         self._asking[slot] = time.monotonic()
-        self._questions.ask(None, lambda: Given(slot, child, 0, self._may_skip(report)))
+        self._questions.ask("skips", lambda: Given(slot, child, 0, self._may_skip(report)))
 
     def _give(self, given: Given) -> None:
         if self._busy.get(given.slot) is given.child:
@@ -205,7 +205,7 @@ class PythonRun:
                 case Ask():
                     self._questions.ask(None, lambda: Granted(self._next_range()))
                 case SkipReport():
-                    self._questions.ask(None, partial(self._ask_to_skip, instruction))
+                    self._questions.ask("skips", partial(self._ask_to_skip, instruction))
                 case Made(splits):
                     splits.made(splits.count)
                 case Warn(text):
