@@ -171,7 +171,8 @@ class Consumer:
             try:
                 taken = self.mode.take()
                 if taken is None:  # else the block is given, even if its worker is gone by now
-                    if self.mode.has_ended():
+                    # The news that waits behind an end may list further tasks.
+                    if self._inbox.empty() and self.mode.has_ended():
                         self.is_over = True
                         return
                     if self._inbox.empty():

@@ -119,8 +119,7 @@ class Reader:
         self._policy = policy if how.bundled is None else ShardingPolicy.OFF
         self._job_name = job_name
         self.how = replace(how, dynamic=self._policy == ShardingPolicy.DYNAMIC)
-        shared = how.num_consumers is None and how.cache is None and how.bundled is None
-        if job_name and not self._is_static and shared:
+        if not (self._is_static or how.num_consumers or how.cache or how.bundled):
             self.how = replace(self.how, hands_back=True)
         self._expected = first_epoch if expects_it else None  # None once it was joined
         self._epochs = itertools.count(first_epoch)  # from 1, as stock clients count

@@ -154,7 +154,10 @@ class _HandingBack(_AnySubscription):
         with output.changed:
             now_s = time.monotonic()
             buffered = output._buffered if credit else 0
-            room = window.room(buffered, output.ended, now_s)
+            if output._awaits_takes:
+                room = window.room(buffered, output.ended, now_s)
+            else:  # what has arrived does not end with the worker
+                room = window.even_room(buffered)
             if room:
                 limit = room if max_elements is None else min(room, max_elements)
                 item = super().next(credit, limit)

@@ -104,6 +104,11 @@ class Window:
                 return 0
         return max(0, min(room, buffered, max(1, int(piece))))
 
+    def even_room(self, buffered: int) -> int:
+        """How many of the `buffered` elements it gets if all are divided evenly, at once."""
+        room = math.ceil(self._windows._even_part(buffered)) - self.held
+        return min(buffered, max(room, int(not self.held)))
+
     def give(self, count: int, now_s: float) -> None:
         """Count elements that it was given."""
         if self._busy_since_s is None:

@@ -19,12 +19,12 @@ from ..standbys import status, wait_until
 from ..stock import DispatcherProcess
 from .test_coordinated_reads import Read
 
-ELEMENTS = 200  # of a megabyte
-CREDIT = 32  # of them, that a trainer takes in advance
+ELEMENTS = 60  # of eight megabytes
+CREDIT = 4  # of them, that a trainer takes in advance
 
 
 def megabytes() -> tf.data.Dataset:
-    return tf.data.Dataset.range(ELEMENTS).map(lambda x: tf.fill([1 << 17], x))
+    return tf.data.Dataset.range(ELEMENTS).map(lambda x: tf.fill([1 << 20], x))
 
 
 def wait_until_all_is_full(dispatcher: DispatcherProcess) -> None:

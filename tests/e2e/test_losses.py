@@ -29,8 +29,8 @@ TRAINER = """
 import sys, time
 from forebay import service
 
-target, dataset_id, path = sys.argv[1:]
-how = {"processing_mode": "distributed_epoch", "job_name": "training"}
+target, dataset_id, path, *name = sys.argv[1:]
+how = {"processing_mode": "distributed_epoch", "job_name": name[0] if name else None}
 with service.read(target, dataset_id, **how) as elements, open(path, "w", 1) as file:
     for element in elements:
         print(element.flat[0], file=file)
@@ -45,9 +45,9 @@ def numbers(split: int) -> Iterator[int]:
 class Trainer(Fork):
     """It takes about 500 elements a second, and writes down each."""
 
-    def __init__(self, target: str, dataset_id: str, path: pathlib.Path) -> None:
+    def __init__(self, target: str, dataset_id: str, path: pathlib.Path, *job_name: str) -> None:
         self.path = path
-        super().__init__(["-c", TRAINER, target, dataset_id, str(path)])
+        super().__init__(["-c", TRAINER, target, dataset_id, str(path), *job_name])
 
     def end(self) -> None:
         self.kill()
@@ -66,9 +66,15 @@ def audit(journal: pathlib.Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "ends", ["worker", "worker of tf.data", "drain", "trainer", "only trainer"]
+    ("ends", "job_name"),
+    [
+        *((each, ["training"]) for each in ("worker", "drain", "trainer", "only trainer")),
+        ("worker of tf.data", ["training"]),
+        ("worker", []),
+        ("worker of tf.data", []),
+    ],
 )
-def test_what_is_missing_is_named(ends: str, tmp_path: pathlib.Path) -> None:
+def test_what_is_missing_is_named(ends: str, job_name: list[str], tmp_path: pathlib.Path) -> None:
     of_split = OF_SPLIT if ends != "worker of tf.data" else 1
     expected = {*range(SPLITS * OF_SPLIT)}
     trainers: list[Trainer] = []
@@ -85,7 +91,7 @@ def test_what_is_missing_is_named(ends: str, tmp_path: pathlib.Path) -> None:
             dataset_id = service.register_dataset(target, kilobytes)
         with ExitStack() as stack:
             for number in range(1 + (ends == "trainer")):
-                trainers.append(Trainer(target, dataset_id, tmp_path / f"{number}"))
+                trainers.append(Trainer(target, dataset_id, tmp_path / f"{number}", *job_name))
                 stack.callback(trainers[-1].end)
             wait_until(lambda: all(len(each.seen) >= 500 for each in trainers))
             if "trainer" in ends:
@@ -95,7 +101,7 @@ def test_what_is_missing_is_named(ends: str, tmp_path: pathlib.Path) -> None:
             else:
                 first.kill()
             if ends == "only trainer":
-                trainers.append(Trainer(target, dataset_id, tmp_path / "another"))
+                trainers.append(Trainer(target, dataset_id, tmp_path / "another", *job_name))
                 stack.callback(trainers[-1].end)
             assert trainers[-1].finish(60) == 0
         assert dispatcher.stop() == 0
