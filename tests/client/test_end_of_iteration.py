@@ -50,6 +50,23 @@ def test_the_end_with_workers_of_other_trainers(
         consumer.close()
 
 
+def test_news_that_waits_behind_the_last_end_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BlockClient", Client)
+    monkeypatch.setattr(Client, "all", {}, raising=False)
+    mine, other, new = task(1), task(2, "colocated"), task(3)
+    joined = pb.JoinIterationResponse(consumer_id=1)
+    consumer = Consumer(Dispatcher(), joined, credit_bytes=1)  # type: ignore[arg-type]
+    try:
+        consumer.mode.update(pb.ConsumerHeartbeatResponse(tasks=[mine, other]))
+        Client.all[11].deliver(1, 0, EndOfTask())
+        consumer._hear(pb.ConsumerHeartbeatResponse(tasks=[mine, other, new]))
+        nothing = Block(0, ())
+        assert next(consumer.blocks(nothing), None) is nothing, "there is more to come"
+        assert Client.all[13].reads == [3]
+    finally:
+        consumer.close()
+
+
 def test_a_received_block_is_given_after_its_worker_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -173,6 +173,18 @@ def test_a_leaving_worker_no_longer_waits_for_elements_to_be_handed_back() -> No
     assert not waiting.is_alive() and told == [output] and other.next() == EndOfTask()
 
 
+def test_a_leaving_worker_divides_what_it_has_evenly_and_at_once() -> None:
+    output = AnyOutput(ROOM)
+    trainers = [Trainer(output) for _ in range(3)]
+    output.put(block(0, 900))
+    assert isinstance(trainers[0].next(), Block)
+    output.forgo_handing_back()
+    for trainer in trainers:
+        while isinstance(trainer.next(), Block):
+            pass
+    assert {len(trainer.got) for trainer in trainers} == {300} and not output.waiting_elements
+
+
 def test_a_failed_or_cancelled_task_waits_for_no_consumer() -> None:
     for end in (TaskFailed("DATA_LOSS", "torn"), TaskUnknown()):
         output = AnyOutput(ROOM, ledger := Ledger())

@@ -3,6 +3,7 @@ every split of which elements are."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections import Counter
 from collections.abc import Iterator
@@ -26,11 +27,11 @@ SPLITS = 250
 OF_SPLIT = 10
 
 TRAINER = """
-import sys, time
+import json, sys, time
 from forebay import service
 
-target, dataset_id, path, *name = sys.argv[1:]
-how = {"processing_mode": "distributed_epoch", "job_name": name[0] if name else None}
+target, dataset_id, path, how = sys.argv[1:]
+how = {"processing_mode": "distributed_epoch", **json.loads(how)}
 with service.read(target, dataset_id, **how) as elements, open(path, "w", 1) as file:
     for element in elements:
         print(element.flat[0], file=file)
@@ -45,9 +46,9 @@ def numbers(split: int) -> Iterator[int]:
 class Trainer(Fork):
     """It takes about 500 elements a second, and writes down each."""
 
-    def __init__(self, target: str, dataset_id: str, path: pathlib.Path, *job_name: str) -> None:
+    def __init__(self, target: str, dataset_id: str, path: pathlib.Path, **how: Any) -> None:
         self.path = path
-        super().__init__(["-c", TRAINER, target, dataset_id, str(path), *job_name])
+        super().__init__(["-c", TRAINER, target, dataset_id, str(path), json.dumps(how)])
 
     def end(self) -> None:
         self.kill()
@@ -65,16 +66,22 @@ def audit(journal: pathlib.Path) -> dict[str, Any]:
     return unordered(state, history)
 
 
+NAMED = {"job_name": "training"}
+
+
 @pytest.mark.parametrize(
-    ("ends", "job_name"),
+    ("ends", "how"),
     [
-        *((each, ["training"]) for each in ("worker", "drain", "trainer", "only trainer")),
-        ("worker of tf.data", ["training"]),
-        ("worker", []),
-        ("worker of tf.data", []),
+        ("worker", NAMED),
+        ("worker", {}),
+        ("worker of tf.data", NAMED),
+        ("worker of tf.data", {}),
+        ("drain", {**NAMED, "max_outstanding_requests": 8}),  # else all goes to the trainer
+        ("trainer", NAMED),
+        ("only trainer", NAMED),
     ],
 )
-def test_what_is_missing_is_named(ends: str, job_name: list[str], tmp_path: pathlib.Path) -> None:
+def test_what_is_missing_is_named(ends: str, how: dict[str, Any], tmp_path: pathlib.Path) -> None:
     of_split = OF_SPLIT if ends != "worker of tf.data" else 1
     expected = {*range(SPLITS * OF_SPLIT)}
     trainers: list[Trainer] = []
@@ -91,7 +98,7 @@ def test_what_is_missing_is_named(ends: str, job_name: list[str], tmp_path: path
             dataset_id = service.register_dataset(target, kilobytes)
         with ExitStack() as stack:
             for number in range(1 + (ends == "trainer")):
-                trainers.append(Trainer(target, dataset_id, tmp_path / f"{number}", *job_name))
+                trainers.append(Trainer(target, dataset_id, tmp_path / f"{number}", **how))
                 stack.callback(trainers[-1].end)
             wait_until(lambda: all(len(each.seen) >= 500 for each in trainers))
             if "trainer" in ends:
@@ -101,7 +108,7 @@ def test_what_is_missing_is_named(ends: str, job_name: list[str], tmp_path: path
             else:
                 first.kill()
             if ends == "only trainer":
-                trainers.append(Trainer(target, dataset_id, tmp_path / "another", *job_name))
+                trainers.append(Trainer(target, dataset_id, tmp_path / "another", **how))
                 stack.callback(trainers[-1].end)
             assert trainers[-1].finish(60) == 0
         assert dispatcher.stop() == 0

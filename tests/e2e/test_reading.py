@@ -7,6 +7,7 @@ import pathlib
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,20 @@ OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
 def numbers(dataset: Any) -> list[int]:
     return [int(x) for x in dataset]
+
+
+def test_an_epoch_goes_on_while_a_worker_comes(tmp_path: pathlib.Path) -> None:
+    """It is no longer over because a worker has sent all of a short one."""
+    with (
+        DispatcherProcess(tmp_path / "journal") as dispatcher,
+        WorkerProcess(dispatcher.address),
+    ):
+        distribute = service.distribute(OFF, dispatcher.target)
+        elements = iter(tf.data.Dataset.range(200).apply(distribute))
+        got = [int(next(elements)) for _ in range(100)]
+        with WorkerProcess(dispatcher.address):
+            got += numbers(elements)
+    assert Counter(got) == dict.fromkeys(range(200), 2)
 
 
 @pytest.mark.usefixtures("workers")
