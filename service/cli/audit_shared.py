@@ -51,6 +51,8 @@ def unordered(state: Any, history: Any) -> dict[str, Any]:
     )
     if dropped:
         known += f"; {dropped} elements that workers had made may have reached nobody"
+    if mixed := sum(x.elements for x in history.dropped if x.task_id not in history.telling):
+        known += f", and of {mixed} the journal does not tell the splits, as a pipeline mixed them"
     return {
         "dataset_id": job.dataset_id,
         "sharding": ev.Sharding.Name(job.sharding),

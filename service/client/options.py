@@ -178,7 +178,7 @@ class ReadOptions:
     ordered: OrderedRead | None = None  # an ordered read; None: another one
     claimed: ClaimedRead | None = None  # a read at least once; None: another one
     map_memory: MapMemory | None = None  # maps what workers share, as for Borrower
-    hands_back: bool = False  # whether other consumers get the elements this one does not take
+    hands_back: bool = False  # tells what is taken, and others get what is not
 
     @property
     def bundled(self) -> OrderedRead | ClaimedRead | None:

@@ -58,6 +58,7 @@ class DroppedElements:
     worker: str  # its address
     dropped_ms: int
     why: str
+    task_id: int
 
 
 @dataclass
@@ -97,6 +98,8 @@ class JobHistory:
     stays: list[ConsumerStay] = field(default_factory=list)
     lost: list[LostLease] = field(default_factory=list)
     dropped: list[DroppedElements] = field(default_factory=list)
+    telling: set[int] = field(default_factory=set)
+    """Tasks whose pipelines tell which splits were taken. Others mix the elements of splits."""
     leased_twice: list[ev.SplitsLeased] = field(default_factory=list)
     skipped: list[ev.SplitSkipped] = field(default_factory=list)
     claims: list[BundleClaim] = field(default_factory=list)
@@ -218,9 +221,12 @@ class JobHistories:
                 self._of(state, body.iteration_id).skipped.append(body)
             case "splits_leased":
                 self._check(state, body)
-            case "lease_begun" if not body.taken:
+            case "lease_begun":
                 lease = state.leases[body.lease_id]
-                self._begin(lease, lease.stop)
+                if body.taken:
+                    self._of(state, lease.iteration_id).telling.add(lease.task_id)
+                else:
+                    self._begin(lease, lease.stop)
             case "lease_returned":
                 lease = state.leases[body.lease_id]
                 self._begin(lease, lease.stop - body.count)
@@ -295,9 +301,12 @@ class JobHistories:
         )  # fmt: skip
         if lease.lease_id:
             self._lost[lease.lease_id] = lost
-        if not why:
+        history = self._of(state, lease.iteration_id)
+        history.lost.append(lost)
+        if why:
+            history.telling.add(lease.task_id)
+        else:
             self._unexplained.append(lost)
-        self._of(state, lease.iteration_id).lost.append(lost)
         return lost
 
     def _begin(self, lease: Lease, stop: int) -> None:
@@ -325,7 +334,9 @@ class JobHistories:
         if report.dropped:
             epoch = state.iterations[task.iteration_id].epoch
             address = _address(state, task.worker_id)
-            dropped = DroppedElements(epoch, report.dropped, address, now, report.reason)
+            dropped = DroppedElements(
+                epoch, report.dropped, address, now, report.reason, report.task_id
+            )
             self._of(state, task.iteration_id).dropped.append(dropped)
 
     def _explain(self, why: str, worker_id: int | None = None) -> None:
