@@ -279,10 +279,11 @@ class FunctionProcess:
             took_s = now() - last_s  # excludes the time in `add`, which may wait
             if pid_of() != process:  # a fork: don't wait for a thread that it doesn't have
                 self.sender.require_process()
+            leaves: list[Any] | None = None
             with lock:
                 if skips:
                     try:
-                        if not self._fits(value, split, seen):
+                        if (leaves := self._leaves(value, split, seen)) is None:
                             return
                     except FunctionFailed as error:
                         failed = error
@@ -293,7 +294,7 @@ class FunctionProcess:
                     try:
                         if blocks.broken is not None:
                             blocks.raise_broken()
-                        blocks.add(value, split, element, took_s)
+                        blocks.add(value, split, element, took_s, leaves)
                         last_s = now()
                         due = last_s - blocks.began_s >= LINGER_S
                         if due or blocks.at_once or blocks.rows >= MAX_ROWS:
@@ -356,10 +357,10 @@ class FunctionProcess:
             raise self._failed(split, where, traceback_of(error), code_of(error)) from None
         return element, counted
 
-    def _fits(self, value: Any, split: int, record: int) -> bool:
-        """Whether the element does; if not, it is left out. Raises FunctionFailed."""
+    def _leaves(self, value: Any, split: int, record: int) -> list[Any] | None:
+        """The element's leaves; None if it does not fit, and is left out. Raises FunctionFailed."""
         try:
-            self.blocks.check(value)
+            return self.blocks.leaves(value)
         except Misfit as misfit:
             if self._files is not None:
                 allowed = self._files.leave_out_record(str(misfit))
@@ -368,8 +369,7 @@ class FunctionProcess:
             if not allowed:
                 self.blocks.flush()
                 raise self._failed(split, record, str(misfit)) from None
-            return False
-        return True
+            return None
 
     def _leave_out(self, split: int, record: int, records: int, reason: str) -> bool:
         """Ask the worker, once all before has been sent."""

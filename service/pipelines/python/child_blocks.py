@@ -246,18 +246,25 @@ class Blocks:
     def end(self) -> None:
         self._making.clear()
 
-    def check(self, value: Any) -> None:
-        """Raises Misfit for an element that could not be sent."""
+    def leaves(self, value: Any) -> list[Any]:
+        """Of an element that can be sent, numbers as `column_of` converts them. Raises Misfit."""
         leaves: list[Any] = []
         self._flatten(value, leaves)
-        for field, leaf in zip(self._fields, leaves, strict=True):
-            column_of(field, [leaf])
+        for at, field in enumerate(self._fields):
+            column = column_of(field, leaves[at : at + 1])
+            if not column.strings:
+                ((_, shape, (array,)),) = column.arrays
+                leaves[at] = array.reshape(shape)[0]
+        return leaves
 
-    def add(self, value: Any, split: int, element: int, took_s: float) -> None:
-        """Add an element, which took `took_s` to make. Raises FunctionFailed."""
-        leaves: list[Any] = []
+    def add(
+        self, value: Any, split: int, element: int, took_s: float, leaves: list[Any] | None = None
+    ) -> None:
+        """Add an element, which took `took_s` to make; its `leaves`, if they are known. Raises
+        FunctionFailed."""
         try:
-            self._flatten(value, leaves)
+            if leaves is None:
+                self._flatten(value, leaves := [])
             for at, leaf in enumerate(leaves):
                 if type(leaf) not in _UNCHANGING:
                     leaves[at] = _copied(self._fields[at], leaf)
