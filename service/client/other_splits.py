@@ -6,7 +6,9 @@ fail, or end the process: so it runs as on a worker, in a process of its own tha
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import logging
 import threading
@@ -25,7 +27,7 @@ from ..structure import leaves_of
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""For all splits together, with the start of their process."""
+"""For all splits together, with the start of their process the first time."""
 
 MOST_SPLITS = 8
 
@@ -42,17 +44,24 @@ def widened(request: pb.RegisterDatasetRequest, structure: str, function: Any) -
     splits = request.sources[0].count
     far = {splits * part // MOST_SPLITS - 1 for part in range(1, MOST_SPLITS + 1)}
     give_up_s = time.monotonic() + LOOK_S
-    with contextlib.closing(ForkServers()) as fork_servers:
-        pipeline = PythonPipeline(
-            request.python, request.sources, structure,
-            may_skip=lambda _: True, fork_servers=fork_servers,
-        )  # fmt: skip
-        with contextlib.closing(pipeline):
-            for split in sorted((at for at in far if at > 0), reverse=True):
-                for block in _first_blocks(pipeline, split, give_up_s):
-                    for shape, component in zip(shapes, block.components, strict=True):
-                        _widen(shape, component)
+    pipeline = PythonPipeline(
+        request.python, request.sources, structure,
+        may_skip=lambda _: True, fork_servers=_fork_servers(),
+    )  # fmt: skip
+    with contextlib.closing(pipeline):
+        for split in sorted((at for at in far if at > 0), reverse=True):
+            for block in _first_blocks(pipeline, split, give_up_s):
+                for shape, component in zip(shapes, block.components, strict=True):
+                    _widen(shape, component)
     return json.dumps(nodes, separators=(",", ":"))
+
+
+@functools.cache
+def _fork_servers() -> ForkServers:
+    """Kept, as their imports take most of the time."""
+    found = ForkServers()
+    atexit.register(found.close)
+    return found
 
 
 def _first_blocks(pipeline: PythonPipeline, split: int, give_up_s: float) -> Iterator[Block]:
