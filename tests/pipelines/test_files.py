@@ -414,7 +414,10 @@ def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
         request = register(path, fill={"x": -1, "s": "none"}, **columns)
         found = all_of(request)
         assert found[1] == flat({"x": np.int64(-1), "s": b"none"})
-    for fill, said in (({"y": 1}, r"fill has column 'y'.*are read"), ({"x": "a"}, "is no int64")):
+    for fill, said in (
+        ({"y": 1}, r"has no such column.*each file has: write"),
+        ({"x": "a"}, "is no int64"),
+    ):
         with pytest.raises(InvalidArgument, match=said):
             register(path, columns=["x"], fill=fill)
     pq.write_table(pa.table({"f": [1.0, None], "b": [None, b"x"]}), path)

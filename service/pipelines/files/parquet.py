@@ -47,9 +47,13 @@ def _inspect(path: str, options: Options) -> Facts:
             if name in options.get("outside", ()):
                 continue
             if name not in columns:
-                raise InvalidArgument(
-                    f"fill has column {name!r}, and of {path} are read {few(names)}: leave it out"
-                )
+                said = f"of {path} are read {few(names)}: leave it out"
+                if name not in schema.names:
+                    said = (
+                        f"{path} has no such column. It stands for nulls of a column that each "
+                        "file has: write the file with it, or leave it out of `fill` and `columns`"
+                    )
+                raise InvalidArgument(f"fill has column {name!r}, and {said}")
             columns[name].require_fill(value)
         unfilled = {name: column for name, column in columns.items() if name not in fill}
         _require_no_nulls(file, unfilled)
