@@ -166,7 +166,9 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
             counts = _nonzero(lost=lost, skipped=skipped)
             jobs.add_row(*of_job, _runs(sorted(runs)), "", "finished", ", ".join(counts))
         elif not job["iterations"]:
-            jobs.add_row(*of_job, "", "", NOT_READ, _lengths(order) if order else "")
+            counts = [_lengths(order)] if order else []
+            counts += _nonzero(skipped=job.get("skipped_splits", 0))
+            jobs.add_row(*of_job, "", "", NOT_READ, ", ".join(counts))
         for it in job["iterations"]:
             if not it["finished"]:
                 jobs.add_row(

@@ -106,7 +106,10 @@ def lost_splits(iteration: Iteration) -> int:
 
 
 def _iteration_collected(state: State, event: ev.IterationCollected) -> None:
-    job = _forget(state, state.iterations[event.iteration_id])
+    iteration = state.iterations[event.iteration_id]
+    job = _forget(state, iteration)
+    if job.is_ordered:  # the next one leaves out the same again
+        job.skipped_splits = max(job.skipped_splits, iteration.skipped)
     if not job.name and not job.iterations:
         del state.jobs[job.job_id]
 

@@ -109,7 +109,7 @@ class Job(Struct):
     iterations: dict[int, int] = {}  # epoch → iteration id
     summarized: Ranges = []  # finished epochs whose iterations were removed
     lost_splits: int = 0  # of summarized epochs
-    skipped_splits: int = 0  # of summarized epochs
+    skipped_splits: int = 0  # of summarized epochs; of an ordered job, by all iterations of before
     used_ms: int = 0  # when it was created, joined or left last
     checksums: dict[int, int] = {}  # bundle → of its first run; bundles count through all epochs
     differing: list[

@@ -555,9 +555,10 @@ class TestStatus:
         assert "at least once 2" in text and "3 of 9 bundles done" in text
 
     def test_a_job_that_stopped_in_its_midst_is_not_finished(self) -> None:
-        stopped = job("j") | {"order": {"known_lengths": 3, "bundles": 9}, "summarized": []}
-        (row,) = [" ".join(line.split()) for line in self.shown(stopped) if "ordered" in line]
-        assert row.endswith("ordered not being read lengths of 3 of 9")
+        order = {"known_lengths": 3, "bundles": 9}
+        stopped = job("j") | {"order": order, "summarized": [], "skipped_splits": 2}
+        text = " ".join(" ".join(self.shown(stopped)).split())
+        assert text.endswith("ordered not being read lengths of 3 of 9 bundles, 2 skipped")
 
     def test_epochs_that_are_over_are_one_line(self) -> None:
         over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]

@@ -11,6 +11,7 @@ from forebay.service.core.status import status
 from forebay.service.errors import NotFound, Unavailable
 
 from .given import Given
+from .test_ordered import Ordered
 
 
 class ReadSplits(Given):
@@ -113,3 +114,22 @@ def test_a_job_keeps_the_number_of_skipped_splits_of_a_removed_iteration() -> No
     reading.when(c.CollectIteration(iteration_id=reading.joined.iteration_id))
     (job,) = status(reading.state)["jobs"]
     assert (job["iterations"], job["skipped_splits"]) == ([], 1)
+
+
+def test_an_ordered_job_keeps_the_number_while_nobody_reads_it() -> None:
+    """Each iteration leaves out the same, so it is no sum."""
+    given = Ordered()
+    worker = given.worker(1)
+    for splits in (2, 1):
+        consumer = given.join(of=1)
+        task_id = given.task_of(worker)
+        for split in range(splits):
+            asked = (skip_caller(task_id), split + 1)
+            given.when(
+                c.SkipSplit(
+                    request=asked, task_id=task_id, split=split, element=0, reason="", limit=3
+                )
+            )
+        given.leave(consumer)
+        (job,) = status(given.state)["jobs"]
+        assert (job["iterations"], job["skipped_splits"]) == ([], 2)
