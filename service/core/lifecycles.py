@@ -19,6 +19,7 @@ WAITING, FINISHED = "waiting", "finished"
 WRITTEN, FAILED = "being written", "failed"
 EMPTY, HAS_OTHERS = "empty", "not empty"  # of jobs, or of iterations
 EITHER = "waiting or running"  # depends on its tasks
+GONE = "lost or absent"  # depends on why
 REGISTERED = "registered"
 READING = "reading"
 
@@ -43,7 +44,8 @@ LEASE: Table = {
     "splits_leased": {ABSENT: LEASED},
     "lease_begun": {LEASED: ABSENT},  # all of its splits were begun
     "lease_returned": {LEASED: ABSENT},  # its last splits were not begun
-    "lease_lost": {LEASED: LOST},  # kept with its task, and restored if the worker returns
+    "lease_lost": {LEASED: GONE},  # kept with its task, and restored if the worker returns; absent
+    # if that worker has dropped elements of it
 }
 
 TASK: Table = {

@@ -52,10 +52,13 @@ def transitions(state: State, event: ev.Event) -> list[Arrival]:
 
 
 def assert_arrived(state: State, arrivals: list[Arrival]) -> None:
+    several = {
+        lifecycles.EITHER: (lifecycles.WAITING, lifecycles.RUNNING),
+        lifecycles.GONE: (lifecycles.LOST, lifecycles.ABSENT),
+    }
     for entity, entity_id, to in arrivals:
         found = entity.states(state, entity_id)
-        either = (lifecycles.WAITING, lifecycles.RUNNING)
-        assert found in ((to,) if to is not lifecycles.EITHER else either), (entity.name, entity_id)
+        assert found in several.get(to, (to,)), (entity.name, entity_id)
 
 
 class Dispatcher(RuleBasedStateMachine):

@@ -317,11 +317,11 @@ def test_a_list_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where elements that do not fit are left out, each is converted before it is added."""
     at = memoryview(bytearray(24)).cast("q")
     blocks = Blocks(mock.MagicMock(), '{"tensor": "int64", "shape": [2]}', at, mock.MagicMock())
-    of: list[type] = []
-    taken = columns._taken
-    monkeypatch.setattr(columns, "_taken", lambda *what: of.append(type(what[0])) or taken(*what))
+    taken = mock.MagicMock(side_effect=columns._taken)
+    monkeypatch.setattr(columns, "_taken", taken)
     for element in range(3):
         value = [element, 7]
         blocks.add(value, 0, element, 0.0, blocks.leaves(value))
     blocks.flush()
+    of = [type(call.args[0]) for call in taken.call_args_list]
     assert of == [list] * 3 + [np.ndarray] * 3
