@@ -25,12 +25,16 @@ _FILLS = {"b": bool, "i": int, "u": int, "f": int | float, "O": str | bytes}
 """What stands for a null, by the kind of dtype."""
 
 
-def _require_fill(path: str, structure: Any, fill: dict[str, Any]) -> None:
-    """Raises InvalidArgument for a value that would be converted to another one."""
-    for name, node in structure.get("dict", ()):
-        if name not in fill:
-            continue
-        value = fill[name]
+def _require_fill(path: str, facts: Facts, fill: dict[str, Any]) -> None:
+    """Raises InvalidArgument for a value that would be converted to another one, or is of a column
+    that is not read."""
+    nodes = dict(facts.structure.get("dict", ()))
+    for name, value in fill.items() if facts.records else ():
+        if (node := nodes.get(name)) is None:
+            raise InvalidArgument(
+                f"fill has column {name!r}, and of {path} are read {few(sorted(nodes))}: leave it "
+                "out, or read that column. A Parquet file has it: `fill` stands for nulls of it"
+            )
         kind = "O" if node["tensor"] == "string" else np.dtype(node["tensor"]).kind
         if not isinstance(value, _FILLS[kind]) or (isinstance(value, bool) and kind != "b"):
             raise InvalidArgument(
@@ -59,6 +63,7 @@ def inspected(
     fill = options.get("fill", {})
     wanted = options.get("columns", outside.nodes)
     nodes = {name: node for name, node in outside.nodes.items() if name in wanted}
+    of_read = {name: fill[name] for name in fill if name in nodes or name not in outside.nodes}
     if outside.nodes:
         options = options | {"outside": [*outside.nodes]}
     left_out = 0
@@ -73,7 +78,7 @@ def inspected(
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})
                     facts = facts._replace(structure=structure)
                 _require_names(path, facts.structure)
-                _require_fill(path, facts.structure, fill)
+                _require_fill(path, facts, of_read)
                 values = outside.values_of(number, path, of_file, fill)
             except Damaged as error:
                 _require_unchanged(path, before)

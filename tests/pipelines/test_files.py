@@ -415,7 +415,7 @@ def test_nulls_need_a_value(register: Register, tmp_path: pathlib.Path) -> None:
         found = all_of(request)
         assert found[1] == flat({"x": np.int64(-1), "s": b"none"})
     for fill, said in (
-        ({"y": 1}, r"has no such column.*each file has: write"),
+        ({"y": 1}, r"fill has column 'y'.*nulls of it"),
         ({"x": "a"}, "is no int64"),
     ):
         with pytest.raises(InvalidArgument, match=said):

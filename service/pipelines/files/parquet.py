@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...blocks import Block
-from ...errors import InvalidArgument
-from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, chosen, dict_of, few
+from .formats import LARGE_BYTES, Damaged, Facts, Format, Ints, Options, chosen, dict_of
 from .parquet_types import ParquetColumn, cut, leaves, payload_bytes, pyarrow, wide
 
 PROBED_ROWS = 256
@@ -44,17 +43,8 @@ def _inspect(path: str, options: Options) -> Facts:
         columns = {name: ParquetColumn(path, schema.field(name)) for name in names}
         fill = options.get("fill") or {}
         for name, value in fill.items():
-            if name in options.get("outside", ()):
-                continue
-            if name not in columns:
-                said = f"of {path} are read {few(names)}: leave it out"
-                if name not in schema.names:
-                    said = (
-                        f"{path} has no such column. It stands for nulls of a column that each "
-                        "file has: write the file with it, or leave it out of `fill` and `columns`"
-                    )
-                raise InvalidArgument(f"fill has column {name!r}, and {said}")
-            columns[name].require_fill(value)
+            if name in columns:
+                columns[name].require_fill(value)
         unfilled = {name: column for name, column in columns.items() if name not in fill}
         _require_no_nulls(file, unfilled)
         rows = [about.row_group(number).num_rows for number in range(about.num_row_groups)]

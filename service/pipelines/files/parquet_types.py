@@ -22,9 +22,6 @@ from .formats import TEXT, Damaged, Node
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
 """Arrow's names."""
 
-_NOT_OF_A_TYPE = (ValueError, TypeError, OverflowError, NotImplementedError, AttributeError)
-"""What pyarrow raises for a value that a type cannot have; its own errors are among them."""
-
 
 def pyarrow(path: str) -> Any:
     """Raises FailedPrecondition where it is not installed."""
@@ -92,7 +89,7 @@ class ParquetColumn:
         """Raises InvalidArgument for what cannot stand for a null."""
         try:
             self._arrow.scalar(value, self.value_kind)
-        except _NOT_OF_A_TYPE as error:
+        except (ValueError, TypeError, OverflowError, NotImplementedError, AttributeError) as error:
             raise InvalidArgument(
                 f"fill={{{self.name!r}: {value!r:.50}}} is no {self.value_kind}, which that column "
                 f"of {self._path} is: give one"
@@ -134,14 +131,7 @@ class ParquetColumn:
 
     def _filled(self, values: Any, fill: dict[str, Any]) -> Any:
         if values.null_count and self.name in fill:
-            value = fill[self.name]
-            try:
-                values = values.fill_null(self._arrow.scalar(value, values.type))
-            except _NOT_OF_A_TYPE as error:
-                raise InvalidArgument(
-                    f"fill={{{self.name!r}: {value!r:.50}}} fits no {values.type}, which that "
-                    f"column of {self._path} is ({error}): give another one"
-                ) from error
+            values = values.fill_null(self._arrow.scalar(fill[self.name], values.type))
         self.require_no_nulls(values.null_count)
         return values
 

@@ -105,11 +105,6 @@ def _inspect(path: str, options: Options) -> Facts:
             raise InvalidArgument(
                 f"{path} has no columns {few(extensions)}: give some of {few(there)}"
             )
-    if unknown := [name for name in fill if name not in columns]:
-        raise InvalidArgument(
-            f"fill has column {unknown[0]!r}, and of {path} are read {few([*columns])}: leave it "
-            "out, or give `columns`"
-        )
     left_out = 0
     for kind, lack in zip(samples.kinds, samples.lacking(columns, fill), strict=True):
         if lack is not None and "whole" in options:
