@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..delivery import TaskOutput
+from ..delivery.takes import Takes
 from ..pipelines import Run, SplitRange
 from ..proto import forebay_pb2 as pb
 
@@ -39,7 +40,10 @@ class LeaseReports:
     def __init__(self, output: TaskOutput | None = None) -> None:
         """Without an output whose takes are counted, leases are only reported as begun."""
         self._output = output
-        self._takes = None if output is None else output.takes
+        takes = None if output is None else output.takes
+        self._are_counted, self._takes = takes is not None, takes or Takes()
+        if not self._are_counted:
+            self._takes.bound = 1 << 62
         self._changed = threading.Condition() if output is None else output.changed
         self._run: Run | None = None
         self._open: dict[int, _OpenLease] = {}  # by id
@@ -47,16 +51,17 @@ class LeaseReports:
         self._unsent = pb.LeaseSplitsRequest()  # of reports that did not arrive
         self._given = self._made = 0  # splits, in this run
         self._put_before = 0  # elements, before this run
+        self._give_up_s = 0.0  # when `wait` returns, monotonic clock
 
     @property
     def are_exact(self) -> bool:
         """Whether the pipeline tells when it has made all elements of a split."""
-        return self._takes is not None and self._run is not None and self._run.needs > 0
+        return self._are_counted and self._run is not None and self._run.needs > 0
 
     def begin_run(self, run: Run) -> None:
         with self._changed:
             self._run, self._given, self._made = run, 0, 0
-            self._put_before = 0 if self._takes is None else self._takes.put
+            self._put_before = self._takes.put
 
     def end_run(self) -> None:
         """Keep nothing of it, as it is freed."""
@@ -64,7 +69,7 @@ class LeaseReports:
 
     def begin(self, lease_id: int, count: int) -> None:
         """The pipeline will be given these splits."""
-        if self._takes is not None and self.are_exact:
+        if self.are_exact:
             with self._changed:
                 self._open[lease_id] = _OpenLease(count, self._takes.put)
 
@@ -93,14 +98,12 @@ class LeaseReports:
 
     def _end_splits(self, lease: _OpenLease, count: int) -> None:
         lease.unmade -= count
-        if not lease.unmade and self._takes is not None:
+        if not lease.unmade:
             lease.stop = self._takes.put
 
     def add_to(self, request: pb.LeaseSplitsRequest) -> None:
         """Report what is new with this request."""
         takes = self._takes
-        if takes is None:
-            return
         with self._changed:
             request.MergeFrom(self._unsent)
             self._unsent.Clear()
@@ -132,8 +135,6 @@ class LeaseReports:
     def most_splits(self) -> int:
         """How many splits it is worth to lease now, before trainers take more."""
         takes = self._takes
-        if takes is None:
-            return 1 << 62
         with self._changed:
             room = takes.bound - self._ahead()
             worth = int(room / self._per_split()) if room > takes.bound / ROOM else 0
@@ -141,20 +142,16 @@ class LeaseReports:
 
     def lacking(self) -> int:
         """How many splits the pipeline lacks to make anything, if it may."""
-        takes = self._takes
-        if takes is None:
-            return 0
         with self._changed:
-            return self._lacking(1, takes.bound * (1 - 1 / ROOM))
+            return self._lacking(1, self._takes.bound * (1 - 1 / ROOM))
 
     def wait(self, processes: int, *, leased: bool = False) -> bool:
         """Wait until the pipeline may have further splits, or for LOOK_S; whether it may. It waits
         until a lease is worth a message, unless the splits are `leased`."""
-        takes, give_up_s = self._takes, time.monotonic() + LOOK_S
-        if takes is None:
-            return True
+        takes = self._takes
         with self._changed:
             put, since_s = takes.put, time.monotonic()
+            self._give_up_s = since_s + LOOK_S
             while self._ahead() >= (most := takes.bound * (1 if leased else 1 - 1 / ROOM)):
                 if self._lacking(processes, most):
                     return True
@@ -166,13 +163,15 @@ class LeaseReports:
                 elif now_s >= since_s + STARVED_S:
                     takes.grow()
                     return True
-                if now_s >= give_up_s:
+                if now_s >= self._give_up_s:
                     return False
-                self._changed.wait(min(STARVED_S if idle else LOOK_S, give_up_s - now_s))
+                self._changed.wait(min(STARVED_S if idle else LOOK_S, self._give_up_s - now_s))
             return True
 
     def wake(self) -> None:
+        """Have `wait` return."""
         with self._changed:
+            self._give_up_s = 0.0
             self._changed.notify_all()
 
     def _is_anything_left_to_give(self) -> bool:
@@ -187,18 +186,15 @@ class LeaseReports:
 
     def _untaken(self) -> int:
         """Elements that were made, and that trainers have not taken."""
-        assert self._takes is not None
         return self._takes.untaken + (0 if self._run is None else self._run.waiting)
 
     def _per_split(self) -> float:
         """How many elements a split has, as far as is known."""
-        assert self._takes is not None
         splits = self._made if self.are_exact else self._given
         return max((self._takes.put - self._put_before) / splits, 1e-3) if splits else 1.0
 
     def _ahead(self) -> float:
         """How many elements trainers have not taken of the splits given so far, or about that."""
-        assert self._takes is not None
         made = self._untaken()
         if not self.are_exact:
             return made

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import AnyBlock, Subscription
@@ -153,6 +154,20 @@ def test_of_a_part_of_a_range_it_is_known_that_it_was_made() -> None:
     task.make(SplitRange(990, 10, 0, made=large.made))
     task.take(10)
     assert task.told() == {"taken": [1]}
+
+
+def test_a_feed_that_drains_does_not_wait_for_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Reporting()
+    woken: list[bool] = []
+    task.make(task.lease(1, FIRST))
+
+    def wait(_: float) -> None:
+        assert not woken, "it waits on"
+        woken.append(True)
+        task.reports.wake()
+
+    monkeypatch.setattr(task.output.changed, "wait", wait)
+    assert not task.reports.wait(0)
 
 
 def test_a_pipeline_gets_more_splits_if_it_makes_nothing_of_those_that_it_has() -> None:
