@@ -112,6 +112,16 @@ def _feistel_many(numbers: Any, half: int, keys: tuple[int, ...]) -> Any:
     return (left << half) | right
 
 
+def epoch_order(spec: Any, lengths: Sequence[int] | Ints, epoch: int) -> tuple[Ints, EpochOrder]:
+    """An epoch's bundles by place, and their interleaved order. `spec` is an ev.OrderSpec, and
+    `lengths` are by bundle; -1: not known."""
+    bundles = np.arange(spec.bundles)
+    if spec.shuffle:
+        bundles = permuted_many(bundles, spec.bundles, spec.seed, epoch)
+    of_places = np.array(lengths, np.int64)[bundles]
+    return bundles, EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, of_places)
+
+
 class EpochOrder:
     """The interleaved order of one epoch, as far as the known lengths of its bundles determine it.
 

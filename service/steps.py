@@ -19,7 +19,7 @@ import numpy as np
 
 from ..journal.proto import events_pb2 as ev
 from .errors import InvalidArgument
-from .order import Deal, EpochOrder, Ints, permuted_many
+from .order import Deal, EpochOrder, Ints, epoch_order
 
 NAMED = 5
 """How many bundles an error names."""
@@ -42,12 +42,7 @@ class KnownOrder:
         return divmod(position, self.total) if self.total else (0, position)
 
     def _epoch(self, number: int) -> tuple[Ints, EpochOrder]:
-        """The bundles by place, and their interleaved order."""
-        how, bundles = self._order, np.arange(self._order.bundles)
-        if how.shuffle:
-            bundles = permuted_many(bundles, how.bundles, how.seed, number)
-        lengths = self.lengths[bundles]
-        return bundles, EpochOrder(how.bundles, how.cycle_length, how.block_length, lengths)
+        return epoch_order(self._order, self.lengths, number)
 
     def elements(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """The bundles of the elements at the positions [start, stop) of the epoch, and the indexes

@@ -16,7 +16,7 @@ import numpy as np
 from ...journal.proto import events_pb2 as ev
 from ..delivery.orders import MAX_INDEX
 from ..errors import FailedPrecondition, InvalidArgument
-from ..order import Deal, EpochOrder, Ints, permuted_many
+from ..order import Deal, EpochOrder, Ints, epoch_order
 
 MAX_POSITION = 1 << 56
 
@@ -143,13 +143,13 @@ class OrderedRead:
     @property
     def member(self) -> ev.GroupMember:
         """This consumer in its group."""
-        start_step = None if self.has_moved else self.start_step
+        start = self.start
         return ev.GroupMember(
             index=self.consumer_index,
             consumers=self.num_consumers,
-            start_position=self.position(),
+            start_position=start.position,
             batch_size=self.batch_size or 1,
-            start_step=start_step,
+            start_step=start.step,
             drop_remainder=self.drop_remainder,
         )
 
@@ -176,18 +176,14 @@ class OrderedRead:
     def position(self) -> int:
         """How many elements of the training come before what the trainer is given next. 0 before
         the first one if that was given as a start_step."""
-        return (
-            self.epoch.position(self.given)
-            if self.epoch is not None and self.has_moved
-            else self.start_position
-        )
+        return self.start.position
 
     @property
     def start(self) -> StartingPoint:
         """Where another read goes on from here."""
         if self.epoch is None or not self.has_moved:
             return StartingPoint(self.start_position, self.start_step, self.in_epoch)
-        return StartingPoint(self.position(), None, not self.epoch.over)
+        return StartingPoint(self.epoch.position(self.given), None, not self.epoch.over)
 
     def has_given_all(self) -> bool:
         """Whether the trainer has been given all of its epoch, whose end is known."""
@@ -268,15 +264,9 @@ class OrderedRead:
         if start and is_rest_empty and not self.in_epoch:
             number, start = number + 1, 0
             deal = Deal(0, deal.batch_size, deal.consumers, deal.index)
-        bundles = list(range(spec.bundles))
-        if spec.shuffle:
-            bundles = permuted_many(
-                np.arange(spec.bundles), spec.bundles, spec.seed, number
-            ).tolist()
-        lengths = [self.lengths[bundle] for bundle in bundles]
-        order = EpochOrder(spec.bundles, spec.cycle_length, spec.block_length, lengths)
+        bundles, order = epoch_order(spec, self.lengths, number)
         self.epoch = OrderedEpoch(
-            number, start, total, spec, deal, bundles, order, self.drop_remainder
+            number, start, total, spec, deal, bundles.tolist(), order, self.drop_remainder
         )
         return self.epoch
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import ENDLESS, source_size
 
 SHARD_HINT = -1
 """For `Dataset.shard(SHARD_HINT, …)` under ShardingPolicy.HINT."""
@@ -50,6 +51,17 @@ class SkipReport(NamedTuple):
 
 MaySkip = Callable[[SkipReport], bool]
 """Decides whether they may be skipped; may block. Its exceptions end the run."""
+
+
+def require_bundle(sources: Iterable[ev.SplitSource], splits: SplitRange, start: int) -> None:
+    """Raises ValueError."""
+    if start < 0:
+        raise ValueError(f"a bundle starts at an index from 0, not at {start}")
+    there = min(map(source_size, sources), default=ENDLESS)
+    if splits.first < 0 or splits.first + splits.count > there:
+        raise ValueError(
+            f"{splits.count} splits from {splits.first} on are no bundle of {there} splits"
+        )
 
 
 class SplitFeed(Protocol):

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from ....journal.proto import events_pb2 as ev
-from ....journal.splits import ENDLESS, source_size
+from ....journal.splits import source_size
 from ...proto.python_pb2 import PythonDataset
 from ...user_metrics import Totals
-from ..splits import PARTS, MaySkip, SplitFeed, SplitRange
+from ..splits import PARTS, MaySkip, SplitFeed, SplitRange, require_bundle
 from .children import Children
 from .fork_server import HERE, ForkServers
 from .run_states import FailureRules
@@ -89,13 +89,7 @@ class PythonPipeline:
         What fails is left out, if that was registered and `may_skip` was given: the same, wherever
         the bundle runs. The end of its process ends the bundle.
         """
-        if start < 0:
-            raise ValueError(f"a bundle starts at an index from 0, not at {start}")
-        there = min(map(source_size, self._sources), default=ENDLESS)
-        if splits.first < 0 or splits.first + splits.count > there:
-            raise ValueError(
-                f"{splits.count} splits from {splits.first} on are no bundle of {there} splits"
-            )
+        require_bundle(self._sources, splits, start)
         rules, may_skip = self._rules, self._may_skip or (lambda _: False)
         ranges = iter([splits] if splits.count else [])
 

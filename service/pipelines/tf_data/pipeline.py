@@ -13,10 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from ....journal.proto import events_pb2 as ev
-from ....journal.splits import ENDLESS, source_size
 from ... import structure
 from ...blocks import BLOCK_BYTES
-from ..splits import SplitFeed, SplitRange
+from ..splits import SplitFeed, SplitRange, require_bundle
 from .bundles import BundleGraph
 from .drivers import UNWIND_S, BundleDrivers, DrivenBundle, LongRun, pipeline_error
 from .element_specs import component_specs
@@ -83,13 +82,7 @@ class TfDataPipeline:
 
     def bundle(self, splits: SplitRange, *, number: int, seed: int, start: int = 0) -> TfDataRun:
         """Raises InvalidGraph, NotSplittable, UnsupportedElement, PipelineError."""
-        if start < 0:
-            raise ValueError(f"a bundle starts at an index from 0, not at {start}")
-        there = min(map(source_size, self._sources), default=ENDLESS)
-        if splits.first < 0 or splits.first + splits.count > there:
-            raise ValueError(
-                f"{splits.count} splits from {splits.first} on are no bundle of {there} splits"
-            )
+        require_bundle(self._sources, splits, start)
         with self._lock:
             if self._bundles is None:
                 self._bundles = self._open_bundles()
