@@ -9,6 +9,7 @@ import tensorflow as tf
 from ...errors import ForebayError, PipelineError
 from ...proto import graph_pb2 as pb
 from ..splits import SplitRange
+from .element_specs import plain
 from .graphs import Graph
 from .source_walk import SourceWalk
 
@@ -16,7 +17,7 @@ Begun = Mapping[int, Iterable[SplitRange]] | None
 """Of each source, what was begun last, and may not be finished. None: any splits."""
 
 MOST_NAMED = 8
-MOST_READ_BYTES = 1 << 30
+MOST_READ_BYTES = 1 << 28
 """Of files that are read once more, to find the one at fault."""
 
 
@@ -68,8 +69,7 @@ def _at_fault(paths: list[str], error: PipelineError) -> list[str]:
     found = []
     for path in paths:
         try:
-            for _ in tf.data.TFRecordDataset(path):
-                pass
+            tf.data.TFRecordDataset(path).reduce(tf.constant(0, tf.int64), plain(lambda n, _: n))
         except tf.errors.DataLossError as own:
             if error.message in own.message:
                 found.append(path)
