@@ -224,6 +224,10 @@ class EpochOrder:
             self._placed += 1
             heapreplace(free, (at + self._lengths[place] // block + 1) * slots + slot)
 
+    def knows(self, place: int) -> bool:
+        """Whether the bundle's length is known."""
+        return bool(self._complete[place])
+
     @property
     def length(self) -> int | None:
         """How many elements the epoch has, or None if a bundle is incomplete."""

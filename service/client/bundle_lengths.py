@@ -63,7 +63,7 @@ class BundleLengths:
 
     def _query(self, query: Request) -> None:
         place, is_needed = query.place, query.is_needed
-        if self._ordered.lengths[self._epoch.bundles[place]] >= 0:
+        if self._epoch.order.knows(place):  # `lengths` may have it of another iteration
             return
         if place in self._querying and self._querying[place] >= is_needed:
             return

@@ -67,7 +67,7 @@ class Reading:
         known = lengths if options.pop("are_known", False) else ()
         self.worker = Worker()
         parameters = {"shuffle": False, "bundle_splits": 1} | options
-        read = OrderedRead(**parameters)
+        self.read = read = parameters.pop("read", None) or OrderedRead(**parameters)
         order = ev.OrderSpec()
         order.CopyFrom(read.spec)
         order.bundles = len(lengths)
@@ -133,17 +133,29 @@ class Reading:
             del self.worker.asked[number]
             self.mode.end((TASK, number), EndOfSlice(order.bundle, order.stop, False))
 
+    def go_on(self, most: int = 1000) -> None:
+        """To the end, or so many rounds of answers."""
+        for _ in range(most):
+            if self.mode.has_ended():
+                return
+            self.take()
+            for place, length in enumerate(self.lengths):
+                for query in self.queries(place):
+                    self.answer(query, length, complete=True)
+            self.give()
 
-def test_all_is_asked_for_and_given_in_order() -> None:
-    reading = Reading([5, 0, 7], cycle_length=2)
-    while not reading.mode.has_ended():
-        reading.take()
-        for place, length in enumerate(reading.lengths):
-            for query in reading.queries(place):
-                reading.answer(query, length, complete=True)
-        reading.give()
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_all_is_asked_for_and_given_in_order(others: int) -> None:
+    """Also by an iteration beside another one of the same dataset, which learns the lengths."""
+    lengths = [5, 0, 7] * 20
+    reading = Reading(lengths, cycle_length=2)
+    reading.go_on(most=2)
+    for _ in range(others):
+        Reading(lengths, read=reading.read.copy()).go_on()
+    reading.go_on()
+    assert reading.mode.has_ended() and not reading.worker.asked
     assert sorted(reading.got) == [(b, i) for b, n in enumerate(reading.lengths) for i in range(n)]
-    assert not reading.worker.asked
 
 
 def test_a_query_asks_for_what_the_next_plan_needs() -> None:
