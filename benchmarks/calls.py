@@ -41,6 +41,8 @@ GRAPH = graph.GraphDef(
 Response = TypeVar("Response", bound=Message)
 Send = Callable[[bytes], bytes]
 
+SERVERS = [ev.TransferServer(protocol="tcp", address="127.0.0.1:1")]
+
 
 def open_channel(address: str) -> grpc.Channel:
     """A channel that reconnects to a restarted dispatcher at once."""
@@ -125,7 +127,9 @@ def begin_tasks(caller: Caller, workers: int) -> list[int]:
     joined = caller.call(fb.JoinIterationRequest(job_id=job.job_id), fb.JoinIterationResponse)
     beats = [
         caller.call(
-            fb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=1),
+            fb.WorkerHeartbeatRequest(
+                transfer_servers=SERVERS, address=f"127.0.0.1:{number}", uid=1
+            ),
             fb.WorkerHeartbeatResponse,
         )
         for number in range(1, workers + 1)

@@ -26,7 +26,7 @@ import grpc
 from ..journal.proto import events_pb2 as ev
 from ..service.connections.grpc_server import CHANNEL_OPTIONS, connect_async
 from ..service.proto import forebay_pb2 as fb
-from .calls import ENDLESS, FOREBAY, GRAPH, TIMEOUT_S, Caller
+from .calls import ENDLESS, FOREBAY, GRAPH, SERVERS, TIMEOUT_S, Caller
 from .results import Better, Result
 from .servers import Responder, our_dispatcher
 from .setting import Setting
@@ -136,7 +136,9 @@ class Crowd:
         return self._took_ms
 
     async def _work(self, number: int) -> None:
-        request = fb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=number)
+        request = fb.WorkerHeartbeatRequest(
+            transfer_servers=SERVERS, address=f"127.0.0.1:{number}", uid=number
+        )
         await asyncio.sleep(random.random() * self._stagger_s)
         async with _connect(self._dispatcher) as channel:
             beat = _method(channel, "WorkerHeartbeat", fb.WorkerHeartbeatResponse)
@@ -152,7 +154,9 @@ class Crowd:
                 got = await self._timed("leases", lease, want)
                 want.begun[:] = [got.lease_id]
                 if turn % 10 == 0:
-                    now = fb.WorkerHeartbeatRequest(address=request.address, uid=number)
+                    now = fb.WorkerHeartbeatRequest(
+                        transfer_servers=SERVERS, address=request.address, uid=number
+                    )
                     await self._timed("workers' heartbeats", beat, now)
                 await asyncio.sleep(PAUSE_S)
             waiting.cancel()

@@ -21,7 +21,7 @@ import grpc
 
 from ..service.connections.grpc_server import connect_async
 from ..service.proto import forebay_pb2 as fb
-from .calls import FOREBAY, TIMEOUT_S, Caller, begin_tasks
+from .calls import FOREBAY, SERVERS, TIMEOUT_S, Caller, begin_tasks
 from .machine import process_cpu_s
 from .results import Curve, Finding
 from .servers import Responder, our_dispatcher
@@ -98,7 +98,9 @@ class Fleet:
         return {"leases": self._leases, "per_s": self._leases / elapsed_s}
 
     async def _keep_beating(self, number: int) -> None:
-        request = fb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=1, wait_ms=BEAT_MS)
+        request = fb.WorkerHeartbeatRequest(
+            transfer_servers=SERVERS, address=f"127.0.0.1:{number}", uid=1, wait_ms=BEAT_MS
+        )
         while True:
             answer = await self._beat(request, timeout=TIMEOUT_S)
             request.version = answer.version

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ..journal.proto import events_pb2 as ev
 from ..service.errors import ForebayError
 from ..service.proto import forebay_pb2 as fb
-from .calls import GRAPH, TIMEOUT_S, Caller
+from .calls import GRAPH, SERVERS, TIMEOUT_S, Caller
 from .results import Better, Result
 from .servers import COLLECT_MS, OURS, our_dispatcher
 from .setting import Setting
@@ -54,7 +54,7 @@ def history(setting: Setting) -> list[Result]:
 def finish(caller: Caller, jobs: int, epochs: int) -> None:
     """Read `epochs` epochs of each job to their end."""
     dataset = caller.call(fb.RegisterDatasetRequest(graph=GRAPH), fb.RegisterDatasetResponse)
-    beat = fb.WorkerHeartbeatRequest(address="127.0.0.1:1", uid=1)
+    beat = fb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="127.0.0.1:1", uid=1)
     caller.call(beat, fb.WorkerHeartbeatResponse)
 
     def join(job: int, epoch: int) -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..journal.proto import events_pb2 as ev
 from ..service.proto import forebay_pb2 as fb
-from .calls import ENDLESS, GRAPH, Caller
+from .calls import ENDLESS, GRAPH, SERVERS, Caller
 from .results import Better, Result
 from .servers import our_dispatcher, peer_dispatcher
 from .setting import Setting
@@ -62,7 +62,9 @@ def fill(caller: Caller, workers: int, jobs: int) -> int:
         fb.RegisterDatasetResponse,
     )
     beats = [
-        fb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=number)
+        fb.WorkerHeartbeatRequest(
+            transfer_servers=SERVERS, address=f"127.0.0.1:{number}", uid=number
+        )
         for number in range(1, workers + 1)
     ]
     for beat in beats:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,6 +24,8 @@ from ..transport import (
 )
 from ..transport.messages import Key
 from .options import ReadOptions
+
+log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.1
 """Until the consumer asks again for a task that its worker does not know yet."""
@@ -74,6 +77,7 @@ class Links:
         self._budget = ElementBudget(reading.max_elements) if reading.max_elements else None
         self._links: dict[int, WorkerLink | None] = {}  # None: the process has gone
         self._new: list[WorkerLink] = []  # not started yet
+        self._passed_over: set[int] = set()  # processes that no protocol leads to
         self._closed = False
         self._traceparent = ""
         # Guards these. Reentrant: garbage collection may call `close_all`.
@@ -108,6 +112,24 @@ class Links:
                 self._links[uid] = link = WorkerLink(self._connected(task))
                 self._new.append(link)
             return self._links[uid]
+
+    def reachable(self, tasks: Iterable[pb.TaskInfo]) -> list[pb.TaskInfo]:
+        """Those at workers that a protocol leads to, and, with a warning, no others. Raises
+        FailedPrecondition if there are only others; Unimplemented for a stock worker."""
+        found, others = [], {}
+        for task in tasks:
+            try:
+                if not self.is_local(task.worker_uid):
+                    _addresses(task, self._reading.protocol)
+                found.append(task)
+            except FailedPrecondition as error:
+                others[task.worker_uid] = error
+        if others and not found:
+            raise next(iter(others.values()))
+        for uid in others.keys() - self._passed_over:
+            log.warning("reads without a worker: %s", others[uid])
+        self._passed_over |= others.keys()
+        return found
 
     def trace(self, traceparent: str) -> None:
         """The consumer waits, and what workers do for it is part of that trace; "": it does not."""

@@ -180,8 +180,8 @@ class Slices:
         before = self._tasks
         self._tasks = {
             task.task_id: task
-            for task in tasks
-            if not task.stock and self._links.open(task) is not None
+            for task in self._links.reachable(task for task in tasks if not task.stock)
+            if self._links.open(task) is not None
         }
         self._links.start()
         self._lose([task for task_id, task in before.items() if task_id not in self._tasks])

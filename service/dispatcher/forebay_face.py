@@ -21,6 +21,7 @@ from ...storage.errors import Missing
 from ..connections.admission import Admission
 from ..connections.data_keys import SigningKeys
 from ..connections.grpc_server import Method, current_caller, generic_handler
+from ..connections.protocols import SERVED
 from ..core import commands as c
 from ..core.base import find_dataset, find_iteration
 from ..core.bundles import order_message
@@ -483,6 +484,11 @@ class ForebayFace:
         self, request: pb.WorkerHeartbeatRequest
     ) -> pb.WorkerHeartbeatResponse:
         dispatcher = self._dispatcher
+        if not any(server.protocol in SERVED for server in request.transfer_servers):
+            raise InvalidArgument(
+                f"the worker {request.address} serves no elements to other processes: let it have "
+                f"a transfer server, of {', '.join(SERVED)}"
+            )
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
         registration = _command(c.RegisterWorker, request)

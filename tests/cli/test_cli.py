@@ -38,6 +38,7 @@ from ..postgres_server import PASSWORD, PostgresServer, schema_of
 from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
 from ..terminals import written_to
+from ..transfer_servers import SERVERS
 
 NO_MARKUP = "[/bold]j:tiger:"
 """A name that rich would fail at, or change."""
@@ -285,7 +286,10 @@ class TestJournal:
         assert process.stdout is not None
         assert "ConsumerJoined" in process.stdout.readline()
         client = DispatcherClient(dispatcher.target)
-        client.call(pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse)
+        client.call(
+            pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1),
+            pb.WorkerHeartbeatResponse,
+        )
         client.close()
         assert "WorkerRegistered" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -313,7 +317,7 @@ class TestServers:
         )  # fmt: skip
         assert running.stdout is not None
         client = DispatcherClient(running.stdout.readline().strip())
-        beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
+        beat = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
         client.call(beat, pb.WorkerHeartbeatResponse)
         client.close()
         running.terminate()
@@ -425,7 +429,7 @@ class TestServers:
         )  # fmt: skip
         client = DispatcherClient(dispatcher.target)
         for uid in (1, 2):
-            beat = pb.WorkerHeartbeatRequest(address=f"w:{uid}", uid=uid)
+            beat = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address=f"w:{uid}", uid=uid)
             client.call(beat, pb.WorkerHeartbeatResponse)
         client.close()
         shown, _ = waiting.communicate(timeout=60)

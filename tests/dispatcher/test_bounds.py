@@ -21,6 +21,7 @@ from forebay.service.proto import tf_service_pb2 as tf
 from forebay.storage import MemoryStorage
 
 from ..stock import GRAPH
+from ..transfer_servers import SERVERS
 from .leading import run_dispatcher
 
 OF_WORKERS = {"ProcessTask", "GetElement", "GetWorkerTasks", "GetSnapshotTaskProgresses"}
@@ -96,7 +97,7 @@ class Cluster:
         own, other = f"own{number}", f"other{number}"
         for name in (own, other):
             await call(pb.RegisterDatasetRequest(dataset_id=name, graph=GRAPH, sources=[source]))
-        worker = pb.WorkerHeartbeatRequest(address=f"w:{number}", uid=1)
+        worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address=f"w:{number}", uid=1)
         worker_id = (await call(worker)).worker_id
         order.cycle_length = order.block_length = 1
         member = ev.GroupMember(consumers=1, batch_size=1)

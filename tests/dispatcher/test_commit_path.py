@@ -22,6 +22,7 @@ from forebay.storage import open_storage
 
 from ..forks import DISPATCHER, Fork
 from ..stock import GRAPH, DispatcherProcess, ServerProcess
+from ..transfer_servers import SERVERS
 
 POINTS = ["before-append", "after-append", "before-reply"]
 CRASHES = 4
@@ -74,7 +75,10 @@ def prepare(client: DispatcherClient) -> tuple[str, int, int]:
         pb.GetOrCreateJobResponse,
     )
     client.call_numbered(pb.JoinIterationRequest(job_id=job.job_id), pb.JoinIterationResponse)
-    beat = client.call(pb.WorkerHeartbeatRequest(address="w:1", uid=1), pb.WorkerHeartbeatResponse)
+    beat = client.call(
+        pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1),
+        pb.WorkerHeartbeatResponse,
+    )
     return dataset_id, beat.tasks[0].task_id, beat.tasks[0].iteration_id
 
 

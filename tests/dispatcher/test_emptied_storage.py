@@ -23,6 +23,7 @@ from ..cluster import WorkerProcess
 from ..redis_server import opened_keys
 from ..standbys import status, wait_until
 from ..stock import GRAPH, DispatcherProcess
+from ..transfer_servers import SERVERS
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def client() -> Iterator[Callable[[DispatcherProcess], DispatcherClient]]:
 def beat(
     client: DispatcherClient, address: str = "w:1", patience_s: float = 20
 ) -> pb.WorkerHeartbeatResponse:
-    request = pb.WorkerHeartbeatRequest(address=address, uid=1)
+    request = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address=address, uid=1)
     return client.call(request, pb.WorkerHeartbeatResponse, patience_s=patience_s)
 
 
@@ -110,7 +111,7 @@ def test_workers_and_consumers_keep_to_the_journal_that_they_know(
         pb.JoinIterationRequest(job_id=1),
         pb.ConsumerHeartbeatRequest(consumer_id=1),
         pb.LeaveIterationRequest(consumer_id=1),
-        pb.WorkerHeartbeatRequest(address="w:1", uid=1),
+        pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1),
         pb.LeaseSplitsRequest(task_id=1),
         pb.CompleteTaskRequest(task_id=1),
         pb.LeaveServiceRequest(worker_id=1),
@@ -237,7 +238,7 @@ def test_a_client_that_waits_for_its_journal_logs_so(
 ) -> None:
     known = pb.JournalPosition(journal_id="theirs", sequence=7, lasting=True)
     stray = DispatcherClient(dispatcher.target, known=known)
-    request = pb.WorkerHeartbeatRequest(address="w:9", uid=9)
+    request = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:9", uid=9)
     waiting = threading.Thread(target=lambda: expect_end(stray, request))
     waiting.start()
     wait_until(lambda: "knows the journal theirs up to event 7" in caplog.text)

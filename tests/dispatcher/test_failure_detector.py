@@ -20,6 +20,8 @@ from forebay.service.errors import AlreadyExists, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, Storage
 
+from ..transfer_servers import SERVERS
+
 NEVER_MS = 3_600_000
 UID = 7
 
@@ -57,7 +59,9 @@ async def some_checks() -> None:
 
 def beat(face: ForebayFace, known: int = 0) -> asyncio.Task[pb.WorkerHeartbeatResponse]:
     """A heartbeat of the worker; with the current version it is a long poll."""
-    request = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, version=known, wait_ms=30_000)
+    request = pb.WorkerHeartbeatRequest(
+        transfer_servers=SERVERS, address="w:1", uid=UID, version=known, wait_ms=30_000
+    )
     return asyncio.create_task(face.worker_heartbeat(request))
 
 
@@ -281,7 +285,9 @@ def test_a_draining_worker_with_an_open_poll_is_not_given_up() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await beat(face)
         consumer_id = await join(dispatcher, face)
-        drains = pb.WorkerHeartbeatRequest(address="w:1", uid=UID, draining=True)
+        drains = pb.WorkerHeartbeatRequest(
+            transfer_servers=SERVERS, address="w:1", uid=UID, draining=True
+        )
         version = (await face.worker_heartbeat(drains)).version
         waits = pb.WorkerHeartbeatRequest(version=version, wait_ms=30_000)
         waits.MergeFrom(drains)

@@ -39,6 +39,7 @@ from forebay.storage import (
 )
 
 from ..stock import DispatcherProcess
+from ..transfer_servers import SERVERS
 from .leading import dataset, elected, run_dispatcher, until
 
 
@@ -244,7 +245,7 @@ def test_a_repaired_journal_continues_the_one_before_the_repair() -> None:
 
 
 def beat(client: DispatcherClient, uid: int = 1) -> pb.WorkerHeartbeatResponse:
-    request = pb.WorkerHeartbeatRequest(address="w:1", uid=uid)
+    request = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=uid)
     return client.call(request, pb.WorkerHeartbeatResponse, patience_s=20)
 
 
@@ -266,7 +267,8 @@ def test_a_storage_that_was_restored_from_a_backup_is_refused(
     dispatcher.restart()  # and finds a journal that looks whole
     with pytest.raises(ForebayError):
         client.call(
-            pb.WorkerHeartbeatRequest(address="w:1", uid=2), pb.WorkerHeartbeatResponse,
+            pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=2),
+            pb.WorkerHeartbeatResponse,
             patience_s=0.01,
         )  # fmt: skip
     assert dispatcher.wait() == 1

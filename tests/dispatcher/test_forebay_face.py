@@ -30,6 +30,7 @@ from forebay.storage import open_storage
 
 from ..standbys import wait_until
 from ..stock import GRAPH, DispatcherProcess
+from ..transfer_servers import SERVERS
 
 METHODS = [name.removesuffix("Request") for name in pb.DESCRIPTOR.message_types_by_name
            if name.endswith("Request")]  # fmt: skip
@@ -129,7 +130,7 @@ def test_lease_requests_that_make_no_sense_are_refused(client: DispatcherClient)
     for sharding in (ev.OFF, ev.DYNAMIC):
         job_id = job(client, dataset_id, sharding=sharding)
         client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
-    worker = pb.WorkerHeartbeatRequest(address="leases:1", uid=1)
+    worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="leases:1", uid=1)
     off, dynamic = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-2:]
     ask = pb.LeaseSplitsRequest(task_id=off.task_id, want=1)
     with pytest.raises(FailedPrecondition, match="not sharded dynamically"):
@@ -154,7 +155,7 @@ def test_repeated_requests_skip_a_split_once(client: DispatcherClient) -> None:
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
     job_id = job(client, dataset_id, job_name="skips")
     client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
-    worker = pb.WorkerHeartbeatRequest(address="skips:1", uid=2)
+    worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="skips:1", uid=2)
     task = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-1]
     skip = pb.SkipSplitRequest(task_id=task.task_id, split=3, element=1, reason="why", limit=1)
     skip.request.number = 1
@@ -179,7 +180,7 @@ def test_user_metrics_are_summed_over_tasks_and_shown(client: DispatcherClient) 
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
     job_id = job(client, dataset_id, job_name="counts")
     client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)
-    worker = pb.WorkerHeartbeatRequest(address="counts:1", uid=3)
+    worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="counts:1", uid=3)
     task = client.call(worker, pb.WorkerHeartbeatResponse).tasks[-1]
 
     def told(task_id: int, run: int, splits: int, iteration_id: int) -> metrics_pb2.TaskMetrics:
@@ -235,7 +236,9 @@ def test_who_knows_the_version_is_not_told_its_tasks_again(client: DispatcherCli
         consumer_id=joined.consumer_id, version=joined.news.version, wait_ms=60_000
     )
     for number in range(4711, 4714):  # workers of other tests may be there
-        worker = pb.WorkerHeartbeatRequest(address=f"127.0.0.1:{number}", uid=number)
+        worker = pb.WorkerHeartbeatRequest(
+            transfer_servers=SERVERS, address=f"127.0.0.1:{number}", uid=number
+        )
         client.call(worker, pb.WorkerHeartbeatResponse)
         news = client.call(beat, pb.ConsumerHeartbeatResponse)
         assert {*range(4711, number + 1)} <= {task.worker_uid for task in news.tasks}
@@ -286,7 +289,7 @@ def test_garbage_is_refused(dispatcher: DispatcherProcess, method: str) -> None:
 
 def test_a_long_poll_ends_when_there_is_news(client: DispatcherClient) -> None:
     dataset_id = register(client, sources=[ev.SplitSource(count=10)])
-    worker = pb.WorkerHeartbeatRequest(address="poll:1", uid=1)
+    worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="poll:1", uid=1)
     beat = client.call(worker, pb.WorkerHeartbeatResponse)
     worker.version, worker.wait_ms = beat.version, 30_000
     answers: list[pb.WorkerHeartbeatResponse] = []
@@ -358,7 +361,7 @@ def tasks_of(client: DispatcherClient, worker: pb.WorkerHeartbeatRequest) -> int
 def test_workers_keep_only_the_latest_epochs_that_were_left_early(sharding: str) -> None:
     with DispatcherProcess("memory:", max_idle_iterations=2) as dispatcher:
         client = DispatcherClient(dispatcher.target)
-        worker = pb.WorkerHeartbeatRequest(address="epochs:1", uid=1)
+        worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="epochs:1", uid=1)
         assert tasks_of(client, worker) == 0
         leave_epochs(client, 5, sharding=ev.Sharding.Value(sharding))
         wait_until(lambda: tasks_of(client, worker) == 2)
@@ -369,7 +372,7 @@ def test_an_epoch_that_was_left_early_is_collected_after_a_time() -> None:
     options = {"dynamic_gc_timeout_ms": 20, "job_gc_check_interval_ms": 50}
     with DispatcherProcess("memory:", max_idle_iterations=-1, **options) as dispatcher:
         client = DispatcherClient(dispatcher.target)
-        worker = pb.WorkerHeartbeatRequest(address="epochs:1", uid=1)
+        worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="epochs:1", uid=1)
         assert tasks_of(client, worker) == 0
         leave_epochs(client, 2, sharding=ev.DYNAMIC)
         wait_until(lambda: tasks_of(client, worker) == 0)
@@ -380,7 +383,7 @@ def test_a_request_for_splits_counts_as_a_sign_of_life() -> None:
     with DispatcherProcess("memory:", worker_timeout_ms=1_500) as dispatcher:
         client = DispatcherClient(dispatcher.target)
         dataset_id = register(client, sources=[ev.SplitSource(count=1000)])
-        worker = pb.WorkerHeartbeatRequest(address="busy:1", uid=1)
+        worker = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="busy:1", uid=1)
         client.call(worker, pb.WorkerHeartbeatResponse)
         job_id = job(client, dataset_id, sharding=ev.DYNAMIC)
         client.call(pb.JoinIterationRequest(job_id=job_id), pb.JoinIterationResponse)

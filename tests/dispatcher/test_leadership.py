@@ -40,6 +40,7 @@ from forebay.storage import (
 )
 from forebay.storage.memory import MemoryWriter
 
+from ..transfer_servers import SERVERS
 from .leading import Renewals, run_dispatcher, until
 
 
@@ -193,7 +194,7 @@ def test_a_stopping_dispatcher_answers_what_it_decided_however_slow_the_journal(
                 pb.WorkerHeartbeatRequest.SerializeToString,
                 pb.WorkerHeartbeatResponse.FromString,
             )
-            call = beat(pb.WorkerHeartbeatRequest(address="w:1", uid=1))
+            call = beat(pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1))
             await until(decided.is_set)
             lead.cancel()
             await asyncio.sleep(0.5)  # longer than the grace

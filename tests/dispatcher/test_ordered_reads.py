@@ -21,6 +21,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage import FileStorage, MemoryStorage
 
+from ..transfer_servers import SERVERS
 from .leading import run_dispatcher, until
 
 ORDER = ev.OrderSpec(seed=5, shuffle=True, cycle_length=2, block_length=3, bundle_splits=4)
@@ -52,7 +53,9 @@ class Face:
 
     async def work(self, uid: int, **fields: Any) -> list[pb.Task]:
         """The tasks of a worker that says that it is there."""
-        beat = pb.WorkerHeartbeatRequest(address=f"w:{uid}", uid=uid, **fields)
+        beat = pb.WorkerHeartbeatRequest(
+            transfer_servers=SERVERS, address=f"w:{uid}", uid=uid, **fields
+        )
         response: pb.WorkerHeartbeatResponse = await self.call(beat)
         return list(response.tasks)
 

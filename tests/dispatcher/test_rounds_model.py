@@ -26,6 +26,7 @@ from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage
 
 from ..hypothesis_profiles import examples
+from ..transfer_servers import SERVERS
 from .leading import run_dispatcher
 
 ROUNDS = 200  # that a worker makes
@@ -112,7 +113,7 @@ class Cluster:
         uid = self.alive[address]
         for _ in range(2):  # the first may register it only
             response = await self.face.worker_heartbeat(
-                pb.WorkerHeartbeatRequest(address=f"w:{address}", uid=uid)
+                pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address=f"w:{address}", uid=uid)
             )
         for task in response.tasks:
             assert task.num_consumers == self.number

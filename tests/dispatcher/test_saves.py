@@ -39,6 +39,7 @@ from forebay.service.proto import tf_service_pb2 as pb
 from forebay.storage import MemoryStorage, Storage, open_storage
 from forebay.storage.tfrecord import unframe
 
+from ..transfer_servers import SERVERS
 from .leading import run_dispatcher, until
 
 SIZE = 5
@@ -560,7 +561,7 @@ def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
 
     async def steps(served: Served) -> None:
         dispatcher, face = served.dispatcher, ForebayFace(served.dispatcher)
-        beat = forebay_pb2.WorkerHeartbeatRequest(address="w:1", uid=1)
+        beat = forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
         version = (await face.worker_heartbeat(beat)).version
         beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=60_000))
         looks.clear()
@@ -602,7 +603,7 @@ def test_only_stock_workers_save_a_dataset_that_calls_python(
 
     async def steps(served: Served) -> None:
         face = ForebayFace(served.dispatcher)
-        beat = forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9)
+        beat = forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="o:1", uid=9)
         await face.worker_heartbeat(beat)
         with pytest.raises(
             Unimplemented, match=r"'python' \(EagerPyFunc\) is a function in Python"
@@ -641,7 +642,9 @@ def test_a_refused_save_leaves_no_files(tmp_path: pathlib.Path) -> None:
         with pytest.raises(NotFound, match="does not know of a save"):
             await served.split()
         face = ForebayFace(served.dispatcher)
-        await face.worker_heartbeat(forebay_pb2.WorkerHeartbeatRequest(address="o:1", uid=9))
+        await face.worker_heartbeat(
+            forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="o:1", uid=9)
+        )
         two = forebay_pb2.StartSaveRequest(
             path=f"{tmp_path}/s",
             graph=SLICES.SerializeToString(),

@@ -37,6 +37,7 @@ from ..standbys import (
     wait_until,
 )
 from ..stock import GRAPH, DispatcherProcess, call
+from ..transfer_servers import SERVERS
 from .leading import until
 
 SPLITS = 500
@@ -85,7 +86,7 @@ class Leases:
         )
         join = pb.JoinIterationRequest(job_id=job.job_id)
         self.client.call_numbered(join, pb.JoinIterationResponse)
-        beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
+        beat = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
         self._task_id = self.client.call(beat, pb.WorkerHeartbeatResponse).tasks[0].task_id
         self.got: list[int] = []
         self._wanted = threading.Semaphore(0)

@@ -320,3 +320,25 @@ class TestCompression:
     def test_an_unknown_compression_is_refused(self, dispatcher: DispatcherProcess) -> None:
         with pytest.raises(ValueError, match=r"gzip\. Must be one of"):
             service.register_dataset(dispatcher.target, tf.data.Dataset.range(1), "gzip")
+
+
+def test_a_read_in_bundles_passes_over_a_worker_that_no_protocol_leads_to(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of another host that has Unix sockets only. Other reads miss its elements."""
+    with (
+        DispatcherProcess(tmp_path) as dispatcher,
+        WorkerProcess(dispatcher.address, data_transfer_protocol="UNIX"),
+        WorkerProcess(dispatcher.address, data_transfer_protocol="TCP"),
+    ):
+        dataset_id = service.register_dataset(dispatcher.target, tf.data.Dataset.range(500))
+
+        def read(**how: Any) -> list[int]:
+            return numbers(
+                service.read(dispatcher.target, dataset_id, data_transfer_protocol="tcp", **how)
+            )
+
+        assert sorted(read(ordered=True)) == [*range(500)]
+        assert caplog.text.count("reads without a worker: the worker") == 1
+        with pytest.raises(FailedPrecondition, match="cannot be reached by tcp from this process"):
+            read(processing_mode=DYNAMIC)
