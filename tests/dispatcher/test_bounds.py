@@ -164,7 +164,7 @@ async def send_extremes(dispatcher: Dispatcher, face: Any, method: str) -> None:
                 put(request, path, value)
                 before, said = dispatcher.journal.sequence, ""
                 try:
-                    await answer(request)
+                    await answer(await bounds.parse(kind, request.SerializeToString()))
                 except ForebayError as error:  # any other one is a bug
                     said = str(error)
                 assert not dispatcher.stopped.is_set()
