@@ -61,7 +61,7 @@ LAYERS: dict[str, set[str]] = {
         *("service.core", "service.connections.grpc_server", "service.proto", "service.http"),
         "service.dashboard",
         *(f"service.connections.{module}" for module in ("access", "admission")),
-        *(f"service.connections.{module}" for module in ("credentials", "data_keys")),
+        *(f"service.connections.{module}" for module in ("credentials", "data_keys", "protocols")),
         "service.pipelines.definitions",
         *("journal", "storage", LOOSE),
     },
