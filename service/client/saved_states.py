@@ -98,6 +98,8 @@ def _go_on(read: OrderedRead, state: dict[str, Any]) -> None:
                 f"as the saved read did, or give {begin} instead of the state"
             )
     read.bundle_splits, read.bundles = order[4], order[5]
+    if read.bundles not in (0, len(read.lengths)):  # copies share those of bundles of one size
+        read.lengths = [-1]
     read.move_to(position, start_step or None, in_epoch)
 
 

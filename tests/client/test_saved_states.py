@@ -81,6 +81,15 @@ def test_behind_the_last_batch_comes_the_empty_rest(position: int, drop: bool) -
             assert again.start == (next_epoch * 10, None, False)
 
 
+def test_a_read_that_goes_on_with_other_bundles_leaves_its_copies_theirs() -> None:
+    opened_before = read()
+    opened_before.learn(ev.OrderSpec(bundles=2), [3, 4])
+    again = opened_before.copy()
+    load(again, sealed({**PARTS, "order": [0, 1, 16, 1, 1, 7]}))
+    again.learn(ev.OrderSpec(bundles=7), [1] * 7)
+    assert (opened_before.total, again.total) == (7, 7) and opened_before.lengths == [3, 4]
+
+
 def test_a_state_that_says_nothing_of_its_epoch_is_at_the_next_one() -> None:
     ordered = read()
     load(ordered, STATE)
