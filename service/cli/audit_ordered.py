@@ -74,8 +74,8 @@ class OrderedAnswers:
         if not job.checksums:
             unknown.append("no worker has run a bundle from its beginning to its end")
         known = (
-            f"none of {len(job.checksums)} bundles of all epochs that have a checksum had other "
-            "elements when it was run again"
+            "no later run of a bundle was seen to have other elements than its first one, as far "
+            f"as these have a checksum: those of {len(job.checksums)} bundles of all epochs do"
         )
         if self._history.skipped:
             known += f"; {skips(self._history)} skipped, and have no place in the order"

@@ -168,11 +168,12 @@ class ReadsInOrder:
 
     def _give_way(self) -> None:
         """Leave the place in the job to another iteration."""
-        for each in [*self._open] if self._job.name else ():
+        name = (self._job.name or "").removeprefix(f"dataset_id=/{self._job.dataset_id}/")
+        for each in [*self._open] if name else ():
             each.fail(
                 FailedPrecondition(
                     "a newer iteration of this ServiceDataset has taken its place in the job "
-                    f"{self._job.name!r}, which has one for each consumer: end an iteration before "
+                    f"{name!r}, which has one for each consumer: end an iteration before "
                     "another one begins, or look at batches by a dataset with a job_name of its own"
                 )
             )
