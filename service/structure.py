@@ -111,7 +111,10 @@ def leaves_of(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
 
 def describe(structure: str) -> str:
     """A short text for people: `{image: uint8[224, 224, 3], label: int64[]}`; ? is any length."""
-    return _described(json.loads(structure))
+    try:
+        return _described(json.loads(structure))
+    except (ArithmeticError, LookupError, RecursionError, StopIteration, TypeError, ValueError):
+        return "unknown, as what was registered describes no elements"
 
 
 def _described(node: dict[str, Any]) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..http.families import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 def plain_console(**options: Any) -> Console:
-    """A console that shows text unchanged: rich's markup ([/x]) and emoji names (:tiger:) may be
-    parts of users' names.
+    """A console that shows text unchanged, as rich's markup ([/x]) and emoji names (:tiger:) may
+    be parts of users' names; with escapes for control characters.
     """
     from rich.console import Console
 
-    return Console(markup=False, emoji=False, **options)
+    class PlainConsole(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str("\n".join(map(printable, text.split("\n"))), **how)
+
+    return PlainConsole(markup=False, emoji=False, **options)

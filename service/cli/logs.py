@@ -7,11 +7,12 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 
 from ..errors import InvalidArgument
+from ..http.families import printable
 from ..processes import LOG_LEVEL
 
 LogFormat = Literal["text", "json"]
@@ -28,9 +29,25 @@ def log_to_stderr(log_format: LogFormat) -> None:
             f"{LOG_LEVEL}={level!r} is no level; use debug, info, warning, error or critical"
         )
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """A line a record, and indented ones for a traceback. Whatever a message holds, such as the
+    error of a user's function, begins no line."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the same
+        return "\n".join(
+            f"    {printable(line)}" for line in super().formatException(ei).split("\n")
+        )
 
 
 class JsonFormatter(logging.Formatter):

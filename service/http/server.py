@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -26,9 +28,9 @@ from ...storage.thread_pool import in_a_thread
 from ..address_forms import in_brackets
 from ..complaints import Complaints
 from ..connections.admission import Admission, Identity, of_certificate
-from ..connections.credentials import Credentials
+from ..connections.credentials import Credentials, is_loopback
 from ..errors import AddressInUse, PermissionDenied, Unauthenticated
-from .acceptor import KEEPALIVE_S, Acceptor
+from .acceptor import HEAD_S, KEEPALIVE_S, Acceptor
 from .exposition import encode
 from .families import Measured
 
@@ -120,11 +122,13 @@ class HttpServer:
             logger=_BadRequests(log, self.complaints),
         )
         self.address = ""
+        self._is_loopback = False
 
     async def start(self, host: str, port: int) -> None:
         """Listen on host:port (0: any free port). Raises AddressInUse."""
         await self._runner.setup()
         assert self._runner.server is not None
+        self._is_loopback = is_loopback(host)
         self._acceptor = Acceptor(self._runner.server, self._credentials, self.complaints)
         try:
             found = await self._acceptor.start(host.strip("[]"), port)
@@ -155,6 +159,18 @@ class HttpServer:
         request: web.Request,
         handler: Handler,
     ) -> web.StreamResponse:
+        if self._is_loopback and not _is_this_host(request.host):
+            # A page of that name may have made the name this host's, for what a browser sees here.
+            return web.Response(
+                status=421, text=f"this is not {request.host}: ask for it as localhost\n"
+            )
+        try:
+            async with asyncio.timeout(HEAD_S):
+                await request.read()
+        except (ConnectionError, TimeoutError) as error:
+            why = str(error) or f"it did not arrive within {HEAD_S:.0f} s"
+            self.complaints.warn("a request of %s was cut off: %s", request.remote, why)
+            return web.Response(status=408, headers={"Connection": "close"})
         self.stays(request)
         return await handler(request)
 
@@ -282,3 +298,12 @@ class HttpThread:
     async def _end(self) -> None:
         await self._server.close()
         await self._loop.shutdown_default_executor()
+
+
+def _is_this_host(host: str) -> bool:
+    """Whether a header names it so."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(name) or name == socket.gethostname().lower()

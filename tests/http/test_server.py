@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -28,7 +29,7 @@ from forebay.service.dispatcher import server as dispatcher_server
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import Permissions
 from forebay.service.errors import AddressInUse
-from forebay.service.http import acceptor, families
+from forebay.service.http import acceptor, families, server
 from forebay.service.http.exposition import encode
 from forebay.service.http.families import Buckets, Family, Measured, Tallies
 from forebay.service.http.server import HttpThread
@@ -188,6 +189,35 @@ def test_who_floods_the_port_harms_himself(
     assert [r for r in caplog.records if r.exc_info] == []
     said = [r.getMessage().partition(" ")[0] for r in caplog.records if r.name != "asyncio"]
     assert sorted(said) == ["a", "cannot", "closed", "cut"], "each once, however often it was"
+
+
+def test_a_body_that_breaks_off_or_is_late_is_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 0.5)
+    head = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\na"
+    with served() as (_, port):
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as breaks_off:
+                breaks_off.sendall(head)
+                time.sleep(0.05)
+        with socket.create_connection(("127.0.0.1", port)) as late:
+            late.sendall(head)
+            assert late.recv(1000).startswith(b"HTTP/1.1 408 ")
+    said = [r.getMessage() for r in caplog.records if r.name != "asyncio"]
+    assert len([line for line in said if "was cut off" in line]) == 1, said
+    assert [r for r in caplog.records if r.exc_info] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:1", 200), ("[::1]", 200), ("127.0.0.7", 200), ("evil.example", 421), ("[", 421)],
+)
+def test_on_loopback_a_name_that_is_not_this_hosts_is_refused(host: str, status: int) -> None:
+    """It may be a page's that has its name lead here, to read what a browser gets here."""
+    with served() as (_, port), socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert sock.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.fixture(scope="module")
