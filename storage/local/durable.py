@@ -57,6 +57,8 @@ def check_is_directory(path: Path) -> None:
 def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
     try:
         mode = os.stat(path).st_mode
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except OSError:
         if not path.is_symlink():
             return  # nothing is there, or the reader reports the error
@@ -68,6 +70,18 @@ def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
     if not fits(mode):
         found = next((what for test, what in _KINDS if test(mode)), "something else")
         raise Corrupt(f"{path} is {found}, where a {wanted} belongs; {_MOVE_AWAY}", str(path))
+
+
+def check_is_ours(path: Path) -> None:
+    """Raises StorageUnusable for a directory in which another user may replace files."""
+    status = path.stat()
+    others = {0, os.geteuid()} if os.geteuid() else {status.st_uid}  # root may be given any
+    if status.st_mode & stat.S_IWOTH or status.st_uid not in others:
+        raise StorageUnusable(
+            f"{path} is of user {status.st_uid}, with mode {stat.S_IMODE(status.st_mode):o}: who "
+            "else may write there could change the journal; give a directory of this user's, "
+            f"{os.geteuid()}, that others may not write to (chmod o-w)"
+        )
 
 
 def temporary(directory: Path) -> Path:
@@ -97,7 +111,7 @@ def make_directory(path: Path) -> None:
     if not there:
         make_directory(path.parent)
         check_is_directory(path)
-        path.mkdir(exist_ok=True)
+        path.mkdir(0o700, exist_ok=True)
     try:
         sync_directory(path.parent)  # always: its creator may have crashed before the sync
     except PermissionError:
@@ -109,7 +123,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of `path` durably; after a crash it has the new or the old content."""
     unfinished = temporary(path.parent)
     try:
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             write_all(fd, data)
             os.fsync(fd)
@@ -161,7 +175,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         """Take the lock. Raises BlockingIOError while another holds it, OSError, Corrupt."""
         check_is_file(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -37,6 +37,7 @@ from .durable import (
     FileLock,
     HeldFile,
     check_is_file,
+    check_is_ours,
     copy,
     link,
     make_directory,
@@ -218,6 +219,7 @@ class _Opening:
         """Create the missing directories and FORMAT."""
         layout, where = self._layout, self._log
         make_directory(layout.path)
+        check_is_ours(layout.path)
         if not layout.read_format():
             write_atomically(layout.format, f"forebay storage {FORMAT}\n".encode())
         for directory in (where.snapshots, layout.blobs, where.segments):
@@ -257,7 +259,7 @@ class _Opening:
             return old
         new = LogDirectory(temporary(self._layout.path), old.term)
         for directory in (new.path, new.segments, new.snapshots):
-            directory.mkdir()
+            directory.mkdir(0o700)
         self._log = new
         self._lock = lock_log(new, self._owner)
         self._take_segments(old, new)

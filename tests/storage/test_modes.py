@@ -1,0 +1,50 @@
+"""Who else may read or replace what a journal on local files has."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+from contextlib import closing
+
+import pytest
+
+from forebay.storage import open_storage
+from forebay.storage.errors import StorageUnusable
+from forebay.storage.local import durable
+
+
+def test_nobody_else_reads_it_whatever_the_umask_is(tmp_path: pathlib.Path) -> None:
+    before = os.umask(0)
+    try:
+        with closing(open_storage(str(tmp_path / "a" / "journal"))) as storage:
+            writer = storage.open_writer("me")
+            writer.append([b"an event"])
+            writer.close()
+    finally:
+        os.umask(before)
+    found = [tmp_path / "a", *(tmp_path / "a").rglob("*")]
+    wide = [str(path) for path in found if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert len(found) > 4 and wide == []
+
+
+def test_a_directory_that_others_may_write_to_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    path.mkdir()
+    path.chmod(0o777)
+    storage = open_storage(str(path))
+    with closing(storage), pytest.raises(StorageUnusable, match=r"with mode 777: .*\(chmod o-w\)"):
+        storage.open_writer("me")
+    path.chmod(0o750)
+    durable.check_is_ours(path)
+    owner = path.stat().st_uid
+    for user, refuses in ((0, False), (owner, False), (owner + 7, owner != 0)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        try:
+            durable.check_is_ours(path)
+        except StorageUnusable:
+            assert refuses
+        else:
+            assert not refuses
