@@ -573,7 +573,7 @@ BROKEN: dict[str, Variant] = {
         ),
         Variant(forgets_requests, "answered"),
         Variant(leases_returned_splits_twice, "is leased by", ("drain worker",)),
-        Variant(resends_what_has_arrived, "came to", ("cut connections",), first=1),
+        Variant(resends_what_has_arrived, "came to", ("cut connections",), mode="cached"),
         Variant(forgets_what_was_sent, "", ("cut connections",)),
         Variant(
             says_once_what_was_taken, "did not come to the end", ("cut connections",), seeds=300,
