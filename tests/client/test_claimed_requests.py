@@ -57,7 +57,7 @@ class Claiming:
         links: Any = SimpleNamespace(
             get=lambda uid: self.workers.get(uid), all=lambda: [*self.workers.items()],
             open=lambda task: self.workers.get(task.worker_uid), start=lambda: None,
-            close_if_idle=lambda uid: None,
+            close_if_idle=lambda uid: None, reachable=list,
         )  # fmt: skip
         self.taker = SimpleNamespace(begun=0, failed=False, left=lambda: 0)
         self.closed, self.woken = threading.Event(), threading.Event()

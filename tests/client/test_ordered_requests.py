@@ -73,7 +73,7 @@ class Reading:
         order.bundles = len(lengths)
         links: Any = SimpleNamespace(
             get=lambda uid: self.worker, all=lambda: [(1, self.worker)],
-            open=lambda task: self.worker, start=lambda: None,
+            open=lambda task: self.worker, start=lambda: None, reachable=list,
         )  # fmt: skip
         joined = pb.JoinIterationResponse(order=order, lengths=known)
         self.mode = OrderedMode(read, links, joined)
