@@ -365,6 +365,20 @@ def test_an_index_that_is_missing_is_named(register: Register, tmp_path: pathlib
         all_of(request)
 
 
+@pytest.mark.parametrize("name", ["0.tfrecord", "0.tfrecord.forebay-index"])
+def test_a_pipe_in_a_files_place_is_not_waited_for(
+    register: Register, tmp_path: pathlib.Path, name: str
+) -> None:
+    written("tfrecord", tmp_path, [5])
+    request = register(tmp_path / "0.tfrecord")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    for use in (lambda: all_of(request), lambda: register(tmp_path / "0.tfrecord")):
+        with pytest.raises(ForebayError, match="is no regular file|is no file") as refused:
+            use()
+        assert name in str(refused.value)
+
+
 def test_an_index_is_used_again_unless_the_file_has_another_time(
     register: Register, tmp_path: pathlib.Path
 ) -> None:

@@ -6,7 +6,9 @@ which have the header and the footer. A worker checks both when it opens the fil
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import Any
 
 import msgspec
@@ -54,6 +56,15 @@ def decode(stored: bytes) -> Manifest:
     return msgspec.msgpack.decode(stored, type=Manifest)
 
 
+def regular(path: str, flags: int) -> int:
+    """An `opener` for `open`: of a pipe, which may wait for ever, it raises OSError."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return descriptor
+
+
 def fingerprint(descriptor: int, size: int) -> str:
     """Of an open file. Raises OSError."""
     ends = os.pread(descriptor, FINGERPRINT_BYTES, 0)
@@ -63,7 +74,7 @@ def fingerprint(descriptor: int, size: int) -> str:
 
 def entry_of(path: str, records: int) -> FileEntry:
     """Of the file as it is now. Raises OSError."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         return FileEntry(path, size, fingerprint(file.fileno(), size), records)
 

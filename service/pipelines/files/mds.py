@@ -36,6 +36,7 @@ from .formats import (
     read_at,
     texts,
 )
+from .manifest import regular
 
 INDEX = "index.json"
 
@@ -228,7 +229,7 @@ def _inspect(path: str, options: Options) -> Facts:
 
 def shards_of(index: str) -> list[str]:
     """The shards' files that an index.json lists. Raises OSError."""
-    with open(index, "rb") as file:
+    with open(index, "rb", opener=regular) as file:
         try:
             shards = json.load(file)["shards"]
             packed = [shard for shard in shards if shard["zip_data"] or shard["compression"]]

@@ -24,7 +24,7 @@ from google_crc32c import Checksum
 from ...blocks import Array
 from ...errors import InvalidArgument
 from .formats import Damaged, Options
-from .manifest import fingerprint
+from .manifest import fingerprint, regular
 
 SUFFIX = ".forebay-index"
 _HEAD = struct.Struct("<8s8sQQII")
@@ -106,7 +106,7 @@ def _head(descriptor: int) -> tuple[bytes, int]:
 def _offsets(index: str, head: tuple[bytes, int]) -> tuple[Array, bytes] | None:
     """Also what the format says. None if it is not there, damaged, or another file's."""
     try:
-        with open(index, "rb") as file:
+        with open(index, "rb", opener=regular) as file:
             begin, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return None
