@@ -374,7 +374,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
     for use in (lambda: all_of(request), lambda: register(tmp_path / "0.tfrecord")):
-        with pytest.raises(ForebayError, match="is no regular file|is no file") as refused:
+        with pytest.raises(ForebayError, match=r"is no regular file|is no file") as refused:
             use()
         assert name in str(refused.value)
 
