@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -89,6 +90,25 @@ def temporary(directory: Path) -> Path:
     return directory / f"{TEMPORARY}{os.urandom(8).hex()}"
 
 
+def create(path: Path, flags: int) -> int:
+    """Open a file, which nobody else may read if it is new. Root's belong to the directory's owner,
+    who goes on with what root has repaired."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _give(fd, path.parent)
+    return fd
+
+
+def make_one(path: Path) -> None:
+    """Make a directory as `create` does a file. Raises FileExistsError."""
+    path.mkdir(0o700)
+    _give(path, path.parent)
+
+
+def _give(made: int | Path, directory: Path) -> None:
+    if os.geteuid() == 0 and (owner := os.stat(directory)).st_uid != 0:
+        os.chown(made, owner.st_uid, owner.st_gid)
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all of `data`, continuing after short writes."""
     written = os.write(fd, data)
@@ -111,7 +131,8 @@ def make_directory(path: Path) -> None:
     if not there:
         make_directory(path.parent)
         check_is_directory(path)
-        path.mkdir(0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            make_one(path)
     try:
         sync_directory(path.parent)  # always: its creator may have crashed before the sync
     except PermissionError:
@@ -123,7 +144,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of `path` durably; after a crash it has the new or the old content."""
     unfinished = temporary(path.parent)
     try:
-        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = create(unfinished, os.O_WRONLY | os.O_EXCL)
         try:
             write_all(fd, data)
             os.fsync(fd)
@@ -175,7 +196,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         """Take the lock. Raises BlockingIOError while another holds it, OSError, Corrupt."""
         check_is_file(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = create(path, os.O_RDWR)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -41,6 +41,7 @@ from .durable import (
     copy,
     link,
     make_directory,
+    make_one,
     remove,
     sync_directory,
     temporary,
@@ -259,7 +260,7 @@ class _Opening:
             return old
         new = LogDirectory(temporary(self._layout.path), old.term)
         for directory in (new.path, new.segments, new.snapshots):
-            directory.mkdir(0o700)
+            make_one(directory)
         self._log = new
         self._lock = lock_log(new, self._owner)
         self._take_segments(old, new)

@@ -30,6 +30,7 @@ from .durable import (
     FileLock,
     HeldFile,
     check_is_file,
+    create,
     remedy,
     remove,
     sync_directory,
@@ -245,8 +246,7 @@ class FileWriter(Writer):
     def _begin_segment(self) -> None:
         path = self._log.segment(self.last_sequence + 1)
         # O_APPEND: two writers never overwrite each other, even if the lock failed.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        segment = os.open(path, flags, 0o600)
+        segment = create(path, os.O_WRONLY | os.O_EXCL | os.O_APPEND)
         if self._segment is not None:
             os.close(self._segment)
         self._segment = segment

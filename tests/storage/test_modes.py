@@ -28,6 +28,17 @@ def test_nobody_else_reads_it_whatever_the_umask_is(tmp_path: pathlib.Path) -> N
     assert len(found) > 4 and wide == []
 
 
+def test_what_root_writes_is_the_directorys_owners(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "journal"
+    path.mkdir()
+    os.chown(path, 4711, 4712)
+    writer = open_storage(str(path)).open_writer("root")
+    writer.append([b"an event"])
+    writer.close()
+    files = [each for each in path.rglob("*") if each.is_file()]
+    assert files and {(each.stat().st_uid, each.stat().st_gid) for each in files} == {(4711, 4712)}
+
+
 def test_a_directory_that_others_may_write_to_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
