@@ -57,4 +57,6 @@ def summary(sequence: int, event: Event) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
+    if not text.isprintable():  # such as what steers a terminal
+        text = ascii(text)[1:-1]
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}…"

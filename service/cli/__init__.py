@@ -11,6 +11,7 @@ import typer
 from ..errors import ForebayError
 from ..processes import open_standard_descriptors
 from . import audit, bench, chaos, dataset, doctor, journal, materialize, servers, status
+from .console import plain
 from .options import FlagCommand
 
 app = typer.Typer(
@@ -90,5 +91,5 @@ def main() -> NoReturn:
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    print(f"forebay: {message}", file=sys.stderr)
+    print(plain(f"forebay: {message}"), file=sys.stderr)
     sys.exit(code)

@@ -11,6 +11,7 @@ import typer
 from ..errors import InvalidArgument, NotFound
 from .audit_ordered import OrderedAnswers
 from .audit_shared import BROKEN, claimed, unordered
+from .console import plain
 from .journal import STORAGE, opened, time_text
 from .options import JSON
 
@@ -85,7 +86,7 @@ def audit(
     answer = {"job": history.job.user_name, "job_id": history.job.job_id, **answer}
     if gone:
         answer["note"] = gone
-    print(json.dumps(answer, indent=2) if as_json else "\n".join(_lines(answer)))
+    print(json.dumps(answer, indent=2) if as_json else plain("\n".join(_lines(answer))))
     raise typer.Exit(1 if answer.get("verdict") == BROKEN else 0)
 
 

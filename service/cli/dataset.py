@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from .console import plain_console
+from .console import plain, plain_console
 from .options import JSON, SERVICE, FlagCommand, connects
 from .status import PATIENCE_S
 
@@ -54,7 +54,7 @@ def remove(
     service, dataset_id = service_and_dataset(service, dataset_id)
     jobs = remove_dataset(service, dataset_id, force=force, timeout_s=PATIENCE_S)
     with_jobs = f", and its jobs {', '.join(jobs)}" if jobs else ""
-    print(f"dataset {dataset_id} is removed{with_jobs}")
+    print(plain(f"dataset {dataset_id} is removed{with_jobs}"))
 
 
 def service_and_dataset(service: str, dataset_id: str) -> tuple[str, str]:

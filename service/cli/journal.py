@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from ..errors import InvalidArgument
-from .console import plain_console
+from .console import plain, plain_console
 from .options import JSON, FlagCommand
 from .progress_bar import progress
 
@@ -99,7 +99,7 @@ def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
         print(json.dumps(asdict(report), indent=2))
     else:
         for problem in report.problems:
-            print(problem.message)
+            print(plain(problem.message))
         verdict = "is sound" if report.ok else f"has {len(report.problems)} problems"
         torn = f", {report.torn_bytes} bytes of an unfinished append" if report.torn_bytes else ""
         print(

@@ -63,4 +63,4 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             made["exception"] = self.formatException(record.exc_info)
-        return json.dumps(made, ensure_ascii=False)
+        return json.dumps(made)

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -380,22 +380,18 @@ def refusing_handler(
     """A handler that answers each method of that service with `error`. `messages` has its messages:
     <Method>Request and <Method>Response. `is_async`: for a `grpc.aio` server."""
 
-    def refuse(_: object) -> NoReturn:
-        raise error
+    code, why = grpc.StatusCode[status_of(error)], str(error)
 
-    async def refuse_async(_: object) -> NoReturn:
-        raise error
+    def refuse(_: object, context: Any) -> None:
+        context.abort(code, why)
 
-    names = (
-        request.removesuffix("Request") for request in messages.DESCRIPTOR.message_types_by_name
+    async def refuse_async(_: object, context: Any) -> None:
+        await context.abort(code, why)
+
+    # It receives no request, whatever one that is.
+    handler = grpc.stream_stream_rpc_method_handler(refuse_async if is_async else refuse)
+    kinds = messages.DESCRIPTOR.message_types_by_name
+    names = (kind.removesuffix("Request") for kind in kinds if kind.endswith("Request"))
+    return grpc.method_handlers_generic_handler(
+        service, {name: handler for name in names if f"{name}Response" in kinds}
     )
-    methods: dict[str, Method] = {
-        name: (
-            refuse_async if is_async else refuse,
-            getattr(messages, f"{name}Request"),
-            getattr(messages, f"{name}Response"),
-        )
-        for name in names
-        if hasattr(messages, f"{name}Request") and hasattr(messages, f"{name}Response")
-    }
-    return generic_handler(service, methods)

@@ -32,8 +32,10 @@ service/pipelines/definitions.py), and what is around it."""
 MAX_UNDER_WAY = MAX_DATASET_BYTES + (512 << 20)
 """Bytes of the requests that a server has received and not answered: a dataset, and others."""
 
+SMALL_BYTES = 64 << 10
+
 TURNS = 64
-"""Requests of one peer that are received at a time; more of them wait."""
+"""Requests of one connection that are received at a time; more of them wait."""
 
 RECEIVE_S = 60.0
 """A request must arrive in this time."""
@@ -72,14 +74,16 @@ class RequestReceiver:
         """
         taken = 0
         try:
-            turn = self._turns.get(peer)
+            turn = self._turns.get(call.peer())
             if turn is None:
-                turn = self._turns[peer] = asyncio.Semaphore(TURNS)
-            pieces = []
+                turn = self._turns[call.peer()] = asyncio.Semaphore(TURNS)
+            pieces: list[bytes] = []
             async with turn, _in_time():
                 while True:
                     piece = await call.read()
                     if piece is grpc.aio.EOF:  # type: ignore[attr-defined] # not in its stubs
+                        if len(pieces) > 1:  # else it may be of an earlier version
+                            raise Unavailable("the request broke off")
                         break
                     taken += len(piece)
                     self._bytes[peer] += len(piece)
@@ -100,7 +104,9 @@ class RequestReceiver:
             raise InvalidArgument(
                 f"the request has more than {most} bytes, which is too large for this method"
             )
-        if self._bytes[peer] > self._most_of_one or self._bytes.total() > self._most:
+        # What only tells of life is never refused.
+        full = self._bytes[peer] > self._most_of_one or self._bytes.total() > self._most
+        if full and size > SMALL_BYTES:
             raise Unavailable(
                 f"{self._bytes[peer]} bytes of the requests of {peer}, and {self._bytes.total()} "
                 "of all, are being received: ask again when they are answered"

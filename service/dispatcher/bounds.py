@@ -43,10 +43,14 @@ SMALL_BYTES = 16 << 10
 """A larger request is parsed in a thread, beside the event loop."""
 
 MAX_PARTS = 100_000
-"""Fields of a request, with those of the messages in it."""
+"""Fields of a request, with those of the messages in it; more of what workers tell of all tasks."""
 
-MAX_VALUES = 10_000_000
-"""Numbers of one list: as many as a dataset may have splits."""
+MAX_PARTS_OF = {"WorkerHeartbeatRequest": 500_000}
+
+MAX_NUMBERS = 100_000
+"""Of the lists of a request; more where a dataset may have so many splits."""
+
+MAX_NUMBERS_OF = {"RegisterDatasetRequest": 10_000_000}
 
 _TEXTS = {
     **dict.fromkeys(("path", "base_path"), MAX_PATH),
@@ -97,15 +101,16 @@ def _count_parts(kind: Any, data: bytes) -> None:
 
     What is no message of that kind is left to the parser. Raises InvalidArgument.
     """
-    parts = 0
+    parts, most = 0, MAX_PARTS_OF.get(kind.name, MAX_PARTS)
+    numbers, most_numbers = 0, MAX_NUMBERS_OF.get(kind.name, MAX_NUMBERS)
     begun = [(_parts_of(kind), 0, len(data))]
     while begun:
-        messages, at, end = begun.pop()
+        (messages, lists), at, end = begun.pop()
         while at < end:
             parts += 1
-            if parts > MAX_PARTS:
+            if parts > most:
                 raise InvalidArgument(
-                    f"the {kind.name} has more than {MAX_PARTS} fields, those within its messages "
+                    f"the {kind.name} has more than {most} fields, those within its messages "
                     "counted; give fewer"
                 )
             tag, at = _varint(data, at, end)
@@ -114,6 +119,13 @@ def _count_parts(kind: Any, data: bytes) -> None:
                 inner = messages.get(tag >> 3)
                 if inner is not None:
                     begun.append((_parts_of(inner), at, min(at + size, end)))
+                elif tag >> 3 in lists:  # a number ends with a byte below 128
+                    numbers += len(data[at : at + size].translate(None, _CONTINUED))
+                    if numbers > most_numbers:
+                        raise InvalidArgument(
+                            f"the lists of the {kind.name} have more than {most_numbers} numbers; "
+                            "give fewer"
+                        )
                 at += size
             elif tag & 7 == _VARINT:
                 _, at = _varint(data, at, end)
@@ -139,10 +151,16 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     return 0, end
 
 
+_CONTINUED = bytes(range(128, 256))
+
+
 @functools.cache
-def _parts_of(kind: Any) -> dict[int, Any]:
-    """Of its fields that are messages, by number."""
-    return {field.number: field.message_type for field in kind.fields if field.message_type}
+def _parts_of(kind: Any) -> tuple[dict[int, Any], set[int]]:
+    """Of its fields, by number: those that are messages, and lists of numbers."""
+    messages = {field.number: field.message_type for field in kind.fields if field.message_type}
+    no_number = (Field.CPPTYPE_STRING, Field.CPPTYPE_MESSAGE)
+    lists = {f.number for f in kind.fields if f.is_repeated and f.cpp_type not in no_number}
+    return messages, lists
 
 
 def check(request: Message) -> None:
@@ -222,10 +240,6 @@ def _check_repeated(request: Message, name: str, values: Any) -> None:
     elif (most := _most_of(field)) is not None:
         for value in values:
             _check_size(request, name, most, value)
-    elif len(values) > MAX_VALUES:
-        raise InvalidArgument(
-            f"{_full(request, name)} has {len(values)} entries; give at most {MAX_VALUES}"
-        )
     elif _is_counted(field):
         for number in (min(values), max(values)):
             if not -MAX_NUMBER <= number <= MAX_NUMBER:

@@ -26,6 +26,15 @@ REBIND_S = 5.0
 """How long to wait for the system to free the port."""
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc, name-defined] # not in its stubs
+    """That of the whole server alone: each watcher of another name would be kept with its name."""
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - gRPC's name
+        if request.service:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "ask for the service of no name")
+        await super().Watch(request, context)
+
+
 class ServedPort:
     """A port on which `open` serves one role after another."""
 
@@ -50,7 +59,7 @@ class ServedPort:
             await self.close(None)
             self._server = self._make_server(standby)
             await self._bind()
-        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        servicer = _Health()
         states = health_pb2.HealthCheckResponse
         await servicer.set("", states.NOT_SERVING if standby else states.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

@@ -93,6 +93,9 @@ class _BadRequests(logging.LoggerAdapter[logging.Logger]):
         self._complaints.warn("a request of %s is not HTTP: %s", host, ascii(said))
 
 
+MAX_BODY_BYTES = 64 << 10
+
+
 class HttpServer:
     """Serves on one event loop: that of `start`."""
 
@@ -108,7 +111,7 @@ class HttpServer:
         self._may_see = may_see
         self._admission = None if credentials is None else Admission(credentials)
         self._scrape: asyncio.Task[Sequence[Measured]] | None = None
-        self.app = web.Application(middlewares=[self._asked])
+        self.app = web.Application(middlewares=[self._asked], client_max_size=MAX_BODY_BYTES)
         self.app.router.add_get("/healthz", self._state(observed.unhealthy))
         self.app.router.add_get("/readyz", self._state(observed.unready))
         self.app.router.add_get("/metrics", self.admitted(self._metrics))
@@ -119,6 +122,7 @@ class HttpServer:
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=STOP_S,
+            lingering_time=0,  # bodies are read whole, or not
             logger=_BadRequests(log, self.complaints),
         )
         self.address = ""
@@ -128,7 +132,7 @@ class HttpServer:
         """Listen on host:port (0: any free port). Raises AddressInUse."""
         await self._runner.setup()
         assert self._runner.server is not None
-        self._is_loopback = is_loopback(host)
+        self._is_loopback = is_loopback(host) and self._credentials is None
         self._acceptor = Acceptor(self._runner.server, self._credentials, self.complaints)
         try:
             found = await self._acceptor.start(host.strip("[]"), port)
@@ -167,7 +171,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(HEAD_S):
                 await request.read()
-        except (ConnectionError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError, web.RequestPayloadError) as error:
             why = str(error) or f"it did not arrive within {HEAD_S:.0f} s"
             self.complaints.warn("a request of %s was cut off: %s", request.remote, why)
             return web.Response(status=408, headers={"Connection": "close"})

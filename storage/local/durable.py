@@ -81,7 +81,8 @@ def check_is_ours(path: Path) -> None:
         raise StorageUnusable(
             f"{path} is of user {status.st_uid}, with mode {stat.S_IMODE(status.st_mode):o}: who "
             "else may write there could change the journal; give a directory of this user's, "
-            f"{os.geteuid()}, that others may not write to (chmod o-w)"
+            f"{os.geteuid()}, that others may not write to (chmod o-w), or one below it, which is "
+            "then made"
         )
 
 
@@ -93,7 +94,13 @@ def temporary(directory: Path) -> Path:
 def create(path: Path, flags: int) -> int:
     """Open a file, which nobody else may read if it is new. Root's belong to the directory's owner,
     who goes on with what root has repaired."""
-    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if flags & os.O_EXCL:
+            raise
+        return os.open(path, flags)
     _give(fd, path.parent)
     return fd
 
@@ -106,7 +113,7 @@ def make_one(path: Path) -> None:
 
 def _give(made: int | Path, directory: Path) -> None:
     if os.geteuid() == 0 and (owner := os.stat(directory)).st_uid != 0:
-        os.chown(made, owner.st_uid, owner.st_gid)
+        os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(made, int))
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -172,7 +179,8 @@ def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
 
     `step` is called now and then.
     """
-    with source.open("rb") as reader, target.open("xb") as writer:
+    # The source first: if it has gone, there is no target.
+    with source.open("rb") as reader, open(create(target, os.O_WRONLY | os.O_EXCL), "wb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
             writer.write(chunk)
             step()

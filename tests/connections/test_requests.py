@@ -37,9 +37,13 @@ MOST_STALL_S = 5.0
 class Call:
     """As a server's call, which has these pieces, and then says no more."""
 
-    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
+    def __init__(self, *pieces: bytes, ends: bool = True, of: str = "a connection") -> None:
         self._pieces = iter(pieces)
         self._ends = ends
+        self._of = of
+
+    def peer(self) -> str:
+        return self._of
 
     async def read(self) -> Any:
         for piece in self._pieces:
@@ -78,7 +82,9 @@ def test_what_is_sent_in_pieces_is_received_whole(size: int) -> None:
     assert asyncio.run(received()) == request
 
 
-def test_bytes_under_way_are_bounded_in_all_and_by_peer() -> None:
+def test_bytes_under_way_are_bounded_in_all_and_by_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "SMALL_BYTES", 50)
+
     async def check() -> None:
         receiver = RequestReceiver(most=300, most_of_one=200)
 
@@ -91,8 +97,13 @@ def test_bytes_under_way_are_bounded_in_all_and_by_peer() -> None:
         assert "InvalidArgument: the request has more than 99 bytes" in await refused("a", 100, 99)
         async with receiver.request(Call(bytes(150)), "a", 1_000):
             assert "Unavailable: 201 bytes of the requests of a" in await refused("a", 51)
+            async with (
+                receiver.request(Call(bytes(50)), "a", 1_000),
+                receiver.request(Call(bytes(1)), "a", 1_000),
+            ):
+                pass  # a sign of life is never refused
             async with receiver.request(Call(bytes(150)), "b", 1_000):
-                assert "and 301 of all" in await refused("c", 1)
+                assert "and 351 of all" in await refused("c", 51)
             async with receiver.request(Call(bytes(150)), "c", 1_000):
                 pass
         async with receiver.request(Call(bytes(200)), "a", 1_000):
@@ -105,18 +116,18 @@ def test_who_sends_slowly_holds_up_himself_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(requests, "TURNS", 2)
     monkeypatch.setattr(requests, "RECEIVE_S", 0.2)
 
-    async def receive(receiver: RequestReceiver, call: Call, peer: str) -> str:
+    async def receive(receiver: RequestReceiver, call: Call) -> str:
         try:
-            async with receiver.request(call, peer, 1_000):
+            async with receiver.request(call, "a team", 1_000):
                 return "received"
         except Unavailable:
             return "late"
 
     async def check() -> None:
         receiver = RequestReceiver()
-        slow = [asyncio.create_task(receive(receiver, Call(ends=False), "slow")) for _ in range(5)]
+        slow = [asyncio.create_task(receive(receiver, Call(ends=False))) for _ in range(5)]
         await asyncio.sleep(0.01)
-        assert await receive(receiver, Call(b"a"), "another") == "received"
+        assert await receive(receiver, Call(b"a", of="another connection")) == "received"
         assert not any(task.done() for task in slow)
         assert await asyncio.gather(*slow) == ["late"] * 5
 
@@ -144,6 +155,13 @@ def test_parts_are_counted_before_they_are_parsed(
     monkeypatch.setattr(bounds, "parsed", parsed)
     with pytest.raises(InvalidArgument, match="RegisterDatasetRequest has more than 100000 fields"):
         asyncio.run(bounds.parse(pb.RegisterDatasetRequest, data))
+
+
+def test_numbers_of_lists_are_counted_too() -> None:
+    """A byte becomes eight."""
+    many = pb.ConsumerHeartbeatRequest(refused=[1 << 40] * 100_001).SerializeToString()
+    with pytest.raises(InvalidArgument, match="lists of the ConsumerHeartbeatRequest have more"):
+        asyncio.run(bounds.parse(pb.ConsumerHeartbeatRequest, many))
 
 
 def test_what_has_few_parts_is_parsed_whatever_it_is() -> None:
@@ -202,6 +220,7 @@ class Prober(threading.Thread):
 
 
 LARGE = (64 << 20) * b"\x1a\x00"
+REFUSED = "/tensorflow.data.DispatcherService/WorkerUpdate"
 MANY = (PIECE_BYTES // 2 - 100) * b"\x1a\x00"
 
 
@@ -220,7 +239,7 @@ def test_large_requests_take_neither_memory_nor_time_of_others(
 
     def attack(method: str, request: bytes, whole: bool = False) -> None:
         with connect(server.address, credentials=own) as channel:
-            path = f"/{SERVICE}/{method}"
+            path = method if method == REFUSED else f"/{SERVICE}/{method}"
             try:
                 if whole:
                     channel.unary_unary(path, None, None)(request, timeout=60)
@@ -232,7 +251,7 @@ def test_large_requests_take_neither_memory_nor_time_of_others(
 
     attacks = [
         threading.Thread(target=attack, args=(method, *request))
-        for method in ("RegisterDataset", "GetStatus", "WorkerHeartbeat")
+        for method in ("RegisterDataset", "GetStatus", "WorkerHeartbeat", REFUSED)
         for request in ((LARGE, True), (LARGE,), (MANY,))
     ]
     for thread in attacks:

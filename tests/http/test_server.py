@@ -204,6 +204,9 @@ def test_a_body_that_breaks_off_or_is_late_is_one_line(
         with socket.create_connection(("127.0.0.1", port)) as late:
             late.sendall(head)
             assert late.recv(1000).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(("127.0.0.1", port)) as garbage:
+            garbage.sendall(head.replace(b"100\r\n", b"4\r\nContent-Encoding: gzip\r\n") + b"bcd")
+            assert garbage.recv(1000).startswith(b"HTTP/1.1 408 ")
     said = [r.getMessage() for r in caplog.records if r.name != "asyncio"]
     assert len([line for line in said if "was cut off" in line]) == 1, said
     assert [r for r in caplog.records if r.exc_info] == []

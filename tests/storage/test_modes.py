@@ -28,6 +28,7 @@ def test_nobody_else_reads_it_whatever_the_umask_is(tmp_path: pathlib.Path) -> N
     assert len(found) > 4 and wide == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 def test_what_root_writes_is_the_directorys_owners(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "journal"
     path.mkdir()
@@ -37,6 +38,18 @@ def test_what_root_writes_is_the_directorys_owners(tmp_path: pathlib.Path) -> No
     writer.close()
     files = [each for each in path.rglob("*") if each.is_file()]
     assert files and {(each.stat().st_uid, each.stat().st_gid) for each in files} == {(4711, 4712)}
+
+
+def test_no_link_is_followed(tmp_path: pathlib.Path) -> None:
+    """Its owner may have put it there, so that root gives him what it leads to."""
+    path, precious = tmp_path / "journal", tmp_path / "precious"
+    precious.write_text("precious")
+    open_storage(str(path)).open_writer("me").close()
+    (path / "LOCK").unlink()
+    (path / "LOCK").symlink_to(precious)
+    with pytest.raises(StorageUnusable, match="LOCK"):
+        open_storage(str(path)).open_writer("me")
+    assert precious.read_text() == "precious"
 
 
 def test_a_directory_that_others_may_write_to_is_refused(

@@ -62,6 +62,7 @@ def regular(path: str, flags: int) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", path)
+    os.set_blocking(descriptor, True)
     return descriptor
 
 
