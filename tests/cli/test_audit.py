@@ -149,7 +149,9 @@ def test_an_ordered_job(reads: Reads) -> None:
     assert (second["consumers"], second["position"]) == (3, TOTAL + BATCH * 3)
     assert (second["epoch"], second["offset"]) == (1, BATCH * 3)
     assert (third["batch_size"], third["drop_remainder"], third["first_step"]) == (10, True, 2)
-    assert said["verdict"] == "held" and said["promise"].startswith("one order held: none of")
+    assert said["verdict"] == "held" and said["promise"].startswith(
+        "one order held: no later run of a bundle"
+    )
     words = reads.in_words("train")
     assert f"epoch elements {TOTAL}" in words
     assert f"group 2, consumers 3, batch size 4, position {TOTAL + 12}, epoch 1" in words
