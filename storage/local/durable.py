@@ -94,13 +94,20 @@ def temporary(directory: Path) -> Path:
 def create(path: Path, flags: int) -> int:
     """Open a file, which nobody else may read if it is new. Root's belong to the directory's owner,
     who goes on with what root has repaired."""
-    flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    flags |= os.O_CLOEXEC
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if flags & os.O_EXCL:
             raise
-        return os.open(path, flags)
+        fd = os.open(path, flags)
+        owner = _whose(path.parent)
+        if owner is not None and os.fstat(fd).st_uid != owner.st_uid:  # by a link of the owner's
+            os.close(fd)
+            raise PermissionError(
+                errno.EPERM, "is not the directory's owner's", str(path)
+            ) from None
+        return fd
     _give(fd, path.parent)
     return fd
 
@@ -112,8 +119,14 @@ def make_one(path: Path) -> None:
 
 
 def _give(made: int | Path, directory: Path) -> None:
-    if os.geteuid() == 0 and (owner := os.stat(directory)).st_uid != 0:
+    if (owner := _whose(directory)) is not None:
         os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=isinstance(made, int))
+
+
+def _whose(directory: Path) -> os.stat_result | None:
+    """If this is root, and the directory another user's: that one's."""
+    owner = os.stat(directory) if os.geteuid() == 0 else None
+    return owner if owner is not None and owner.st_uid != 0 else None
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -40,16 +40,18 @@ def test_what_root_writes_is_the_directorys_owners(tmp_path: pathlib.Path) -> No
     assert files and {(each.stat().st_uid, each.stat().st_gid) for each in files} == {(4711, 4712)}
 
 
-def test_no_link_is_followed(tmp_path: pathlib.Path) -> None:
-    """Its owner may have put it there, so that root gives him what it leads to."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_root_writes_to_nothing_that_the_owner_links_to(tmp_path: pathlib.Path) -> None:
     path, precious = tmp_path / "journal", tmp_path / "precious"
     precious.write_text("precious")
     open_storage(str(path)).open_writer("me").close()
+    for each in (path, *path.rglob("*")):
+        os.chown(each, 4711, 4712)
     (path / "LOCK").unlink()
     (path / "LOCK").symlink_to(precious)
-    with pytest.raises(StorageUnusable, match="LOCK"):
+    with pytest.raises(StorageUnusable, match="LOCK: is not the directory's owner's"):
         open_storage(str(path)).open_writer("me")
-    assert precious.read_text() == "precious"
+    assert precious.read_text() == "precious" and precious.stat().st_uid == 0
 
 
 def test_a_directory_that_others_may_write_to_is_refused(
