@@ -33,6 +33,7 @@ MAX_UNDER_WAY = MAX_DATASET_BYTES + (512 << 20)
 """Bytes of the requests that a server has received and not answered: a dataset, and others."""
 
 SMALL_BYTES = 64 << 10
+"""A request of no more is received, however many bytes are under way."""
 
 TURNS = 64
 """Requests of one connection that are received at a time; more of them wait."""

@@ -48,9 +48,10 @@ MAX_PARTS = 100_000
 MAX_PARTS_OF = {"WorkerHeartbeatRequest": 500_000}
 
 MAX_NUMBERS = 100_000
-"""Of the lists of a request; more where a dataset may have so many splits."""
+"""Of the lists of a request; more where a dataset may have so many splits, and where a worker
+reports bundles of all its jobs: a heartbeat that is refused would be sent again for ever."""
 
-MAX_NUMBERS_OF = {"RegisterDatasetRequest": 10_000_000}
+MAX_NUMBERS_OF = {"RegisterDatasetRequest": 10_000_000, "WorkerHeartbeatRequest": 4 << 20}
 
 _TEXTS = {
     **dict.fromkeys(("path", "base_path"), MAX_PATH),
@@ -119,8 +120,11 @@ def _count_parts(kind: Any, data: bytes) -> None:
                 inner = messages.get(tag >> 3)
                 if inner is not None:
                     begun.append((_parts_of(inner), at, min(at + size, end)))
-                elif tag >> 3 in lists:  # a number ends with a byte below 128
-                    numbers += len(data[at : at + size].translate(None, _CONTINUED))
+                elif (width := lists.get(tag >> 3)) is not None:
+                    listed = data[at : at + size]
+                    if not width:
+                        listed = listed.translate(None, _CONTINUED)
+                    numbers += len(listed) // (width or 1)
                     if numbers > most_numbers:
                         raise InvalidArgument(
                             f"the lists of the {kind.name} have more than {most_numbers} numbers; "
@@ -152,14 +156,22 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 _CONTINUED = bytes(range(128, 256))
+"""Bytes that do not end a number of variable width."""
+
+_WIDTHS = {
+    **dict.fromkeys((Field.TYPE_FIXED32, Field.TYPE_SFIXED32, Field.TYPE_FLOAT), 4),
+    **dict.fromkeys((Field.TYPE_FIXED64, Field.TYPE_SFIXED64, Field.TYPE_DOUBLE), 8),
+}
 
 
 @functools.cache
-def _parts_of(kind: Any) -> tuple[dict[int, Any], set[int]]:
-    """Of its fields, by number: those that are messages, and lists of numbers."""
+def _parts_of(kind: Any) -> tuple[dict[int, Any], dict[int, int]]:
+    """Of its fields, by number: those that are messages; and lists of numbers, with the bytes of
+    one, or 0 if these vary."""
     messages = {field.number: field.message_type for field in kind.fields if field.message_type}
     no_number = (Field.CPPTYPE_STRING, Field.CPPTYPE_MESSAGE)
-    lists = {f.number for f in kind.fields if f.is_repeated and f.cpp_type not in no_number}
+    numbers = (f for f in kind.fields if f.is_repeated and f.cpp_type not in no_number)
+    lists = {field.number: _WIDTHS.get(field.type, 0) for field in numbers}
     return messages, lists
 
 

@@ -165,9 +165,7 @@ class HttpServer:
     ) -> web.StreamResponse:
         if self._is_loopback and not _is_this_host(request.host):
             # A page of that name may have made the name this host's, for what a browser sees here.
-            return web.Response(
-                status=421, text=f"this is not {request.host}: ask for it as localhost\n"
-            )
+            return web.Response(status=421, text="this host has another name: say localhost\n")
         try:
             async with asyncio.timeout(HEAD_S):
                 await request.read()

@@ -76,8 +76,8 @@ def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
 def check_is_ours(path: Path) -> None:
     """Raises StorageUnusable for a directory in which another user may replace files."""
     status = path.stat()
-    others = {0, os.geteuid()} if os.geteuid() else {status.st_uid}  # root may be given any
-    if status.st_mode & stat.S_IWOTH or status.st_uid not in others:
+    trusted = {0, os.geteuid()} if os.geteuid() else {status.st_uid}  # root may be given any
+    if status.st_mode & stat.S_IWOTH or status.st_uid not in trusted:
         raise StorageUnusable(
             f"{path} is of user {status.st_uid}, with mode {stat.S_IMODE(status.st_mode):o}: who "
             "else may write there could change the journal; give a directory of this user's, "

@@ -26,6 +26,7 @@ from forebay.service.dispatcher.permissions import METHODS
 from forebay.service.errors import ForebayError, InvalidArgument, Unavailable
 from forebay.service.processes import free_port
 from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.worker.bundle_reports import MOST_REPORTED
 
 from ..certificates import Authority
 
@@ -162,6 +163,17 @@ def test_numbers_of_lists_are_counted_too() -> None:
     many = pb.ConsumerHeartbeatRequest(refused=[1 << 40] * 100_001).SerializeToString()
     with pytest.raises(InvalidArgument, match="lists of the ConsumerHeartbeatRequest have more"):
         asyncio.run(bounds.parse(pb.ConsumerHeartbeatRequest, many))
+
+
+def test_a_worker_may_report_bundles_of_many_jobs() -> None:
+    """It repeats a heartbeat that is refused."""
+    beat = pb.WorkerHeartbeatRequest(address="w:1", uid=1)
+    for job in range(1, 31):
+        many = range(MOST_REPORTED)
+        beat.checked.add(job_id=job, bundles=many, checksums=many, lengths=many)
+    sent = beat.SerializeToString()
+    assert len(sent) < requests.MAX_REQUEST_BYTES
+    assert asyncio.run(bounds.parse(pb.WorkerHeartbeatRequest, sent)) == beat
 
 
 def test_what_has_few_parts_is_parsed_whatever_it_is() -> None:
