@@ -193,12 +193,15 @@ def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
     `step` is called now and then.
     """
     # The source first: if it has gone, there is no target.
-    with source.open("rb") as reader, open(create(target, os.O_WRONLY | os.O_EXCL), "wb") as writer:
-        while chunk := reader.read(_CHUNK_BYTES):
-            writer.write(chunk)
-            step()
-        writer.flush()
-        os.fsync(writer.fileno())
+    with source.open("rb") as reader:
+        fd = create(target, os.O_WRONLY | os.O_EXCL)
+        try:
+            while chunk := reader.read(_CHUNK_BYTES):
+                write_all(fd, chunk)
+                step()
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def link(source: Path, target: Path, step: Callable[[], None]) -> None:
