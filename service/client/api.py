@@ -47,7 +47,6 @@ from . import (
 )
 from .dataset_ids import DatasetId
 from .functions import PythonDataset
-from .keras_warning import explain_keras_warning
 from .options import (
     AT_LEAST_ONCE,
     IN_LOCKSTEP,
@@ -434,7 +433,6 @@ def _read_as_dataset(
     shared: bool,
     position: KeepsPosition | None,
 ) -> Dataset:
-    explain_keras_warning()
     options = tf.data.Options()
     if shared:  # as in tf.data service: a shared job must not be sharded again
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
