@@ -95,6 +95,8 @@ class FunctionProcess:
 
     def __init__(self, connection: socket.socket) -> None:
         self._ended_s = -math.inf  # when the last request ended
+        self._forked = False  # cheaper to ask than the process's id, for each element
+        os.register_at_fork(after_in_child=self._mark_fork)
         message, (definition, progress), _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
         _, told, size = msgspec.msgpack.decode(message)
         with mmap.mmap(definition, told + size, prot=mmap.PROT_READ) as stored:
@@ -112,6 +114,9 @@ class FunctionProcess:
         self._skips = self._dataset.on_error == SKIP and self._dataset.limit > 0
         self._refused = False  # the worker has refused to leave something out
         self.blocks: Blocks
+
+    def _mark_fork(self) -> None:
+        self._forked = True
 
     def serve(self) -> NoReturn:
         try:
@@ -272,12 +277,12 @@ class FunctionProcess:
         failed: FunctionFailed | None = None
 
         # Local names are faster in the loop over elements.
-        lock, process, pid_of, now = blocks.lock, os.getpid(), os.getpid, time.monotonic
+        lock, now = blocks.lock, time.monotonic
 
         def take(value: Any) -> None:
             nonlocal element, seen, last_s, failed
             took_s = now() - last_s  # excludes the time in `add`, which may wait
-            if pid_of() != process:  # a fork: don't wait for a thread that it doesn't have
+            if self._forked:  # don't wait for a thread that a fork doesn't have
                 self.sender.require_process()
             leaves: list[Any] | None = None
             with lock:
