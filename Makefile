@@ -9,7 +9,7 @@ SOURCES := .pkg/forebay tests scripts
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos test test-all simulate check bench docs format protos constraints clean
+.PHONY: help setup demo chaos test test-nightly simulate check bench docs format protos constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,9 +29,9 @@ chaos: $(READY) ## kill everything at random, and check the promises; ARGS="--mi
 test: $(READY) ## run the tests but the long ones; ARGS="-k name" chooses among them
 	@scripts/redis
 	@scripts/postgres
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
+	@scripts/pytest -m "not long" $(ARGS)
 
-test-all: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks
+test-nightly: $(READY) ## run all tests, also those of tests, tools, examples and other frameworks; then chaos
 	@scripts/tool kubernetes-client kubectl kustomize deploy/kubernetes/gke # 1.32 can, 1.20 can't
 	@scripts/tool haproxy haproxy -v
 	@scripts/tool systemd systemd-analyze --version
@@ -40,10 +40,10 @@ test-all: $(READY) ## run all tests, also those of tests, tools, examples and ot
 	@scripts/tool prometheus promtool --version
 	@scripts/tool chromium chromium --version
 	@PYTHON=$(abspath $(BIN))/python scripts/frameworks
-# The simulation first, in processes without TensorFlow: there its seeds take a third of the time.
-	$(BIN)/pytest -n 2 --dist worksteal $(ARGS) tests/simulation || [ $$? = 5 ] # 5: none was chosen
-	$(BIN)/pytest -n 3 --dist worksteal --cache-clear --durations 30 --hypothesis-profile long $(ARGS) \
-		--ignore tests/simulation || scripts/retry_failed $$?
+	@scripts/pytest --durations 30 --hypothesis-profile long $(ARGS)
+	$(BIN)/forebay chaos --seed 1 --minutes 2
+	$(BIN)/forebay chaos --seed 1 --minutes 1 --storage postgres --tls
+	@date -u +"%F: passed at $$(git rev-parse HEAD)" >tests/nightly.txt
 
 simulate: $(READY) ## run 10,000 seeds of the simulation; ARGS="--seed 7 --trace" replays one
 	$(BIN)/python -m tests.simulation $(or $(ARGS),--seeds 10000)

@@ -40,10 +40,10 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).
 # that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files and folders that `make test` leaves to `make test-all`, besides tests marked `long`.
+# Files and folders that `make test` leaves to `make test-nightly`, besides tests marked `long`.
 LONG = (
     # They test tests and tools, or need the second environment.
-    *("benchmarks", "examples", "frameworks", "simulation", "test_options.py"),
+    *("benchmarks", "examples", "frameworks", "test_options.py"),
     *("chaos", "cli/test_chaos.py", "cli/test_demo.py"),
     # Real processes, in kinds and combinations beyond the essential ones.
     *("e2e/test_across_hosts.py", "e2e/test_after_errors.py", "e2e/test_beam_datasets.py"),

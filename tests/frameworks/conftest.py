@@ -15,8 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def frameworks() -> pathlib.Path:
-    """The Python of .frameworks, which `make test-all` makes before: it takes minutes."""
+    """The Python of .frameworks, which `make test-nightly` makes before: it takes minutes."""
     made = ROOT / ".frameworks"
     if not (made / "made-of").exists():
-        pytest.fail(f"{made} is not there: run scripts/frameworks, as `make test-all` does")
+        pytest.fail(f"{made} is not there: run scripts/frameworks, as `make test-nightly` does")
     return made / "bin" / "python"

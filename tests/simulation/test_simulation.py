@@ -1,4 +1,5 @@
-"""A thousand seeds of each way to read, the seeds that found something, and proof that it can."""
+"""A thousand seeds of each way to read (150 but for `make test-nightly`), the seeds that found
+something, and proof that it can."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from .run import simulate
 from .scenario import draw
 
 SEEDS = 1000
+ESSENTIAL_SEEDS = 150
 CHUNK = 25
+long = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 
 DRAINS = ("drain worker", "pause dispatcher", "storage slow")
@@ -60,7 +63,13 @@ FOUND_IN_ORDER = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[] if first < ESSENTIAL_SEEDS else long)
+        for first in range(0, SEEDS, CHUNK)
+    ],
+)
 @pytest.mark.parametrize("mode", ["", "ordered", "claimed"])  # "": the seed draws one
 def test_no_promise_is_broken(mode: str, first: int) -> None:
     with simulated():
@@ -68,6 +77,7 @@ def test_no_promise_is_broken(mode: str, first: int) -> None:
             check(seed, mode=mode)
 
 
+@long
 @pytest.mark.parametrize("first", range(0, 2 * CHUNK, CHUNK))
 def test_nobody_begins_anew_on_an_emptied_storage(first: int) -> None:
     with simulated():
@@ -75,6 +85,7 @@ def test_nobody_begins_anew_on_an_emptied_storage(first: int) -> None:
             check(seed, EMPTIED)
 
 
+@long
 def test_a_run_leaves_nothing_in_its_process() -> None:
     """Not what a garbage collection would find: the next run freezes that. Nor if it fails."""
     kernels: list[weakref.ref[Kernel]] = []
@@ -95,6 +106,7 @@ def test_a_run_leaves_nothing_in_its_process() -> None:
     assert len(kernels) > 6 and not any(kernel() for kernel in kernels)
 
 
+@long
 def test_no_dispatcher_that_lives_is_taken_for_dead() -> None:
     with simulated():
         for seed in range(2 * CHUNK):
@@ -139,6 +151,7 @@ def test_what_was_found_in_order_stays_mended(what: str) -> None:
         check(FOUND_IN_ORDER[what], mode="ordered")
 
 
+@long
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_bug_is_found(name: str) -> None:
     """The simulation's own test: with this bug in the product, one of some seeds must fail, and
