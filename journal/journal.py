@@ -8,6 +8,7 @@ batch, so that a crash leaves all of them or none.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class Journal:
         self._batch_bytes = batch_bytes
         self._groups: deque[_Group] = deque()  # the first one is under way if _committing
         self._committing = False
-        self._append_began_s = 0.0
+        self.append_began_s = math.inf  # monotonic; of the one under way
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._own_executors: list[ThreadPool] = []
@@ -165,7 +166,7 @@ class Journal:
     def _commit(self) -> None:
         assert self._loop is not None
         self._committing = True
-        self._append_began_s = time.monotonic()
+        self.append_began_s = time.monotonic()
         append = self._loop.run_in_executor(
             self._appends, self._writer.append, self._groups[0].records
         )
@@ -173,7 +174,8 @@ class Journal:
 
     def _committed(self, append: asyncio.Future[int]) -> None:
         self._committing = False
-        self.appends.add(time.monotonic() - self._append_began_s)
+        self.appends.add(time.monotonic() - self.append_began_s)
+        self.append_began_s = math.inf
         error = append.exception()
         if error is None and append.result() != self._groups[0].last:
             error = AppendFailed(

@@ -40,6 +40,13 @@ TELLING = 0.9
 FIRST_S = 30.0
 """So long a cause may come from a job's beginning, and a job may be without a measured worker."""
 
+DISK = "see its disk or mount (df, dmesg, and whether a file can be written and synced there)"
+SEE = dict.fromkeys(
+    ("redis", "postgres"),
+    "see whether its server runs, has room, and is reachable from the dispatcher's host",
+)
+"""What to look at, by the scheme of a storage's URL."""
+
 Severity = Literal["problem", "slow", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "slow", "note")
 
@@ -65,8 +72,11 @@ class Finding(NamedTuple):
 
 
 def findings(status: Status) -> list[Finding]:
-    """What a status gives reason to say, the gravest first."""
-    found = [*_dispatcher(status), *_workers(status)]
+    """What a status gives reason to say, the gravest first. While the storage hangs, all wait for
+    it: what was measured of others is old, and says nothing of them."""
+    found = [*_storage(status), *_dispatcher(status), *_workers(status)]
+    if silent_s(status):
+        return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
     jobs = {job["job_id"]: job for job in status["jobs"]}
     for load in status.get("loads", []):
         if (job := jobs.get(load["job_id"])) is not None:
@@ -81,6 +91,32 @@ def job_name(job: Mapping[str, Any]) -> str:
     """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
     name: str = job["name"] or str(job["job_id"])
     return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
+
+
+def silent_s(status: Status) -> float:
+    """For how long the dispatcher's storage has not answered, and figures are old; 0: it answers,
+    or it is not told, as by earlier versions."""
+    found: float = (status.get("storage") or {}).get("silent_s", 0.0)
+    return found
+
+
+def _storage(status: Status) -> Iterator[Finding]:
+    if (storage := status.get("storage")) is None:
+        return
+    subject = f"storage {storage['url']}"
+    if silent := storage["silent_s"]:
+        error = f" ({storage['error']})" if storage["error"] else ""
+        see = next((how for scheme, how in SEE.items() if storage["url"].startswith(scheme)), DISK)
+        yield Finding(
+            "problem", subject,
+            f"it does not answer{error}; nothing is decided until it does, all wait for it, and "
+            "other figures are of before",
+            f"{see}; all go on by themselves once it answers, and further workers bring nothing",
+            since_s=silent,
+        )  # fmt: skip
+    elif storage["answers_s"] is not None and storage["answers_s"] < LATELY_S:
+        was = f"it answers again, and did not for {duration(round(storage['was_silent_s']))}"
+        yield Finding("note", subject, was, "loads are measured anew", since_s=storage["answers_s"])
 
 
 def _dispatcher(status: Status) -> Iterator[Finding]:

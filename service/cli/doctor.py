@@ -9,11 +9,11 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import WAITS_FOR, WORKERS_DO, Finding, duration, findings, job_name
+from ..diagnosis import WAITS_FOR, WORKERS_DO, Finding, duration, findings, job_name, silent_s
 from ..http.families import printable
 from .console import plain_console
 from .options import JSON, SERVICE, connects
-from .status import PATIENCE_S, only
+from .status import PATIENCE_S, as_of, only
 
 FOUND = 3
 """The exit code with findings that are more than notes."""
@@ -42,7 +42,12 @@ def doctor(
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
         console = plain_console()
-        for line in (*_times(status), *_told(found)):
+        ago_s = silent_s(status)
+        times = [*_times(status)]
+        if ago_s and times:
+            times.insert(0, f"as of {as_of(ago_s)}:")
+        # The storage comes first: all else waits for it.
+        for line in (*_told(found), *times) if ago_s else (*times, *_told(found)):
             console.print(printable(line), soft_wrap=True)
     if any(finding.severity != "note" for finding in found):
         raise typer.Exit(FOUND)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import duration, job_name
+from ..diagnosis import duration, job_name, silent_s
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..http.families import label_value
 from .console import plain_console
@@ -188,7 +188,12 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
                     ),
                 )
     names = {job["job_id"]: _name(job) for job in summary["jobs"]}
-    parts: list[Any] = [head, *_loads(summary, names, sort), workers, jobs]
+    old = [
+        f"as of {as_of(silent)}, when {summary['storage']['url']} last answered: `forebay doctor`"
+        for silent in (silent_s(summary),)
+        if silent
+    ]
+    parts: list[Any] = [*old, head, *_loads(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
     skips = Table("job", "epoch", "split", "worker", "why", title="skipped", title_justify="left")
     for job in summary["jobs"]:
@@ -234,6 +239,11 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     for stranger in summary["strangers"]:
         strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
     return Group(*parts, strangers)
+
+
+def as_of(ago_s: float) -> str:
+    """The time of day so long ago, and how long that is."""
+    return f"{time.strftime('%X', time.localtime(time.time() - ago_s))} ({duration(ago_s)} ago)"
 
 
 NOT_READ = "not being read"

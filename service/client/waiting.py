@@ -18,7 +18,20 @@ def fetch_status(
 ) -> dict[str, Any]:
     """The dispatcher's status (service/core/status.py). Raises Unavailable."""
     request = pb.GetStatusRequest(workers_only=workers_only)
-    answer = client.call(request, pb.GetStatusResponse, patience_s=patience_s)
+    try:
+        answer = client.call(request, pb.GetStatusResponse, patience_s=patience_s)
+    except Unavailable:
+        if workers_only:
+            raise
+        # Perhaps it is the storage that hangs: then the status of memory says so.
+        request.unproved = True
+        try:
+            answer = client.call(request, pb.GetStatusResponse, timeout_s=2, patience_s=0)
+        except Unavailable:
+            pass
+        else:
+            return dict(json.loads(answer.status))
+        raise
     status: dict[str, Any] = json.loads(answer.status)
     return status
 

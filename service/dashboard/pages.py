@@ -175,7 +175,7 @@ class Pages:
         if (durable := self._source.durable()) and sequence > durable:
             raise InvalidArgument(f"there is no event {sequence}: the newest one is {durable}")
         found = await self._reader.ask(do="at", sequence=sequence, job_id=job_id)
-        status = {"journal": None, "wanted_workers": None, **found["status"]}
+        status = {"journal": None, "storage": None, "wanted_workers": None, **found["status"]}
         rows = views.jobs(status)
         job = next((row for row in rows if row["id"] == job_id), None)
         maps = [(i, views.picture(each)) for i, of in found["maps"].items() for each in of]

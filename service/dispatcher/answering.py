@@ -30,25 +30,32 @@ def answering(
     deciding: Collection[str],
     askers: Mapping[str, Callable[[Any], str]] | None = None,
     permissions: Permissions | None = None,
+    reading: Collection[str] = (),
 ) -> dict[str, Method]:
     """The methods of a service, by name, for `generic_handler` and a grpc.aio server.
 
     `messages` has <name>Request and <name>Response. `askers` describe the sender of a request, for
     the methods whose requests have the field `known` (a journal position). `deciding` names the
-    methods that answer their own decision: its append proves that this dispatcher leads. Without
-    `permissions`, whoever was let in may call all methods.
+    methods that answer their own decision: its append proves that this dispatcher leads. `reading`
+    names those that decide nothing, and do not wait: if the storage hangs, they fail soon, and say
+    so. A request with `unproved` is answered all the same. Without `permissions`, whoever was let
+    in may call all methods.
     """
     asked, tracer = askers or {}, tracing.tracer("dispatcher")
     for name in functions:
         says_known = "known" in getattr(messages, f"{name}Request").DESCRIPTOR.fields_by_name
         assert says_known == (name in asked), f"{name}Request.known: who asks?"
-    unknown = {*deciding, *asked} - functions.keys()
+    unknown = {*deciding, *reading, *asked} - functions.keys()
     assert not unknown, f"no methods of this service: {sorted(unknown)}"
 
     def method(name: str, function: Function) -> Method:
         asker = asked.get(name)
         response_class = getattr(messages, f"{name}Response")
         says_position = "journal" in response_class.DESCRIPTOR.fields_by_name
+
+        async def settled(since_s: float) -> None:
+            proof = dispatcher.settled(since_s)
+            await (dispatcher.storage_watch.bound(proof) if name in reading else proof)
 
         async def answer(request: Any) -> Any:
             since_s = time.monotonic() if name in deciding else math.inf
@@ -61,9 +68,10 @@ def answering(
             except Unavailable:
                 raise
             except ForebayError:  # an error describes the state, so it must be settled, too
-                await dispatcher.settled(since_s)
+                await settled(since_s)
                 raise
-            await dispatcher.settled(since_s)
+            if not getattr(request, "unproved", False):
+                await settled(since_s)
             if says_position:
                 response.journal.CopyFrom(dispatcher.position())
             return response

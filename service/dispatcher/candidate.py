@@ -26,10 +26,12 @@ from ...storage import (
     StorageUnusable,
     Writer,
 )
+from ...storage.thread_pool import ThreadPool
 from ..connections.grpc_server import is_listened_on, resolved
 from ..core.state import State
 from ..errors import Unavailable
 from ..proto import forebay_pb2 as pb
+from .decider import STORAGE_THREADS
 from .dispatcher import Dispatcher
 from .history import beginning, continues
 from .leadership import RENEWALS_A_LEASE
@@ -103,6 +105,8 @@ class Candidate:
         self._options = options
         self._address = address
         self._place = place
+        # Not asyncio's pool, which a storage that hangs must not use up.
+        self._threads = ThreadPool(STORAGE_THREADS, "forebay-candidate")
         self._follower = Follower(storage)
         self._known = pb.JournalPosition()  # the newest acknowledged event known here
         self._complained = False
@@ -157,7 +161,7 @@ class Candidate:
                 self.dashboard,
             )  # fmt: skip
         except BaseException:
-            await asyncio.to_thread(writer.close)
+            await self._threads.run(writer.close)
             raise
         log.info(
             "leads journal %s in term %d from sequence %d; replayed %d events, in %.0f ms since "
@@ -169,11 +173,11 @@ class Candidate:
 
     async def _catch_up_as(self, writer: Writer) -> None:
         """Catch up while renewing the lease: a cold replay may take longer than a lease."""
-        replay = asyncio.create_task(asyncio.to_thread(self._follower.catch_up))
+        replay = asyncio.create_task(self._threads.run(self._follower.catch_up))
         interval_s = writer.lease_ms / 1000 / RENEWALS_A_LEASE
         while not (await asyncio.wait([replay], timeout=interval_s))[0]:
             try:
-                await asyncio.to_thread(writer.renew)
+                await self._threads.run(writer.renew)
             except Away as error:
                 self._complain(error)
         await replay
@@ -213,7 +217,7 @@ class Candidate:
                 f"this dispatcher knows of event {known.sequence} of journal {known.journal_id}, "
                 f"and the log ends at {state.sequence}: events that were acknowledged are gone"
             )
-            await asyncio.to_thread(writer.condemn, reason)
+            await self._threads.run(writer.condemn, reason)
             raise Corrupt(
                 f"{self._storage.url}: {reason}; restore the storage from a backup, or repair the "
                 "journal"
@@ -243,13 +247,13 @@ class Candidate:
             await asyncio.sleep(min(lease_s / POLLS_A_LEASE, LONGEST_POLL_S))
 
     async def _open_writer(self, owner: str) -> Writer:
-        opening = asyncio.create_task(asyncio.to_thread(self._open_writer_now, owner))
+        opening = asyncio.create_task(self._threads.run(self._open_writer_now, owner))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             (writer,) = await asyncio.gather(opening, return_exceptions=True)
             if isinstance(writer, Writer):
-                await asyncio.to_thread(writer.close)  # else nobody leads until lease expiry
+                await self._threads.run(writer.close)  # else nobody leads until lease expiry
             raise
 
     def _open_writer_now(self, owner: str) -> Writer:
@@ -263,7 +267,7 @@ class Candidate:
 
     async def _follow(self) -> None:
         try:
-            await asyncio.to_thread(self._follower.catch_up)
+            await self._threads.run(self._follower.catch_up)
             self.remember(self._follower.known)
         except (Corrupt, NewerFormat):
             raise

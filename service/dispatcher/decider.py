@@ -21,6 +21,7 @@ from ...journal.journal import Journal
 from ...journal.proto import events_pb2 as ev
 from ...journal.snapshots import Retention
 from ...storage import Fenced, Storage, StorageError, Writer
+from ...storage.thread_pool import ThreadPool
 from .. import tracing
 from ..core import commands as c
 from ..core.encoding import encode_state
@@ -32,11 +33,16 @@ from ..proto import forebay_pb2 as pb
 from . import positions
 from .leadership import Leadership
 from .options import DispatcherOptions
+from .storage_watch import StorageWatch
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 256
 """The batch size of removals."""
+
+STORAGE_THREADS = 8
+"""For reads and writes of graphs. asyncio's own pool is for computation: a storage that hangs must
+not use it up."""
 
 
 class Decider:
@@ -62,6 +68,8 @@ class Decider:
         self._snapshot_due = self._next_snapshot()  # the sequence that triggers it
         self.snapshot_task: asyncio.Task[None] | None = None
         self.leadership = Leadership(writer, on_lost=self._journal_failed)
+        self.storage_watch = StorageWatch(storage, self.journal, self.leadership)
+        self.storage_threads = ThreadPool(STORAGE_THREADS, "forebay-storage")
 
     async def execute(self, command: c.Command) -> Any:
         """Decide a command, and return its answer once its events are durable.

@@ -104,7 +104,8 @@ class Dispatcher(Decider):
         self._run(self.failure_detector.watch(), "forebay-failure-detector")
         self._run(self.garbage_collector.run(), "forebay-garbage-collector")
         self._run(self.saves.follow(), "forebay-saves")
-        self._run(self.loads.watch(), "forebay-loads")
+        self._run(self.loads.watch(lambda: self.storage_watch.silent_s > 0), "forebay-loads")
+        self._run(self.storage_watch.keep(), "forebay-storage-watch")
         return self
 
     async def finish(self) -> None:
@@ -124,6 +125,7 @@ class Dispatcher(Decider):
         self.graphs.pieces.close()
         await self.growing_sources.close()
         await self.saves.close()
+        self.storage_threads.shutdown(wait=False)
         await self.leadership.close()
         await self.journal.close()
 
@@ -134,6 +136,7 @@ class Dispatcher(Decider):
             **self.loads.status(),
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
+            "storage": self.storage_watch.status(),
             "lost_workers": self._lost_workers(),
             "save_rates": self.save_rates.status(),
         }

@@ -104,6 +104,8 @@ _DECIDING = (
     "EndStream",
 )
 
+_READING = ("GetDataset", "ListDatasets", "FindGoneConsumers", "GetStatus")
+
 
 class ForebayFace:
     """The methods of forebay.v1.Dispatcher, one each."""
@@ -163,7 +165,9 @@ class ForebayFace:
             "EndStream": self.end_stream,
             "GetStatus": self.get_status,
         }
-        return answering(self._dispatcher, pb, functions, _DECIDING, _ASKERS, self._permissions)
+        return answering(
+            self._dispatcher, pb, functions, _DECIDING, _ASKERS, self._permissions, _READING
+        )
 
     async def register_dataset(
         self, request: pb.RegisterDatasetRequest

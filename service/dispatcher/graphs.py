@@ -98,7 +98,9 @@ class Graphs:
         dataset's blob cannot delete another dataset's.
         """
         try:
-            blob = await asyncio.to_thread(self._writer.write_blob, graph, next(self._marks))
+            blob = await self._decider.storage_threads.run(
+                self._writer.write_blob, graph, next(self._marks)
+            )
         except StorageError as error:
             raise Unavailable(f"the dataset could not be stored: {error}") from error
         stored(definition).blob = blob
@@ -154,14 +156,14 @@ class Graphs:
         """Delete a blob of this term that no event names."""
         if not self._decider.stopped.is_set():  # else its event may be journaled after all
             with contextlib.suppress(StorageError):  # it stays until the next term's `collect`
-                await asyncio.to_thread(self._writer.delete_blob, name)
+                await self._decider.storage_threads.run(self._writer.delete_blob, name)
 
     async def delete_unused(self) -> None:
         """Delete removed datasets' graphs; keeps those that fail. Raises Unavailable."""
         await self._decider.durable()  # else a crash could bring the datasets back
         for blob in list(self._decider.state.unused_blobs):
             try:
-                await asyncio.to_thread(self._writer.delete_blob, blob)
+                await self._decider.storage_threads.run(self._writer.delete_blob, blob)
             except StorageError as error:
                 log.error("the graph %s, which no dataset has, cannot be deleted: %s", blob, error)
             else:
@@ -190,7 +192,7 @@ class Graphs:
             ) from None
 
     async def _read_blob(self, name: str) -> bytes:
-        return await asyncio.to_thread(self._storage.read_blob, name)
+        return await self._decider.storage_threads.run(self._storage.read_blob, name)
 
     async def collect(self) -> None:
         """Remove the blobs of earlier terms that no event names.
@@ -204,11 +206,11 @@ class Graphs:
             return
         try:
             named = {*needed_blobs(state).values(), *state.unused_blobs}
-            for blob in await asyncio.to_thread(self._storage.blobs):
+            for blob in await self._decider.storage_threads.run(self._storage.blobs):
                 if self._history.condemns or decider.stopped.is_set():
                     return
                 if blob not in named and 0 < _term(blob) < self._writer.term:
-                    await asyncio.to_thread(self._writer.delete_blob, blob)
+                    await self._decider.storage_threads.run(self._writer.delete_blob, blob)
                     log.info("the graph %s, which no dataset has, was deleted", blob)
         except StorageError as error:
             log.warning("graphs that no dataset has stay until the next term: %s", error)

@@ -99,7 +99,7 @@ class JournalHistory:
 
     async def _condemn(self, reason: str) -> None:
         try:
-            await asyncio.to_thread(self._writer.condemn, reason)
+            await self._decider.storage_threads.run(self._writer.condemn, reason)
         except Fenced as error:
             self._decider.displace(error)  # a later leader acknowledged them
             return

@@ -32,6 +32,8 @@ class Leadership:
         self._lease_s = writer.lease_ms / 1000
         self._query_s = writer.query_ms / 1000
         self._proved_s = -math.inf  # when the last renewal that succeeded was sent, monotonic
+        self.asks_from_s = math.inf  # since when a renewal has been waiting, or failing
+        self.error = ""  # of the last one
         self._led_s = -math.inf  # when the last append that succeeded was sent
         # A thread of its own: a renewal must not queue behind reads and writes of graphs.
         self._thread = ThreadPool(1, "forebay-renewal")
@@ -92,12 +94,16 @@ class Leadership:
 
     async def _renew_once(self) -> None:
         sent_s = time.monotonic()
+        self.asks_from_s = min(self.asks_from_s, sent_s)
         try:
             await self._thread.run(self._writer.renew)
         except (Fenced, Corrupt) as error:
             self._on_lost(error)
             raise
-        self._proved_s = sent_s
+        except StorageError as error:
+            self.error = str(error)
+            raise
+        self._proved_s, self.asks_from_s, self.error = sent_s, math.inf, ""
 
 
 def _was_seen(renewal: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -140,10 +140,15 @@ class Loads:
             counters = load.working_ms, load.backpressured_ms, load.no_split_ms, load.elements
             job.workers[worker_id].add(now_s, counters)
 
-    async def watch(self) -> None:
-        """Judge now and then, until cancelled."""
+    async def watch(self, hangs: Callable[[], bool]) -> None:
+        """Judge now and then, until cancelled; but nothing of the time in which the storage
+        `hangs`, as all wait for it."""
         while True:
-            await in_slices(self.judge_all())
+            if hangs():
+                for job in self._jobs.values():
+                    job.since_s = time.monotonic()
+            else:
+                await in_slices(self.judge_all())
             await asyncio.sleep(self._window_s / LOOKS)
 
     def status(self) -> dict[str, Any]:

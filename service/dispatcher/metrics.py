@@ -148,7 +148,10 @@ class DispatcherMetrics:
         self.counts.follow(dispatcher)
         self._tasks = [
             asyncio.create_task(work, name=f"forebay-http-{name}")
-            for name, work in (("counts", self.counts.keep()), ("snapshot", self._find_snapshot()))
+            for name, work in (
+                ("counts", self.counts.keep()),
+                ("snapshot", self._find_snapshot(dispatcher)),
+            )
         ]
 
     def stop_leading(self) -> None:
@@ -169,6 +172,8 @@ class DispatcherMetrics:
             return f"stands by, {f'leader {leader}' if leader else 'no leader is known yet'}"
         if dispatcher.stopped.is_set():
             return "stops: its log says why"  # not here, where strangers ask
+        if silent_s := dispatcher.storage_watch.silent_s:
+            return f"waits for its storage, which has not answered for {silent_s:.0f} s"
         if not dispatcher.leadership.known:
             return "the lease has expired, and is not renewed yet: the storage does not answer"
         return ""
@@ -215,9 +220,9 @@ class DispatcherMetrics:
         journal = dispatcher.journal
         return max(self._found, (journal.snapshot_sequence, journal.snapshot_time_ms))
 
-    async def _find_snapshot(self) -> None:
+    async def _find_snapshot(self, dispatcher: Dispatcher) -> None:
         with contextlib.suppress(StorageError):  # then one that this dispatcher writes is the first
-            self._found = await asyncio.to_thread(_newest_snapshot, self._storage)
+            self._found = await dispatcher.storage_threads.run(_newest_snapshot, self._storage)
 
 
 def _newest_snapshot(storage: Storage) -> tuple[int, int]:

@@ -81,12 +81,13 @@ class LoadSampler:
 
     def _sample(self, dispatcher: Dispatcher) -> Iterator[None]:
         state, loads, now_s = dispatcher.state, dispatcher.loads, time.time()
-        jobs = [job for _, job in loads.jobs()]
+        hangs = dispatcher.storage_watch.silent_s > 0  # then nothing is measured
+        jobs = [] if hangs else [job for _, job in loads.jobs()]
         workers = [one for job in jobs if job.load for one in job.by_worker.values()]
         events, self._sequence = state.sequence - self._sequence, state.sequence
         memory = loads.memory.values()
         sample = (
-            sum(job.load.rate for job in jobs if job.load),
+            None if hangs else sum(job.load.rate for job in jobs if job.load),
             *(
                 max((job.waits_for[cause] for job in jobs if job.waits_for), default=None)
                 for cause in WAITS_FOR
@@ -106,7 +107,7 @@ class LoadSampler:
         yield
         newest = loads.jobs()[:MOST_JOBS]
         for job_id, job in newest:
-            load = job.load
+            load = None if hangs else job.load
             values = (None, None, None) if load is None else (load.rate, load.waits, load.busy)
             series = self.job_series.setdefault(job_id, Series(JOB_FIELDS))
             series.add(now_s, (*values, job.wanted.workers))

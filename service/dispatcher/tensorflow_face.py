@@ -66,6 +66,8 @@ _DECIDING = (
     "GetSnapshotSplit",
 )
 
+_READING = ("GetVersion", "GetDataServiceMetadata", "GetDataServiceConfig", "GetWorkers")
+
 
 _OF_DATASETS = ("GetOrRegisterDataset", "Snapshot")
 
@@ -112,7 +114,7 @@ class TensorFlowFace:
             "GetSnapshotSplit": self.get_snapshot_split,
             "GetSnapshotStreams": self.get_snapshot_streams,
         }
-        return answering(self._dispatcher, pb, functions, _DECIDING)
+        return answering(self._dispatcher, pb, functions, _DECIDING, reading=_READING)
 
     @staticmethod
     def refusing() -> grpc.GenericRpcHandler[Any, Any]:

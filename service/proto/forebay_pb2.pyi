@@ -704,10 +704,12 @@ class EndStreamResponse(_message.Message):
     def __init__(self, journal: _Optional[_Union[JournalPosition, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("workers_only",)
+    __slots__ = ("workers_only", "unproved")
     WORKERS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    UNPROVED_FIELD_NUMBER: _ClassVar[int]
     workers_only: bool
-    def __init__(self, workers_only: bool = ...) -> None: ...
+    unproved: bool
+    def __init__(self, workers_only: bool = ..., unproved: bool = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("status",)
