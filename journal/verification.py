@@ -186,13 +186,18 @@ def _verify_leader(report: Report, record: Record, leader: LeaderElected, journa
 
 
 def repair(
-    storage: Storage, *, truncate_corrupt: bool = False, owner: str = "journal repair"
+    storage: Storage,
+    *,
+    truncate_corrupt: bool = False,
+    restored: bool = False,
+    owner: str = "journal repair",
 ) -> list[str]:
     """Make a journal usable by a dispatcher again; return descriptions of what was done.
 
     Removes a torn tail, which was never acknowledged. With `truncate_corrupt`, cuts a corrupt
     log after its last whole batch, which loses acknowledged decisions. The part that is cut off
-    is moved aside, never deleted. Leaves damage that a dispatcher does not read; `verify`
+    is moved aside, never deleted. With `restored`, the journal is a copy from a backup: peers that
+    know later events register again. Leaves damage that a dispatcher does not read; `verify`
     reports it.
 
     Raises Locked while a dispatcher runs, NewerFormat, and Corrupt if it cannot (or, without
@@ -200,15 +205,18 @@ def repair(
     """
     done = []
     torn_bytes = storage.holdings().torn_bytes
+    anew = "workers and trainers that knew {} will begin anew"
     try:
-        _take_over(storage, owner)
+        _take_over(storage, owner, begin_anew=restored)
     except Corrupt:
         if not truncate_corrupt:
             raise
         done.append(storage.cut(_last_readable(storage), owner))
         _take_over(storage, owner, begin_anew=True)
-        done.append("workers and trainers that knew what was cut off will begin anew")
+        done.append(anew.format("what was cut off"))
     else:
+        if restored:
+            done.append(anew.format("later events"))
         if torn_bytes:
             done.append(
                 f"removed {torn_bytes} bytes of an append that a crash cut off behind record "

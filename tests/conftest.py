@@ -44,7 +44,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONG = (
     # They test tests and tools, or need the second environment.
     *("benchmarks", "examples", "frameworks", "test_options.py"),
-    *("chaos", "cli/test_chaos.py", "cli/test_demo.py"),
+    *("chaos", "cli/test_backup_page.py", "cli/test_chaos.py", "cli/test_demo.py"),
     # Real processes, in kinds and combinations beyond the essential ones.
     *("e2e/test_across_hosts.py", "e2e/test_after_errors.py", "e2e/test_beam_datasets.py"),
     *(

@@ -117,6 +117,11 @@ def repair(
         help="Cut a corrupt log behind its last whole batch. Later acknowledged events are lost; "
         "their files are moved aside, not deleted.",
     ),
+    restored: bool = typer.Option(
+        False,
+        help="The storage was restored from a backup: workers and trainers that know later events "
+        "register again.",
+    ),
 ) -> None:
     """Make a damaged journal usable again, as far as nothing is lost by it.
 
@@ -126,7 +131,7 @@ def repair(
     from ...journal.verification import verify as verify_storage
 
     with opened(storage) as found:
-        done = repair_storage(found, truncate_corrupt=truncate_corrupt)
+        done = repair_storage(found, truncate_corrupt=truncate_corrupt, restored=restored)
         left = verify_storage(found, _datasets)
     done += [f"left as it is: {problem.message}" for problem in left.problems]
     if left.lost_datasets:
