@@ -13,6 +13,7 @@ import struct
 import tarfile
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -379,6 +380,51 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(
         assert name in str(refused.value)
 
 
+@pytest.mark.parametrize("format", ["tfrecord", "webdataset"])
+@pytest.mark.parametrize("how", ["index cut", "file cut", "index wrong"])
+def test_what_is_cut_while_it_is_read_is_an_error(
+    register: Register,
+    tmp_path: pathlib.Path,
+    format: str,  # noqa: A002
+    how: str,
+) -> None:
+    """It ended the process with SIGBUS where it was mapped."""
+    written(format, tmp_path, [2000])
+    (path,) = tmp_path.iterdir()
+    request = register(path, split_records=1000, **columns_of(format))
+    index = pathlib.Path(f"{path}.forebay-index")
+    read = opened(request)
+    next(read.blocks(0))
+    if how == "index wrong":  # whoever may write it makes its checksum, too
+        data = bytearray(index.read_bytes())
+        data[40 + 8 : 40 + 16] = struct.pack("<Q", 1 << 40)
+        data[32:36] = google_crc32c.value(bytes(data[40:])).to_bytes(4, "little")
+        index.write_bytes(data)
+        read = opened(request)
+    else:
+        os.truncate(index if how == "index cut" else path, 100)
+    with pytest.raises(ForebayError, match=r"cut|file ends|wrong") as raised:
+        for split in (0, 1):
+            for block in read.blocks(split):
+                assert block.count
+    assert str(index if how == "index cut" else path) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../secret.mds", "/etc/secret.mds", "a/../../secret.mds", ".."])
+def test_an_index_json_leads_nowhere_else(
+    register: Register, tmp_path: pathlib.Path, name: str
+) -> None:
+    written("mds", tmp_path, [])
+    index = tmp_path / "mds" / "index.json"
+    about = json.loads(index.read_text())
+    about["shards"][0]["raw_data"]["basename"] = name
+    index.write_text(json.dumps(about))
+    with pytest.raises(
+        InvalidArgument, match=r"index\.json has shards \[.*not below its directory"
+    ):
+        register(tmp_path / "mds")
+
+
 def test_an_index_is_used_again_unless_the_file_has_another_time(
     register: Register, tmp_path: pathlib.Path
 ) -> None:
@@ -692,7 +738,7 @@ def test_what_the_system_refuses_is_no_damage(register: Register, tmp_path: path
     made = opened(register(tmp_path))
     assert [*made.blocks(0)]
     with open("/proc/self/mem", "rb") as unreadable:
-        os.dup2(unreadable.fileno(), made._ranges.files[0]._descriptor)  # type: ignore[attr-defined]
+        os.dup2(unreadable.fileno(), made._ranges.files[0]._file._descriptor)  # type: ignore[attr-defined]
         with pytest.raises(FailedPrecondition, match=r"0\.tfrecord cannot be read: .*Input/output"):
             [*made.blocks(0)]
 
@@ -762,6 +808,9 @@ def test_an_mds_header_is_not_trusted(register: Register, tmp_path: pathlib.Path
     refused(Corrupt, "no MDS shard .*'x'")
     _mds(path, {"a": "ndarray:what"}, [[b"x"]])
     refused(Corrupt, "an array of 'what'")
+    for shape in ("-1,4", f"{1 << 62}", ",".join("1" * 32)):
+        _mds(path, {"a": f"ndarray:int16:{shape}"}, [[b"xxxx"]])
+        refused(Corrupt, f"an array of shape '{shape}'")
     for sample in (b"", b"\x07\x08", b"\x21\xff\xff", _ndarray([1.0])[:-1]):
         _mds(path, {"a": "ndarray"}, [[sample]])
         refused(Corrupt, "(no MDS shard|column 'a' has)")

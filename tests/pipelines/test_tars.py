@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import pathlib
+import random
+import re
 import tarfile
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import webdataset
 
 from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.files import record_index, tars
+from forebay.storage.errors import Corrupt
 
 from ..record_files import Register, all_records
 
@@ -227,3 +231,64 @@ def test_samples_that_lack_a_column_can_be_left_out(
 
 def _label(record: dict[str, Any]) -> bytes:
     return bytes(record["label"])
+
+
+def test_names_are_taken_apart_as_webdataset_does() -> None:
+    """Held against its regular expression, which takes a time that grows with the square."""
+    pattern = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+    draw = random.Random(1)
+    for _ in range(20_000):
+        name = "".join(draw.choices("ab./_", k=draw.randrange(9)))
+        member = tarfile.TarInfo(name)
+        found = pattern.match(name)
+        if found is None or found[1].endswith("/") or re.match(r"__[^/]*__($|/)", name):
+            assert tars._named(member) is None, name
+        else:
+            assert tars._named(member) == (found[1], found[2]), name
+
+
+def _extended(kind: bytes, data: bytes, size: int | None = None) -> bytes:
+    info = tarfile.TarInfo("./@LongLink")
+    info.type, info.size = kind, len(data) if size is None else size
+    return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+PAX, LONG, SHARED = tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XGLTYPE
+HOSTILE = {
+    "many long names": (_extended(LONG, b"a.x\0") * 20_000, "more than 65536 bytes before"),
+    "many pax headers": (_extended(PAX, b"8 a=bcd\n") * 20_000, "more than 65536 bytes before"),
+    "a large pax header": (_extended(PAX, bytes(200 << 20)), "more than 65536 bytes before"),
+    "pax headers for all": (_extended(SHARED, b"8 a=bcd\n" * 600), "or 4096 for all"),
+    "digits": (_extended(PAX, b"60008 a=" + b"1" * 59_999 + b"\n"), "very many digits"),
+    "keys": (_extended(PAX, b"2 " * 30_000 + b"="), "a pax header is damaged"),
+    "a size below 0": (_extended(PAX, b"", -512), "before a member"),
+    "a size that goes back": (_extended(PAX, b"14 size=-1536\n"), "has -1536 bytes"),
+}
+"""Each takes tarfile long, or a multiple of its bytes in memory."""
+
+
+@pytest.mark.parametrize(("header", "said"), [*HOSTILE.values()], ids=[*HOSTILE])
+def test_headers_that_take_much_are_refused(
+    register: Register, tmp_path: pathlib.Path, header: bytes, said: str
+) -> None:
+    path = tmp_path / "a.tar"
+    write(path, "0.jpg", "1.jpg")
+    whole = path.read_bytes()
+    with path.open("wb") as file:
+        for part in (whole[:1024], header, whole[1024:]):
+            file.write(part)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match=f"a.tar.*{said}"):
+            register(path)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_of_slashes_take_no_time(register: Register, tmp_path: pathlib.Path) -> None:
+    """They took a time that grew with the square, here of minutes altogether."""
+    path = tmp_path / "a.tar"
+    names = ["/" * 60_000 + str(number) for number in range(100)]
+    write(path, *names, "0.jpg")
+    assert all_records(register(path, columns=["jpg"])) == [{"jpg": b"0.jpg"}]

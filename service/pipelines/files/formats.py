@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...blocks import Array, Block, Component, Strings
+from ...blocks import Block, Component, Strings
 from ...errors import InvalidArgument
 from .manifest import MANY
 
@@ -33,6 +34,10 @@ TEXT: Node = {"tensor": "string", "shape": []}
 
 class Damaged(ValueError):
     """A record, or a file, is not what its format says; the message says what is wrong."""
+
+
+WRONG = (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error, EOFError)
+"""What wrong bytes make of what is computed of them."""
 
 
 class Facts(NamedTuple):
@@ -111,21 +116,30 @@ def steps(
         first, size = end, min(2 * size, most_bytes)
 
 
-def pieces(descriptor: int, offsets: Array, records: Ints) -> Iterator[bytes]:
-    """The bytes from offsets[n] up to offsets[n + 1], for each n. Raises Damaged."""
+def pieces(
+    descriptor: int, offsets: Callable[[int, int], list[int]], records: Ints
+) -> Iterator[bytes]:
+    """The bytes from offset n up to offset n + 1, for each n. `offsets` has those of a range.
+    Raises Damaged, and what `offsets` raises."""
     runs = [0, *(np.flatnonzero(np.diff(records) != 1) + 1).tolist(), len(records)]
     for begin, end in itertools.pairwise(runs):
-        first, last = int(records[begin]), int(records[end - 1])
-        ends = offsets[first : last + 2].astype(np.int64)
-        start = int(ends[0])
-        data = read_at(descriptor, start, int(ends[-1]) - start)
-        places = (ends - start).tolist()
+        places = offsets(int(records[begin]), int(records[end - 1]) + 2)
+        start = places[0]
+        data = read_at(descriptor, start, places[-1] - start)
         for a, b in itertools.pairwise(places):
-            yield data[a:b]
+            if not start <= a <= b:
+                raise Damaged(f"it ends at byte {b}, before its begin, {a}: its index is wrong")
+            yield data[a - start : b - start]
 
 
 def read_at(descriptor: int, start: int, size: int) -> bytes:
     """Raises Damaged if the file ends before."""
+    if size < 0:
+        raise Damaged(f"it has {size} bytes from byte {start} on: what says so is wrong")
+    if size > LARGE_BYTES or start >= 1 << 63:  # before so much memory is asked for
+        there = os.fstat(descriptor).st_size - start
+        if size > there:
+            raise Damaged(f"the file ends {size - there} bytes before it")
     data = os.pread(descriptor, size, start)
     while len(data) < size:
         more = os.pread(descriptor, size - len(data), start + len(data))

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...block_limits import MAX_RANK
 from ...blocks import Array, Block, Component
 from ...errors import ForebayError, InvalidArgument
 from .formats import (
     TEXT,
+    WRONG,
     Damaged,
     Facts,
     Format,
@@ -32,6 +34,7 @@ from .formats import (
     Options,
     chosen,
     dict_of,
+    few,
     pieces,
     read_at,
     texts,
@@ -39,6 +42,9 @@ from .formats import (
 from .manifest import regular
 
 INDEX = "index.json"
+
+MOST_HEADER_BYTES, MOST_INDEX_BYTES = 16 << 20, 256 << 20
+"""Of JSON, in a shard and in an index. Parsed, it is several times as large."""
 
 _BYTES = {"bytes", "str", "pil", "jpeg", "png", "json", "str_int", "str_float", "str_decimal"}
 _SCALARS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {
@@ -77,6 +83,8 @@ def _column(path: str, name: str, encoding: str, size: int | None) -> MdsColumn:
     if kind == "ndarray":
         dtype, _, shape = how.partition(":")
         sizes = tuple(map(int, shape.split(","))) if shape else None
+        if sizes and (len(sizes) >= MAX_RANK or not all(0 <= one < 1 << 32 for one in sizes)):
+            raise Damaged(f"its column {name!r} is an array of shape {shape!r:.100}")
         if dtype not in {"", *_DTYPES.values()}:
             raise Damaged(f"its column {name!r} is an array of {dtype!r}")
         return MdsColumn(name, size, dtype or None, sizes)
@@ -93,21 +101,14 @@ def _wrong_means_damaged() -> Iterator[None]:
         yield
     except (Damaged, ForebayError):
         raise
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        struct.error,
-    ) as error:
+    except WRONG as error:
         raise Damaged(f"it is no MDS shard ({error!r:.100}): it is {_BAD}") from error
 
 
 class MdsShard(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
         """Raises Damaged, InvalidArgument and OSError."""
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = regular(path, os.O_RDONLY)
         try:
             with _wrong_means_damaged():
                 begin, size = self._read_header(path, options)
@@ -129,6 +130,8 @@ class MdsShard(NumberedFile):
             raise Damaged(f"it has {size} bytes, and says {end}: it is {_BAD}")
         if (self._offsets[:-1] > self._offsets[1:]).any():
             raise Damaged(f"its samples do not follow one another: it is {_BAD}")
+        if begin - head > MOST_HEADER_BYTES:
+            raise Damaged(f"its columns take {begin - head} bytes: it is {_BAD}")
         about = json.loads(read_at(self._descriptor, head, begin - head))
         columns = [*zip(*(about[f"column_{what}"] for what in _ABOUT_COLUMNS), strict=True)]
         names = [name for name, _, _ in columns]
@@ -144,8 +147,12 @@ class MdsShard(NumberedFile):
         self._sizes = struct.Struct(f"<{sum(column.size is None for column in self.columns)}I")
         return begin, size
 
+    def _places(self, first: int, stop: int) -> list[int]:
+        found: list[int] = self._offsets[first:stop].tolist()
+        return found
+
     def take(self, records: Ints) -> Block:
-        samples = [*map(self._values, pieces(self._descriptor, self._offsets, records))]
+        samples = [*map(self._values, pieces(self._descriptor, self._places, records))]
         return Block(
             len(records),
             tuple(
@@ -172,7 +179,7 @@ class MdsShard(NumberedFile):
             return TEXT
         dtype, shape = column.dtype, column.shape
         if (dtype is None or shape is None) and self.samples:
-            (sample,) = pieces(self._descriptor, self._offsets, np.arange(1))
+            (sample,) = pieces(self._descriptor, self._places, np.arange(1))
             array = _array(column, self._values(sample)[self.columns.index(column)])
             dtype = array.dtype.name
             if shape is None:
@@ -230,12 +237,16 @@ def _inspect(path: str, options: Options) -> Facts:
 def shards_of(index: str) -> list[str]:
     """The shards' files that an index.json lists. Raises OSError."""
     with open(index, "rb", opener=regular) as file:
+        if (size := os.fstat(file.fileno()).st_size) > MOST_INDEX_BYTES:
+            raise InvalidArgument(
+                f"{index} has {size} bytes, above {MOST_INDEX_BYTES}: give the shards themselves"
+            )
         try:
             shards = json.load(file)["shards"]
             packed = [shard for shard in shards if shard["zip_data"] or shard["compression"]]
             kinds = {(shard["format"], shard["version"]) for shard in shards}
-            names = [shard["raw_data"]["basename"] for shard in shards]
-        except (ValueError, KeyError, TypeError) as error:
+            names = [os.path.normpath(shard["raw_data"]["basename"]) for shard in shards]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidArgument(
                 f"{index} is no index of MDS shards ({error!r:.100}): give `format`, if its "
                 "directory has files of another one"
@@ -247,6 +258,11 @@ def shards_of(index: str) -> list[str]:
         )
     if kinds - {("mds", 2)}:
         raise InvalidArgument(f"{index} has shards of {sorted(kinds)}: write MDS, version 2")
+    if outside := [name for name in names if "\0" in name or name.split("/")[0] in ("", "..")]:
+        raise InvalidArgument(
+            f"{index} has shards {few(outside)}, which are not below its directory: list the files "
+            "themselves, if they are meant"
+        )
     return [os.path.join(os.path.dirname(index), name) for name in names]
 
 

@@ -7,6 +7,7 @@ Where samples begin is in an index (record_index.py), with which extensions they
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -19,11 +20,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...blocks import Array, Block
+from ...blocks import Block
 from ...errors import InvalidArgument
 from . import record_index
 from .formats import (
     TEXT,
+    WRONG,
     Damaged,
     Facts,
     Format,
@@ -32,7 +34,6 @@ from .formats import (
     Options,
     dict_of,
     few,
-    pieces,
     texts,
 )
 
@@ -43,10 +44,22 @@ _OF_A_SAMPLE = {KEY, "__url__"}
 MOST_KINDS = 4096
 """Different sets of extensions that the samples of a file may have."""
 
+MOST_HEADER_BYTES, MOST_SHARED_BYTES = 64 << 10, 4 << 10
+"""Of the long names and the pax headers before a member, and of the pax headers for all members."""
+
 _WINDOW_BYTES = 1 << 20
-_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+_OF_NEXT = {
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+}
+_DIGITS = re.compile(rb"\d{256}")
+_RECORD = re.compile(rb"(\d{1,5}) [^=\n]+=")  # of a pax header, its begin
 _META = re.compile(r"__[^/]*__($|/)")  # webdataset leaves such members out, too
 
+_NO_KINDS = "its index says nothing of its samples: remove it, and register the files again"
 _ADVICE = (
     "An extension is all that is behind the first dot of a name: name members like 000007.jpg and "
     "000007.seg.png"
@@ -82,6 +95,20 @@ class SampleKinds(msgspec.Struct):
         ]
 
 
+def _kinds(said: bytes, records: int) -> SampleKinds:
+    """Raises Damaged."""
+    try:
+        found = msgspec.msgpack.decode(said, type=SampleKinds)
+    except msgspec.MsgspecError as error:
+        raise Damaged(_NO_KINDS) from error
+    of_each = np.frombuffer(found.of_each, "<u2") if len(found.of_each) % 2 == 0 else np.empty(0)
+    if not found.kinds or (
+        len(found.kinds) > 1 and (len(of_each) != records or of_each.max() >= len(found.kinds))
+    ):
+        raise Damaged(_NO_KINDS)
+    return found
+
+
 def sources(columns: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     """The extensions that a column may have, the first one first."""
     if isinstance(columns, Mapping):
@@ -92,10 +119,10 @@ def sources(columns: Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, S
 def _inspect(path: str, options: Options) -> Facts:
     """Raises InvalidArgument for columns that samples lack."""
     walk = functools.partial(_walk, path)
-    offsets, said = record_index.made(path, options, walk, says=True)
-    if len(offsets) < 2:
+    records, said = record_index.made(path, options, walk, says=True)
+    if not records:
         return Facts(0, dict_of({}))
-    samples = msgspec.msgpack.decode(said, type=SampleKinds)
+    samples = _kinds(said, records)
     there = sorted({KEY, *(name for kind in samples.kinds for name in kind.names())})
     columns = sources(options.get("columns") or options.get("whole") or there)
     fill = options.get("fill") or {}
@@ -110,11 +137,11 @@ def _inspect(path: str, options: Options) -> Facts:
         if lack is not None and "whole" in options:
             left_out += kind.samples
         elif lack is not None:
-            _refuse(path, offsets, samples.kinds, kind, columns[lack])
+            _refuse(path, options, samples.kinds, kind, columns[lack])
     return Facts(
-        len(offsets) - 1 - left_out,
+        records - left_out,
         dict_of(dict.fromkeys(columns, TEXT)),
-        warning=_warning(path, offsets, samples),
+        warning=_warning(path, options, records, samples),
         left_out=left_out,
         absent=absent,
     )
@@ -122,7 +149,7 @@ def _inspect(path: str, options: Options) -> Facts:
 
 def _refuse(
     path: str,
-    offsets: Array,
+    options: Options,
     kinds: Sequence[SampleKind],
     kind: SampleKind,
     extensions: Sequence[str],
@@ -131,22 +158,22 @@ def _refuse(
     other = next(one for one in kinds if {*extensions} & {*one.names()})
     dots = f". {_ADVICE}" if any("." in name for name in extensions) else ""
     raise InvalidArgument(
-        f"{path}: sample {_key(path, offsets, kind.first)!r:.100} has {few(kind.names())}, and "
-        f"sample {_key(path, offsets, other.first)!r:.100} has {few(other.names())}: write samples "
+        f"{path}: sample {_key(path, options, kind.first)!r:.100} has {few(kind.names())}, and "
+        f"sample {_key(path, options, other.first)!r:.100} has {few(other.names())}: write samples "
         "with the same extensions, or give columns that all have, such as {'image': ['jpg', "
         f"'png']}}, `fill`, or missing=\"skip\"{dots}"
     )
 
 
-def _warning(path: str, offsets: Array, samples: SampleKinds) -> str:
+def _warning(path: str, options: Options, records: int, samples: SampleKinds) -> str:
     """If names have numbers behind their first dot, or members are links."""
     extensions = samples.kinds[0].names()
     dotted = [name for name in extensions if "." in name]
     if len({re.sub(r"\d+", "0", name) for name in dotted}) < len(dotted):
         members = sum(kind.samples * len(kind.extensions) for kind in samples.kinds)
         return (
-            f"{path}: {members} members make {len(offsets) - 1} records, as {few(dotted)} are "
-            f"extensions of {_key(path, offsets, samples.kinds[0].first)!r:.100}. {_ADVICE}"
+            f"{path}: {members} members make {records} records, as {few(dotted)} are "
+            f"extensions of {_key(path, options, samples.kinds[0].first)!r:.100}. {_ADVICE}"
         )
     if samples.left_out:
         return (
@@ -157,10 +184,10 @@ def _warning(path: str, offsets: Array, samples: SampleKinds) -> str:
     return ""
 
 
-def _key(path: str, offsets: Array, number: int) -> str:
+def _key(path: str, options: Options, number: int) -> str:
     """Of a sample."""
-    with open(path, "rb") as file:
-        ((key, _),) = _samples(pieces(file.fileno(), offsets, np.array([number])))
+    with contextlib.closing(record_index.IndexedFile(path, options)) as file:
+        ((key, _),) = _samples(file.pieces(np.array([number])))
     return key
 
 
@@ -233,7 +260,7 @@ def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
     try:
         with (
             os.fdopen(os.dup(descriptor), "rb") as file,
-            tarfile.open(fileobj=file, mode="r:") as tar,
+            _Archive.open(fileobj=file, mode="r:") as tar,
         ):
             for member in _members(tar):
                 if member.issparse():
@@ -249,8 +276,8 @@ def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
                     )
                 if (named := _named(member)) is not None:
                     found.add(*named, begin)
-                elif _NAME.fullmatch(member.name) and not member.isdir():
-                    found.left_out += not _META.match(member.name)
+                elif not member.isdir():
+                    found.left_out += _is_hidden_or_link(member.name)
             found.end()
         if os.pread(descriptor, 512, end).strip(b"\0"):  # tarfile takes it for the end
             raise tarfile.ReadError("no header of a member")
@@ -260,7 +287,9 @@ def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
                     f"it goes on behind the end of the archive, byte {end}, perhaps with another "
                     "archive: write each into a file of its own"
                 )
-    except tarfile.TarError as error:
+    except (Damaged, InvalidArgument):
+        raise
+    except (tarfile.TarError, *WRONG) as error:
         raise Damaged(
             f"behind byte {end} it is no tar file ({error}): it is cut, damaged or compressed. "
             "Write it again uncompressed, or leave it out"
@@ -269,30 +298,86 @@ def _walk(path: str, descriptor: int, size: int) -> tuple[array[int], bytes]:
     return found.offsets, found.said()
 
 
+class _Member(tarfile.TarInfo):
+    """Refuses what tarfile would take much memory or time for, before it has read it."""
+
+    def _proc_member(self, tar: _Archive) -> tarfile.TarInfo:
+        """As tarfile has subclasses override it. Raises TarError."""
+        if self.type not in _OF_NEXT:
+            tar.header_bytes = 0
+        else:
+            is_shared = self.type == tarfile.XGLTYPE
+            tar.header_bytes += tarfile.BLOCKSIZE + self.size
+            tar.shared_bytes += self.size * is_shared
+            if (
+                self.size < 0
+                or tar.header_bytes > MOST_HEADER_BYTES
+                or tar.shared_bytes > MOST_SHARED_BYTES
+            ):
+                raise tarfile.ReadError(
+                    f"long names and pax headers have more than {MOST_HEADER_BYTES} bytes before a "
+                    f"member, or {MOST_SHARED_BYTES} for all"
+                )
+            if self.type not in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+                _require_records(tar.fileobj.read(self.size))
+                tar.fileobj.seek(self.offset + tarfile.BLOCKSIZE)
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return] # not in its stubs
+
+
+class _Archive(tarfile.TarFile):
+    tarinfo = _Member
+    header_bytes = shared_bytes = 0  # of headers for the next member, and for all
+
+
+def _require_records(header: bytes) -> None:
+    """As later versions of tarfile. Raises ReadError for what is no pax header, or of which tarfile
+    would take a time or memory that grows with the square of its size."""
+    if _DIGITS.search(header):
+        raise tarfile.ReadError("a pax header has a number of very many digits")
+    at = 0
+    while at < len(header) and header[at]:
+        begin = _RECORD.match(header, at)
+        end = at + int(begin[1]) if begin else 0
+        if begin is None or end <= begin.end() or header[end - 1 : end] != b"\n":
+            raise tarfile.ReadError("a pax header is damaged")
+        at = end
+
+
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Raises TarError."""
     for member in tar:
         if member.size < 0:  # tarfile would go back, and never end (CVE-2025-8194)
-            raise tarfile.ReadError(f"member {member.name!r} has {member.size} bytes")
+            raise tarfile.ReadError(f"member {member.name!r:.100} has {member.size} bytes")
         tar.members = []  # type: ignore[attr-defined] # tarfile would keep all
         yield member
 
 
+def _parts(name: str) -> tuple[str, str, str]:
+    """Of a name: up to the last slash, then up to the first dot, and behind it."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return folder + slash, stem, extension
+
+
+def _is_hidden_or_link(name: str) -> bool:
+    """Whether a member that belongs to no sample would by its name."""
+    folder, stem, _ = _parts(name)
+    return "." in name[len(folder) :] and bool(folder or stem) and not _META.match(name)
+
+
 def _named(member: tarfile.TarInfo) -> tuple[str, str] | None:
     """A member's key and extension; None if it belongs to no sample."""
-    if not member.isreg() or _META.match(member.name):
-        return None
-    found = _NAME.fullmatch(member.name)
-    if found is None or found[1].endswith("/"):  # a hidden file, such as d/._0.jpg of macOS
-        return None
-    return found[1], found[2].lower()
+    folder, stem, extension = _parts(member.name)
+    if not member.isreg() or not stem or "." not in member.name[len(folder) :]:
+        return None  # it may be a hidden file, such as d/._0.jpg of macOS
+    return None if _META.match(member.name) else (folder + stem, extension.lower())
 
 
 def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
     for part in parts:
         key, sample = "", dict[str, bytes]()
         try:
-            with tarfile.open(fileobj=io.BytesIO(part), mode="r:") as tar:
+            with _Archive.open(fileobj=io.BytesIO(part), mode="r:") as tar:
                 for member in _members(tar):
                     if (named := _named(member)) is not None:
                         if sample and named[0] != key:
@@ -303,34 +388,39 @@ def _samples(parts: Iterator[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
                         key, extension = named
                         begin = member.offset_data
                         sample[extension] = part[begin : begin + member.size]
-        except tarfile.TarError as error:
+        except Damaged:
+            raise
+        except (tarfile.TarError, *WRONG) as error:
             raise Damaged(f"it is no part of a tar file ({error})") from error
         yield key, sample
 
 
 class TarShard(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
-        self._offsets, said = record_index.opened(path, options)
         self._columns = sources(options.get("whole") or options["columns"])
         self._samples: Ints | None = None  # the records, if some samples are left out
         self._fill = {
             name: value.encode() if isinstance(value, str) else value
             for name, value in (options.get("fill") or {}).items()
         }
+        self._file = record_index.IndexedFile(path, options)
+        super().__init__(self._file.record_bytes)
         if "whole" in options:
-            samples = msgspec.msgpack.decode(said, type=SampleKinds)
-            whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
-            if not all(whole):
-                self._samples = np.flatnonzero(
-                    np.array(whole)[np.frombuffer(samples.of_each, "<u2")]
-                )
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        super().__init__(int(self._offsets[-1]) / max(1, len(self._offsets) - 1))
+            try:
+                self._leave_out_lacking(_kinds(self._file.index.said(), self._file.index.records))
+            except BaseException:
+                self.close()
+                raise
+
+    def _leave_out_lacking(self, samples: SampleKinds) -> None:
+        whole = [lack is None for lack in samples.lacking(self._columns, self._fill)]
+        if not all(whole):
+            self._samples = np.flatnonzero(np.array(whole)[np.frombuffer(samples.of_each, "<u2")])
 
     def take(self, records: Ints) -> Block:
         columns: dict[str, list[bytes]] = {name: [] for name in self._columns}
         samples = records if self._samples is None else self._samples[records]
-        for key, sample in _samples(pieces(self._descriptor, self._offsets, samples)):
+        for key, sample in _samples(self._file.pieces(samples)):
             sample[KEY] = os.fsencode(key)
             for name, extensions in self._columns.items():
                 found = next((one for one in extensions if one in sample), None)
@@ -340,7 +430,7 @@ class TarShard(NumberedFile):
         return Block(len(records), tuple(map(texts, columns.values())))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 FORMAT = Format(

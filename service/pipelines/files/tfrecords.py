@@ -10,15 +10,15 @@ from array import array
 from ....storage.tfrecord import FRAME_BYTES, HEADER_BYTES, data_length, masked_crc
 from ...blocks import Block
 from . import record_index
-from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, pieces, texts
+from .formats import TEXT, Damaged, Facts, Format, Ints, NumberedFile, Options, texts
 
 _WINDOW_BYTES = 64 << 10
 _MAX_KNOWN = 1 << 12
 
 
 def _inspect(path: str, options: Options) -> Facts:
-    offsets, _ = record_index.made(path, options, _walk)
-    return Facts(len(offsets) - 1, TEXT)
+    records, _ = record_index.made(path, options, _walk)
+    return Facts(records, TEXT)
 
 
 def _walk(descriptor: int, size: int) -> tuple[array[int], bytes]:
@@ -54,14 +54,12 @@ def _walk(descriptor: int, size: int) -> tuple[array[int], bytes]:
 
 class TFRecordFile(NumberedFile):
     def __init__(self, path: str, options: Options) -> None:
-        self._offsets, _ = record_index.opened(path, options)
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        size, records = int(self._offsets[-1]), len(self._offsets) - 1
-        super().__init__(size / max(1, records))
+        self._file = record_index.IndexedFile(path, options)
+        super().__init__(self._file.record_bytes)
 
     def take(self, records: Ints) -> Block:
         found = []
-        for frame in pieces(self._descriptor, self._offsets, records):
+        for frame in self._file.pieces(records):
             data = frame[HEADER_BYTES:-4]
             if data_length(frame) != len(data):
                 raise Damaged(
@@ -74,7 +72,7 @@ class TFRecordFile(NumberedFile):
         return Block(len(found), (texts(found),))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 FORMAT = Format(
