@@ -208,8 +208,15 @@ def repair(
     anew = "workers and trainers that knew {} will begin anew"
     try:
         _take_over(storage, owner, begin_anew=restored)
-    except Corrupt:
+    except Corrupt as error:
         if not truncate_corrupt:
+            if "--truncate-corrupt" not in str(error) and _cut_helps(storage):
+                raise Corrupt(
+                    f"{error}; or go on without what cannot be read: forebay journal repair "
+                    f"--truncate-corrupt cuts the log behind record {_last_readable(storage)}, and "
+                    "moves the rest aside",
+                    error.file, error.offset,
+                ) from error  # fmt: skip
             raise
         done.append(storage.cut(_last_readable(storage), owner))
         _take_over(storage, owner, begin_anew=True)
@@ -250,6 +257,17 @@ def _open_writer(storage: Storage, owner: str) -> Writer:
             if time.monotonic() - begun_s >= 2 * error.silence_ms / 1000:
                 raise
             time.sleep(0.1)
+
+
+def _cut_helps(storage: Storage) -> bool:
+    """Whether it is the log's end that cannot be read, and not its beginning or a snapshot."""
+    try:
+        storage.check()
+        for _ in storage.read(storage.first_sequence() - 1):
+            pass
+    except Corrupt:
+        return True
+    return bool(storage.condemned())
 
 
 def _last_readable(storage: Storage) -> int:

@@ -323,6 +323,8 @@ class Consumer:
                 timeout_s=2,
                 patience_s=2,
             )
+        except Unavailable:
+            log.info("leaves while no dispatcher answers: the next one notices by itself")
         except ForebayError as error:
             log.info("could not say goodbye to the dispatcher: %s", error)
         self._heartbeats.join()

@@ -56,6 +56,8 @@ _NO_DISPATCHER = re.compile("$|Method not found!$|Received http2 header")
 """The details of UNIMPLEMENTED from gRPC's servers in C++ and in Python, and from a web server."""
 _MAYBE_TLS = re.compile("failed to connect to all addresses|Socket closed")
 """In the details of an error that may be TLS's; of several addresses, gRPC tells the last one's."""
+_SAID = re.compile("(the journal|the dispatcher|this dispatcher)\\b")
+"""The words of a dispatcher that is reached, and does not serve (its `Unavailable`)."""
 TOKEN_REPLACED_S = 5.0
 """For so long a call is repeated though the dispatcher refuses a token whose file it has accepted
 before: it was replaced, perhaps, and one side has not yet looked at its file."""
@@ -153,9 +155,13 @@ class DispatcherClient:
         except grpc.RpcError as error:
             if _is_away(error) and not closed.is_set():
                 why = self._why_no_tls(error, self._address)
+                details = error.details() or ""
+                if not why and _SAID.match(details):
+                    raise Unavailable(
+                        f"no dispatcher serves at {', '.join(self.addresses)} now: {details}"
+                    ) from error
                 why = why or (
-                    f"({error.code().name}: {error.details()}); is it running, and reachable?"
-                    f"{self._note()}"
+                    f"({error.code().name}: {details}); is it running, and reachable?{self._note()}"
                 )
                 raise Unavailable(
                     f"no dispatcher answers at {', '.join(self.addresses)} {why}"

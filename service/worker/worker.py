@@ -43,7 +43,7 @@ from ..delivery import (
     RoundsOutput,
     TaskOutput,
 )
-from ..errors import ForebayError
+from ..errors import ForebayError, Unavailable
 from ..http.opening import open_http_thread
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
@@ -214,6 +214,8 @@ class Worker:
                 # heartbeats' connection follows the leader.
                 request = pb.LeaveServiceRequest(worker_id=worker_id, metrics=metrics)
                 self._beats.call(request, pb.LeaveServiceResponse, timeout_s=2, patience_s=0)
+            except Unavailable:
+                log.info("leaves while no dispatcher answers: the next one notices by itself")
             except ForebayError as error:
                 log.info("could not say goodbye to the dispatcher: %s", error)
         # Let gRPC send the last elements to stock clients. Waiting calls return, as outputs ended.
@@ -312,6 +314,8 @@ class Worker:
         request.version = request.wait_ms = 0
         try:
             self._dispatcher.call(request, pb.WorkerHeartbeatResponse, timeout_s=2, patience_s=0)
+        except Unavailable:
+            log.info("no dispatcher answers: the next heartbeat says that this worker drains")
         except ForebayError as error:
             log.info("could not tell the dispatcher yet that this worker drains: %s", error)
 

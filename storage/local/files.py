@@ -6,6 +6,7 @@ file_writer.py is the writer, and file_cut.py repairs the log.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -248,9 +249,12 @@ class FileStorage(Storage):
         try:
             yield
         except OSError as error:
+            other = ", or choose another storage"
+            if os.path.exists(self._layout.term):  # on another one, the journal would be empty
+                other = ", and the journal goes on where it was"
             raise StorageUnusable(
-                f"{error.filename or self.path}: {error.strerror}; {remedy(error, self.path)}, or "
-                "choose another storage"
+                f"{error.filename or self.path}: {error.strerror}; {remedy(error, self.path)}"
+                f"{other}"
             ) from error
 
 

@@ -244,7 +244,8 @@ def test_a_corrupt_log_is_cut_only_when_asked(storage: FileStorage, digest: str)
     last_good = int(path.name[:20]) - 1
     flip(path, 20)
     before = {path: path.read_bytes() for path in segments(storage)}
-    with pytest.raises(Corrupt, match=path.name):
+    says = f"{path.name}.* --truncate-corrupt cuts the log behind record {last_good}, and moves"
+    with pytest.raises(Corrupt, match=says):
         repair(storage)
     assert {path: path.read_bytes() for path in segments(storage)} == before
     done, _ = repair(storage, truncate_corrupt=True)
@@ -259,6 +260,15 @@ def test_a_corrupt_log_is_cut_only_when_asked(storage: FileStorage, digest: str)
         path.name: before[path],
         segments_after(before, path).name: before[segments_after(before, path)],
     }
+
+
+def test_what_no_cut_mends_is_not_told_to_be_cut(storage: FileStorage, digest: str) -> None:
+    for name in (10, 20):
+        flip(next(storage.path.glob(f"snapshots/*{name}.snapshot")), 20)
+    segments(storage)[0].unlink()
+    with pytest.raises(Corrupt, match="restore the snapshots") as refused:
+        repair(storage)
+    assert "--truncate-corrupt" not in str(refused.value)
 
 
 def segments_after(paths: dict[Path, bytes], path: Path) -> Path:

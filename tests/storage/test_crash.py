@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import AppendFailed, Extent, FileStorage, StorageError, Writer
+from forebay.storage import AppendFailed, Extent, FileStorage, StorageError, StorageUnusable, Writer
 from forebay.storage.base import LEASE_MS
 from forebay.storage.proto.segment_pb2 import Batch
 from forebay.storage.tfrecord import frame
@@ -96,6 +96,17 @@ def test_a_failed_sync_takes_the_batch_back(
             writer.append([b"three"])
     assert "\n" not in str(error.value)
     expect_poisoned_and_recovered(writer, path, [b"one", b"two"])
+
+
+def test_a_full_disk_is_told_to_be_emptied_and_no_other_journal_to_be_begun(
+    writer: Writer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.close()
+    for where, told in (path, "the journal goes on where it was"), (path / "new", "choose another"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir" if where != path else "fsync", fail(errno.ENOSPC))
+            with pytest.raises(StorageUnusable, match="make room there, .*" + told):
+                FileStorage(where).open_writer("the next dispatcher")
 
 
 def test_a_partial_frame_that_cannot_be_taken_back_is_torn(
