@@ -10,3 +10,6 @@ SILENT = "no sign of life"
 
 GOODBYE = "it said goodbye"
 """It left in order."""
+
+READ_FAILED = "its read failed: "
+"""What a reason begins with that a consumer gave itself: the error follows."""

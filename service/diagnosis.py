@@ -17,6 +17,9 @@ WAITS = 0.05
 LATELY_S = 900.0
 """So long a lost worker, or a new leader, is worth a word."""
 
+FAILED_S = 86_400.0
+"""So long a job that has failed is a problem, if nobody reads it again."""
+
 SLOW = 0.5
 """A worker is slow if it makes less than this share of what the others make while they work."""
 
@@ -47,6 +50,9 @@ SEE = dict.fromkeys(
 )
 """What to look at, by the scheme of a storage's URL."""
 
+MOST_SAID = 400
+"""Characters of an error, in a finding."""
+
 Severity = Literal["problem", "slow", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "slow", "note")
 
@@ -74,7 +80,7 @@ class Finding(NamedTuple):
 def findings(status: Status) -> list[Finding]:
     """What a status gives reason to say, the gravest first. While the storage hangs, all wait for
     it: what was measured of others is old, and says nothing of them."""
-    found = [*_storage(status), *_dispatcher(status), *_workers(status)]
+    found = [*_storage(status), *_dispatcher(status), *_workers(status), *_failures(status)]
     if silent_s(status):
         return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
     jobs = {job["job_id"]: job for job in status["jobs"]}
@@ -152,6 +158,55 @@ def _workers(status: Status) -> Iterator[Finding]:
                     "that nobody read, as others needed the memory",
                     "end jobs that nobody reads, or give workers a larger --memory-budget",
                 )  # fmt: skip
+
+
+def _failures(status: Status) -> Iterator[Finding]:
+    """Reads that ended with an error, and saves."""
+    now_ms = status.get("now_ms", 0)
+    for job in (*status["jobs"], *status.get("removed_jobs", [])):
+        if not (errors := job.get("errors")):
+            continue
+        error, state = errors[-1], job.get("state", "failed")
+        ago_s = max(0.0, (now_ms - error["time_ms"]) / 1000)
+        if ago_s > (FAILED_S if job.get("state") == "failed" else LATELY_S):
+            continue
+        more = f" ({error['times']} times)" if error["times"] > 1 else ""
+        at = f" at worker {error['worker']}" if error["worker"] else ""
+        what = f"its read failed{at}{more}: {error_text(error)}"
+        if len(errors) > 1:
+            what += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
+        subject = f"job {job_name(job)}"
+        if state == "failed":
+            yield Finding("problem", subject, what, _mend(job, error), since_s=ago_s)
+        else:
+            yield Finding("note", subject, f"{what}; it is {state} now", "", since_s=ago_s)
+    for save in status.get("failed_saves", []):
+        ago_s = max(0.0, (now_ms - save["time_ms"]) / 1000)
+        if ago_s < LATELY_S:
+            what, advice = (
+                f"it failed: {_in_one_line(save['error'])}",
+                "mend the cause, and save again",
+            )
+            yield Finding("problem", f"save {save['path']}", what, advice, since_s=ago_s)
+
+
+def error_text(error: Mapping[str, Any]) -> str:
+    """One line, such as NOT_FOUND: /data/7.tfrecord; No such file or directory."""
+    text: str = error["message"]
+    return _in_one_line(f"{error['code']}: {text}" if error["code"] else text)
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())[:MOST_SAID]
+
+
+def _mend(job: Mapping[str, Any], error: Mapping[str, Any]) -> str:
+    """What to do about an error that ended a read."""
+    mend = "mend its cause (the message names file and record), or have what fails left out"
+    again = "start its trainers again"
+    if error["for_good"] and job.get("name"):
+        again += " under another job_name: for this epoch, each worker stays with its error"
+    return f'{mend} (on_error="skip", ignore_errors()); then {again}'
 
 
 class _OfJob:

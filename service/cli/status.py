@@ -13,9 +13,9 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import duration, job_name, silent_s
+from ..diagnosis import duration, error_text, job_name, silent_s
 from ..errors import InvalidArgument, NotFound, Unavailable
-from ..http.families import label_value
+from ..http.families import label_value, printable
 from .console import plain_console
 from .options import JSON, SERVICE, connects
 
@@ -113,8 +113,12 @@ def only(summary: dict[str, Any], job: str) -> dict[str, Any]:
     """The status with this job alone. Raises NotFound."""
     if not job:
         return summary
-    found = [each for each in summary["jobs"] if job in (job_name(each), str(each["job_id"]))]
-    if not found:
+
+    def its(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [each for each in jobs if job in (job_name(each), str(each["job_id"]))]
+
+    found, removed = its(summary["jobs"]), its(summary.get("removed_jobs", []))
+    if not found and not removed:
         names = sorted(map(_name, summary["jobs"]))
         known = ", ".join(names[:MOST_NAMED]) or "none"
         more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -122,7 +126,9 @@ def only(summary: dict[str, Any], job: str) -> dict[str, Any]:
     ids = {each["job_id"] for each in found}
     loads = [load for load in summary.get("loads", []) if load["job_id"] in ids]
     # The number of wanted workers is of all jobs together.
-    return {**summary, "jobs": found, "loads": loads, "wanted_workers": None}
+    return {
+        **summary, "jobs": found, "removed_jobs": removed, "loads": loads, "wanted_workers": None,
+    }  # fmt: skip
 
 
 def render(summary: dict[str, Any], sort: str = "job") -> Any:
@@ -168,14 +174,16 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
         elif not job["iterations"]:
             counts = [_lengths(order)] if order else []
             counts += _nonzero(skipped=job.get("skipped_splits", 0))
-            jobs.add_row(*of_job, "", "", NOT_READ, ", ".join(counts))
+            jobs.add_row(*of_job, "", "", job.get("state", NOT_READ), ", ".join(counts))
+        state = f"{job['state']}, " if "state" in job else ""  # earlier versions do not report it
         for it in job["iterations"]:
             if not it["finished"]:
                 jobs.add_row(
                     *of_job,
                     "all" if order and not claimed else str(it["epoch"]),
                     _readers(it),
-                    f"{it['completed_tasks']} of {it['completed_tasks'] + it['running_tasks']}",
+                    f"{state}{it['completed_tasks']} of "
+                    f"{it['completed_tasks'] + it['running_tasks']}",
                     ", ".join(
                         [
                             _claims(it["claims"])
@@ -195,6 +203,15 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     ]
     parts: list[Any] = [*old, head, *_loads(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
+    errors = Table("job", "ago", "worker", "times", "error", title="errors", title_justify="left")
+    for job in (*summary["jobs"], *summary.get("removed_jobs", [])):
+        for error in job.get("errors", [])[::-1]:
+            ago = duration(max(0.0, (summary.get("now_ms", 0) - error["time_ms"]) // 1000))
+            worker = label_value(error["worker"] or "")
+            text = printable(error_text(error))
+            errors.add_row(_name(job), ago, worker, str(error["times"]), text)
+    if errors.row_count:
+        parts.append(errors)
     skips = Table("job", "epoch", "split", "worker", "why", title="skipped", title_justify="left")
     for job in summary["jobs"]:
         for it in job["iterations"]:

@@ -52,6 +52,8 @@ GOODBYE_S = 0.5
 CLOSED_S = 5.0
 """How long `close` waits for another thread that closes the same consumer."""
 
+MOST_OF_ERROR = 1_000
+"""Characters of the error by which a read ended, that the dispatcher is told."""
 
 SHORT_S = 0.01
 """A shorter wait is for workers: why else, it does not ask."""
@@ -149,6 +151,7 @@ class Consumer:
         if joined.HasField("news"):
             self._hear(joined.news)
         self.is_over = False  # all blocks were given
+        self._failed = ""  # the error that ended `blocks`
         self._heartbeats.start()
         self._meter.open()
         open_iterations.opened(self)
@@ -183,9 +186,10 @@ class Consumer:
                 if nothing is not None:
                     yield nothing
                 continue
-            except ForebayError:
+            except ForebayError as error:
                 if self._leaving.is_set():
                     return
+                self._failed = str(error)
                 raise
             self._wait_log.restart()
             block, source = taken
@@ -317,7 +321,9 @@ class Consumer:
                 self._dispatcher.call(request, answer, timeout_s=2, patience_s=2)
             self._dispatcher.call(
                 pb.LeaveIterationRequest(
-                    consumer_id=self.consumer_id, position=self.mode.position()
+                    consumer_id=self.consumer_id,
+                    position=self.mode.position(),
+                    error=self._failed[:MOST_OF_ERROR],
                 ),
                 pb.LeaveIterationResponse,
                 timeout_s=2,

@@ -273,9 +273,10 @@ def epochs_over(state: State, job_name: str) -> int:
     return max([0, *finished, *(stop - 1 for _, stop in job.summarized)])
 
 
-def readers_of(state: State, job: Job) -> list[int]:
-    """Its consumers, of all epochs."""
-    return [i for number in job.iterations.values() for i in state.iterations[number].consumers]
+def readers_of(state: State, job: Job, *, unfinished: bool = False) -> list[int]:
+    """Its consumers, of all epochs, or of the unfinished ones."""
+    its = (state.iterations[number] for number in job.iterations.values())
+    return [i for each in its if not (unfinished and each.finished) for i in each.consumers]
 
 
 def removed(state: State, job: Job, reason: str) -> list[ev.Event]:

@@ -21,6 +21,7 @@ from .. import ranges
 from . import saves
 from .checksums import describe_mismatches
 from .iterations import first_epoch
+from .job_states import NOTHING, Told, job_state
 from .jobs import readers_of
 from .ledger import Ledger
 from .lengths import count_known
@@ -40,6 +41,9 @@ class Stranger(NamedTuple):
 Counted = Callable[[int], dict[str, Any] | None]
 """Returns an iteration's user metrics, by its id."""
 
+ToldOf = Callable[[int], Told]
+"""Returns what is told of a job, by its id."""
+
 Known = dict[str, dict[int, int]]
 """How many lengths are known, by dataset and by the size of bundles."""
 
@@ -54,7 +58,7 @@ def status(state: State) -> dict[str, Any]:
     """A JSON-ready summary. Its size follows workers, jobs and iterations, not splits."""
     known = _known(state)
     jobs = [
-        _job(state, job, _iterations(state, job), lambda _: None, known)
+        _job(state, job, _iterations(state, job), lambda _: None, known, NOTHING)
         for job in state.jobs.values()
     ]
     lists = {name: [*parts] for name, parts in _lists(state, ()).items()}
@@ -66,6 +70,7 @@ def encoded_status(
     strangers: Iterable[Stranger],
     counted: Counted,
     measured: Mapping[str, Any] | None = None,
+    told: ToldOf = lambda _: NOTHING,
 ) -> Iterator[bytes]:
     """The status as JSON, in pieces, with data from outside the state: the other arguments.
 
@@ -84,7 +89,7 @@ def encoded_status(
     }
     copied = State(datasets={**state.datasets}, workers=workers, consumers=members)
     known = _known(state)
-    return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted, known)
+    return _pieces(pieces, copied, jobs, [*state.iterations], iterations, counted, known, told)
 
 
 def _pieces(
@@ -95,6 +100,7 @@ def _pieces(
     iterations: bytes,
     counted: Counted,
     known: Known,
+    told: ToldOf,
 ) -> Iterator[bytes]:
     """`state` is a partial copy without jobs; `numbers` are the iterations' ids, in order."""
     yield from first
@@ -103,7 +109,8 @@ def _pieces(
     for job in map(_job_of, _parts_of(jobs)):
         state.jobs = {job.job_id: job}
         its = (_iteration_of(copies[number]) for number in sorted(job.iterations.values()))
-        yield separator + _encode(_job(state, job, its, counted, known))
+        found = _job(state, job, its, counted, known, told(job.job_id))
+        yield separator + _encode(found)
         separator = b","
     yield b"]}" if state.jobs else b',"jobs":[]}'
 
@@ -170,10 +177,28 @@ def _lists(state: State, strangers: Iterable[Stranger]) -> dict[str, Iterator[di
 
 
 def _job(
-    state: State, job: Job, iterations: Iterable[Iteration], counted: Counted, known: Known
+    state: State,
+    job: Job,
+    iterations: Iterable[Iteration],
+    counted: Counted,
+    known: Known,
+    told: Told,
 ) -> dict[str, Any]:
+    its = [*iterations]
+    open_its = [each for each in its if not each.finished]
     return {
         "job_id": job.job_id,
+        "state": job_state(
+            epochs=len(its) + len(job.summarized),
+            unfinished=len(open_its),
+            consumers=sum(len(each.consumers) for each in open_its),
+            told=told,
+        ),
+        "errors": told.errors,
+        "gone": told.gone,
+        "left": told.left,
+        "losses": told.losses,
+        "used_ms": job.used_ms,
         "name": job.name or None,
         "dataset_id": job.dataset_id,
         "sharding": ev.Sharding.Name(job.sharding),
@@ -194,8 +219,7 @@ def _job(
         ],  # epoch, bundle
         "warning": describe_mismatches(job) or None,
         "iterations": [
-            _iteration(state, job, each) | {"metrics": counted(each.iteration_id)}
-            for each in iterations
+            _iteration(state, job, each) | {"metrics": counted(each.iteration_id)} for each in its
         ],
     }
 

@@ -27,7 +27,7 @@ import jinja2
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from ..diagnosis import findings
+from ..diagnosis import findings, job_name
 from ..errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from ..http.server import HEADERS, Handler, HttpServer
 from ..slicing import in_slices
@@ -150,9 +150,16 @@ class Pages:
     async def _job(self, request: web.Request) -> web.StreamResponse:
         return await self._page("job", {**request.query, "id": request.match_info["id"]})
 
+    def _title(self, query: Query) -> str:
+        """Of a job's page: its name."""
+        jobs = {str(job["job_id"]): job for job in self._status[1].get("jobs", [])}
+        job = jobs.get(query.get("id", ""))
+        return f"Job {query.get('id')}" if job is None else job_name(job)
+
     async def _page(self, view: str, query: Query, **more: Any) -> web.Response:
         role = self._source.role()
         parts = await self._parts(view, query)
+        more["title"] = self._title(query)
         live = urlencode({**query, "view": view})
         text = self._templates.get_template(f"{view}.html").render(
             role=role, parts=parts, query=query, live=f"/live?{live}", **more

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from ..diagnosis import WAITS_FOR, WORKERS_DO, duration, job_name
+from ..diagnosis import WAITS_FOR, WORKERS_DO, duration, error_text, job_name
 from ..http.families import label_value, printable
 from . import split_map
 from .series import Series, line
@@ -24,6 +24,7 @@ COLUMNS = {
     "worker": "address",
     "elements/s": "elements_per_s",
     "buffers": "held_bytes",
+    "errors": "errors",
     "last heard": "silent_s",
     "tasks": "running_tasks",
 }
@@ -89,6 +90,7 @@ def moment(time_ms: float | None) -> Markup:
 FILTERS = {
     "visible": lambda text: printable(str(text)), "named": named, "number": number,
     "percent": percent, "size": size, "duration": duration, "moment": moment,
+    "error": error_text,
 }  # fmt: skip
 
 
@@ -99,30 +101,36 @@ UNMEASURED = dict.fromkeys(("elements_per_s", "waits", "busy", "workers", "wante
 
 
 def jobs(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each job: those that are read first, then by their ids, the newest first."""
+    """A row for each job: those that are read first, by their ids; then the others, by when they
+    were read last. The newest come first."""
     loads = {load["job_id"]: load for load in status.get("loads", [])}
-    rows = [_job(job, {**UNMEASURED, **loads.get(job["job_id"], {})}) for job in status["jobs"]]
-    return sorted(rows, key=lambda row: (not row["readers"], row["over"], -row["id"]))
+    now_ms = status.get("now_ms") or status["time_ms"]  # or as of an event
+    rows = [
+        _job(job, {**UNMEASURED, **loads.get(job["job_id"], {})}, now_ms) for job in status["jobs"]
+    ]
+    return sorted(rows, key=lambda row: (row["age_s"] if row["is_dead"] else -math.inf, -row["id"]))
 
 
-def _job(job: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
+def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
     running = [it for it in job["iterations"] if not it["finished"]]
     order = job.get("order")
     kind = job["sharding"] if order is None else "ordered"
     if order is not None and order["claimed"]:
         kind = "at least once"
-    is_over = job["iterations"] or job["summarized"]
+    state = job["state"]
     row = {
         "id": job["job_id"], "name": job_name(job), "dataset": job["dataset_id"], "kind": kind,
         "cached": job["cross_trainer_cache"], "load": load, "order": order,
-        "over": "" if running else "finished" if is_over else "not being read",
-        "iterations": job["iterations"], "running": running,
-        "readers": sum(it["consumers"] for it in running),
+        "state": state, "is_dead": state not in ("running", "waiting"),
+        "age_s": max(0, now_ms - job["used_ms"]) / 1000,  # since somebody joined or left it last
+        "errors": job["errors"][::-1], "losses": job["losses"][::-1], "gone": job["gone"],
+        "left": job["left"], "iterations": job["iterations"], "running": running,
+        "readers": sum(it["consumers"] for it in running) - len(job["gone"]),
         "epochs": ["all" if kind == "ordered" else it["epoch"] for it in running],
         "done": None, "of": None, "to_go_s": None,
         "lost": job["lost_splits"], "skipped": job["skipped_splits"], "warning": job["warning"],
         "no_task": next((it["no_task"] for it in running if it["no_task"]), None),
-        "splits_per_s": job.get("splits_per_s"),
+        "splits_per_s": job.get("splits_per_s") if state == "running" else None,
     }  # fmt: skip
     for it in job["iterations"]:
         row["lost"] += sum(source["lost"] for source in it["sources"])
@@ -191,9 +199,9 @@ class Page(NamedTuple):
 def workers(status: Mapping[str, Any], sort: str, text: str, page: int) -> Page:
     """The workers whose address or tags have the text, sorted, MOST_ROWS a page."""
     text = text.lower()
-    loads = _loads_of_workers(status)
+    loads, errors = _loads_of_workers(status), _errors_of_workers(status)
     found = [
-        {**worker, **loads.get(worker["address"], {})}
+        {**worker, **loads.get(worker["address"], {}), "errors": errors.get(worker["address"], 0)}
         for worker in status["workers"]
         if text in worker["address"].lower() or any(text in tag.lower() for tag in worker["tags"])
     ]
@@ -206,6 +214,16 @@ def workers(status: Mapping[str, Any], sort: str, text: str, page: int) -> Page:
     pages = max(1, -(-len(found) // MOST_ROWS))
     page = min(max(1, page), pages)
     return Page(found[(page - 1) * MOST_ROWS : page * MOST_ROWS], len(found), page, pages)
+
+
+def _errors_of_workers(status: Mapping[str, Any]) -> dict[str, int]:
+    """How many errors each told lately, by address."""
+    found: dict[str, int] = {}
+    for job in (*status["jobs"], *status.get("removed_jobs", [])):
+        for error in job["errors"]:
+            if address := error["worker"]:
+                found[address] = found.get(address, 0) + error["times"]
+    return found
 
 
 def _loads_of_workers(status: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -17,6 +17,8 @@ from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import SILENT
 from ...storage import Storage, Writer
 from ..core import commands as c
+from ..core.job_states import Told
+from ..core.jobs import readers_of
 from ..core.state import Consumer, State
 from ..core.status import encoded_status
 from ..errors import NotFound, Unavailable
@@ -26,6 +28,7 @@ from .garbage_collector import GarbageCollector
 from .graphs import Graphs
 from .growing_sources import GrowingSources
 from .history import JournalHistory
+from .job_reports import JobReports
 from .loads import Loads
 from .options import DispatcherOptions
 from .save_rates import SaveRates
@@ -61,7 +64,8 @@ class Dispatcher(Decider):
         self.saves = Saves(self)
         self.growing_sources = GrowingSources(self)
         self.user_metrics = UserMetrics(state)
-        self.loads = Loads(state, options.load_window_ms)
+        self.loads = Loads(state, options.load_window_ms, self.failure_detector.gone_s)
+        self.job_reports = JobReports(self)
         self.save_rates = SaveRates(self)
         self._leads_from_s = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []  # they run as long as it leads
@@ -139,7 +143,21 @@ class Dispatcher(Decider):
             "storage": self.storage_watch.status(),
             "lost_workers": self._lost_workers(),
             "save_rates": self.save_rates.status(),
+            "now_ms": time.time_ns() // 1_000_000,
+            "removed_jobs": self.job_reports.removed(),
+            "failed_saves": self.job_reports.failed_saves(),
         }
+
+    def told(self, job_id: int) -> Told:
+        """What is told of a job, for its state."""
+        job, gone_s = self.state.jobs.get(job_id), self.failure_detector.gone_s
+        readers = [] if job is None else readers_of(self.state, job, unfinished=True)
+        gone = [
+            {"consumer_id": i, "silent_s": silent_s}
+            for i in readers
+            if (silent_s := gone_s(i)) is not None
+        ]
+        return Told(waits=self.loads.waits(job_id), gone=gone, **self.job_reports.of(job_id))
 
     def _lost_workers(self) -> list[dict[str, Any]]:
         """Those that were presumed dead lately, the latest last."""
@@ -157,7 +175,7 @@ class Dispatcher(Decider):
     def encoded_status(self) -> Iterator[bytes]:
         """The status as JSON, in pieces."""
         strangers, counted = self.history.strangers(), self.user_metrics.shown
-        return encoded_status(self.state, strangers, counted, self.measured())
+        return encoded_status(self.state, strangers, counted, self.measured(), self.told)
 
     def find_consumer(self, consumer_id: int) -> Consumer:
         """Raises NotFound, with the reason why the consumer is gone."""

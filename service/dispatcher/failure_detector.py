@@ -76,6 +76,7 @@ class FailureDetector:
         self._decider = decider
         self._members: dict[int, _Presence] = {}
         self._looked_s = -math.inf  # when silent members were last looked for
+        self._leads_from_s = time.monotonic()
         for member_id in (*decider.state.workers, *decider.state.consumers):
             self._present(member_id)
 
@@ -109,6 +110,15 @@ class FailureDetector:
         if time.monotonic() - self._looked_s > 2 * CHECK_S:
             return False
         return (self.silent_s(consumer_id) or 0.0) > SILENCES * self._grace_s
+
+    def gone_s(self, consumer_id: int) -> float | None:
+        """How long a consumer is silent that seems to have ended and is not given up yet. None: it
+        is there, or nobody knows."""
+        silent_s = self.silent_s(consumer_id)
+        if silent_s is None:  # TensorFlow's say nothing before they read
+            stock = self._decider.state.consumers[consumer_id].stock
+            silent_s = None if stock else time.monotonic() - self._leads_from_s
+        return silent_s if self.may_be_replaced(consumer_id) else None
 
     def expects(self, consumer_id: int) -> None:
         """Allow a TensorFlow consumer EXPECTED_S to begin: it sends no heartbeat before its first

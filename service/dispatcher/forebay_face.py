@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
-from ...journal.reasons import GOODBYE
+from ...journal.reasons import GOODBYE, READ_FAILED
 from ...storage.errors import Missing
 from ..connections.admission import Admission
 from ..connections.data_keys import SigningKeys
@@ -478,7 +478,7 @@ class ForebayFace:
         await self._dispatcher.execute(
             c.LeaveIteration(
                 consumer_id=request.consumer_id,
-                reason=GOODBYE,
+                reason=READ_FAILED + request.error if request.error else GOODBYE,
                 position=request.position if request.HasField("position") else None,
             )
         )
@@ -495,6 +495,7 @@ class ForebayFace:
             )
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
+        dispatcher.job_reports.worker_told(request.address, request.uid, request)
         registration = _command(c.RegisterWorker, request)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:

@@ -32,6 +32,9 @@ NO_WORKER = "no worker", "no worker has told of a task of it"
 MADE = "made", "its elements are made, and wait for trainers"
 MEASURING = "measuring", "is being measured"
 
+TELLING = 0.9
+"""Who waits for a larger share of the time, and gets nothing, does nothing else."""
+
 NO_SAVES = Wanted(0, "saves", "the saves are complete")
 
 MOST_REPORTS = 64
@@ -93,8 +96,12 @@ class MeasuredJob:
 class Loads:
     """Runs on the dispatcher's event loop."""
 
-    def __init__(self, state: State, window_ms: int) -> None:
+    def __init__(
+        self, state: State, window_ms: int, gone_s: Callable[[int], float | None] = lambda _: None
+    ) -> None:
+        """`gone_s` says of a consumer how long it is gone, as the failure detector's."""
         self._state = state
+        self._gone_s = gone_s
         self._window_s = window_ms / 1000
         self._jobs: dict[int, MeasuredJob] = {}
         self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
@@ -188,19 +195,39 @@ class Loads:
 
     def consumers(self, job_id: int) -> dict[int, dict[str, float | None]]:
         """What each consumer of a job received since it began; in the window, which share of its
-        time it waited, and how many elements a second it received."""
+        time it waited, and how many elements a second it received; and how long it is gone."""
         job = self._jobs.get(job_id)
         from_s = time.monotonic() - self._window_s
         found: dict[int, dict[str, float | None]] = {}
         for consumer_id, reports in ({} if job is None else job.consumers).items():
-            elements = reports.newest[2]
-            open_ms, waited_ms, grown, *_ = reports.grown(from_s) or (0, 0, 0)
+            if consumer_id not in self._state.consumers:
+                continue
+            elements, gone_s = reports.newest[2], self._gone_s(consumer_id)
+            lately = reports.grown(from_s) if gone_s is None else ()
+            open_ms, waited_ms, grown, *_ = lately or (0, 0, 0)
             found[consumer_id] = {
+                "gone_s": gone_s,
                 "elements": elements,
                 "waits": min(waited_ms / open_ms, 1.0) if open_ms else None,
                 "elements_per_s": 1000 * grown / open_ms if open_ms else None,
             }
         return found
+
+    def waits(self, job_id: int) -> bool:
+        """Whether all who read a job wait, and got nothing in the window, as far as is told. Of
+        TensorFlow's consumers workers tell: they make nothing, though nothing holds them up."""
+        if (job := self._jobs.get(job_id)) is None:
+            return False
+        from_s = time.monotonic() - self._window_s
+        if read := [x for x in (x.grown(from_s) for x in self._there(job).values()) if x]:
+            return all(not x[2] and x[1] + sum(x[3:6]) >= TELLING * x[0] for x in read)
+        made = [x for x in (x.grown(from_s) for x in job.workers.values()) if x]
+        return bool(made) and not any(elements or held for _, held, _, elements in made)
+
+    def _there(self, job: MeasuredJob) -> dict[int, Reports]:
+        """The reports of its consumers that are neither gone nor have left."""
+        there = self._state.consumers
+        return {i: x for i, x in job.consumers.items() if i in there and self._gone_s(i) is None}
 
     def _measured(self, load: Load, job: MeasuredJob) -> dict[str, Any]:
         workers = self._state.workers
@@ -230,7 +257,11 @@ class Loads:
         """A step for each job."""
         state, now_s = self._state, time.monotonic()
         self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
-        read = {state.iterations[c.iteration_id].job_id for c in state.consumers.values()}
+        read = {
+            state.iterations[c.iteration_id].job_id
+            for i, c in state.consumers.items()
+            if self._gone_s(i) is None
+        }
         for job_id in {*self._jobs, *read}:
             job, of = self._job(job_id), state.jobs.get(job_id)
             cause = job.wanted.cause
@@ -255,7 +286,8 @@ class Loads:
         """Judge a job, if the window has enough of it."""
         state = self._state
         job.consumers = {i: x for i, x in job.consumers.items() if i in state.consumers}
-        grown = (x.grown(now_s - self._window_s) for x in job.consumers.values())
+        told = self._there(job).values()
+        grown = (x.grown(now_s - self._window_s) for x in told)
         job.waits_for, job.bytes_per_s = _waits([x for x in grown if len(x) > 3 and x[0]])
         there = {
             i: x
@@ -267,7 +299,7 @@ class Loads:
         from_s = max(job.since_s, now_s - self._window_s)
         if now_s - job.since_s >= self._window_s / 2:
             workers = {i: one for i, x in there.items() if (one := _worker(x.grown(from_s)))}
-            consumers = [x for x in (x.grown(from_s) for x in job.consumers.values()) if sum(x)]
+            consumers = [x for x in (x.grown(from_s) for x in told) if sum(x)]
             if workers and consumers:
                 if job.load is None:
                     job.judge.hold(job.wanted, now_s)  # what was wanted so far

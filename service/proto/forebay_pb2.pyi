@@ -350,21 +350,23 @@ class TaskInfo(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., completed: bool = ..., worker_address: _Optional[str] = ..., worker_uid: _Optional[int] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., worker_tags: _Optional[_Iterable[str]] = ..., stock: bool = ..., starting_round: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class LeaveIterationRequest(_message.Message):
-    __slots__ = ("consumer_id", "known", "position")
+    __slots__ = ("consumer_id", "known", "position", "error")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     consumer_id: int
     known: JournalPosition
     position: int
-    def __init__(self, consumer_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., position: _Optional[int] = ...) -> None: ...
+    error: str
+    def __init__(self, consumer_id: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., position: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class LeaveIterationResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget", "errors")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +380,7 @@ class WorkerHeartbeatRequest(_message.Message):
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -391,7 +394,26 @@ class WorkerHeartbeatRequest(_message.Message):
     checked: _containers.RepeatedCompositeFieldContainer[BundleChecksums]
     loads: _containers.RepeatedCompositeFieldContainer[JobLoad]
     memory_budget: int
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ...) -> None: ...
+    errors: _containers.RepeatedCompositeFieldContainer[ReadError]
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[ReadError, _Mapping]]] = ...) -> None: ...
+
+class ReadError(_message.Message):
+    __slots__ = ("job_id", "task_id", "code", "message", "ago_ms", "times", "for_good")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    AGO_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    FOR_GOOD_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    task_id: int
+    code: str
+    message: str
+    ago_ms: int
+    times: int
+    for_good: bool
+    def __init__(self, job_id: _Optional[int] = ..., task_id: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., ago_ms: _Optional[int] = ..., times: _Optional[int] = ..., for_good: bool = ...) -> None: ...
 
 class JobLoad(_message.Message):
     __slots__ = ("job_id", "working_ms", "backpressured_ms", "no_split_ms", "held_bytes", "shed_elements", "parked_tasks", "elements")

@@ -156,9 +156,9 @@ class BundleTask(WorkerTask):
                 put = self._live.pop(made)
                 self._put = [self._put[0] + put[0], self._put[1] + put[1]]
 
-    @staticmethod
-    def _fail(run: BundleRun, code: str, message: str) -> None:
+    def _fail(self, run: BundleRun, code: str, message: str) -> None:
         try:
             run.fail(code, message)
+            self._errors.add(self.task, code, message, for_good=False)
         except OutputCancelled:
             pass

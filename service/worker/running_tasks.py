@@ -104,7 +104,7 @@ class RunningTasks:
             runner.start()
         except (RuntimeError, MemoryError) as error:  # no thread available
             log.error("task %d cannot be started: %s", task.task_id, error)
-            runner.output.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
+            runner.fail("RESOURCE_EXHAUSTED", f"the worker cannot start the task: {error}")
             self.states.handle(Ended(task.task_id))
 
     def report(self, runner: WorkerTask, event: HandedOut | Ended) -> list[Instruction]:

@@ -15,6 +15,7 @@ from ..errors import ForebayError, NotFound, PipelineError, Unavailable, status_
 from ..proto import forebay_pb2 as pb
 from ..stopwatch import Stopwatch
 from .observer import Observer, Undelivered
+from .read_errors import ReadErrors
 from .task_pipeline import Datasets, Pipelines, TaskPipeline
 from .task_states import Complete, Ended, HandedOut, Instruction
 
@@ -59,6 +60,7 @@ class TaskDependencies(NamedTuple):
     report: Callable[[WorkerTask, HandedOut | Ended], list[Instruction]]
     """The task's thread reports events with it; returns instructions."""
     datasets: Datasets | None = None
+    errors: ReadErrors | None = None
 
 
 class WorkerTask(ABC):
@@ -77,6 +79,7 @@ class WorkerTask(ABC):
             task, needs.dispatcher, needs.pipelines, needs.observer, needs.datasets, output
         )
         self._needs = needs
+        self._errors = needs.errors or ReadErrors()
         self._ended = False  # for good
         self._thread = self._new_thread()
 
@@ -94,6 +97,12 @@ class WorkerTask(ABC):
         self.pipeline.cancelled.set()
         self.output.cancel()
         self.pipeline.cancel()
+
+    def fail(self, code: str, message: str) -> None:
+        """Its consumers get this error, now and later, and the dispatcher hears of it."""
+        if not self.pipeline.cancelled.is_set():
+            self._errors.add(self.task, code, message, for_good=True)
+        self.output.fail(code, message)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread; whether it has ended. A thread that never started has."""
@@ -155,7 +164,7 @@ class WorkerTask(ABC):
         except ForebayError as error:
             self._end(error)
         except BaseException as bug:  # consumers must not wait for ever
-            self.output.fail("INTERNAL", f"the worker failed: {bug!r}")
+            self.fail("INTERNAL", f"the worker failed: {bug!r}")
             self._ended = True
             self._needs.report(self, Ended(self.task.task_id))
             raise
@@ -168,7 +177,7 @@ class WorkerTask(ABC):
         feed_failed = self.pipeline.feed_failed
         end = end_after(error, feed_failed)
         if isinstance(end, TaskFailed):
-            self.output.fail(end.code, end.message)
+            self.fail(end.code, end.message)
         else:
             self.output.cancel()
         if not self.pipeline.cancelled.is_set():

@@ -58,6 +58,7 @@ from .memory import default_budget
 from .metrics import Condition, WorkerMetrics
 from .observer import Observer
 from .options import WorkerOptions
+from .read_errors import ReadErrors
 from .running_tasks import RunningTasks
 from .saves import StreamWriters
 from .task_consumers import TaskConsumers
@@ -115,9 +116,10 @@ class Worker:
             checksums=options.payload_checksums,
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
+        self._errors = ReadErrors()
         self._needs = TaskDependencies(
             self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
-            self.tasks.report, Datasets(self._dispatcher),
+            self.tasks.report, Datasets(self._dispatcher), self._errors,
         )  # fmt: skip
         self._face = ElementFace(self.tasks.runner_of)
         self.consumers = TaskConsumers(
@@ -344,7 +346,7 @@ class Worker:
         checked = self._bundle_reports.take()
         request = pb.WorkerHeartbeatRequest(
             metrics=self._metrics(), checked=checked, loads=self.tasks.loads(),
-            memory_budget=self.idle.budget.max_bytes,
+            memory_budget=self.idle.budget.max_bytes, errors=self._errors.told(),
         )  # fmt: skip
         request.MergeFrom(self._registration)
         try:
@@ -379,6 +381,7 @@ class Worker:
         self._data_keys.learn(response.data_keys)
         if response.journal.journal_id != self.journal_id:
             self._bundle_reports.forget()
+            self._errors.forget()
         self.tasks.handle(JournalSeen(response.journal.journal_id))
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}

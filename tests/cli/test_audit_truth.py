@@ -240,7 +240,7 @@ def test_an_ordered_job_that_stopped_in_its_midst_is_exact() -> None:
         trainer.take(batches)
         trainer.end(killed=False)
     (row,) = views.jobs(status(cluster.state))
-    assert (row["over"], row["epochs"]) == ("not being read", [])
+    assert (row["state"], row["epochs"]) == ("idle", [])
     (history,) = cluster.histories().values()
     answers = OrderedAnswers(history, None)
     assert [answers.step(n)["status"] for n in (0, 2, 3, 4, 5, 15, 16, 100_000)] == [

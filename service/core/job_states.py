@@ -1,0 +1,38 @@
+"""What a job does, in one word, and what there is to say of it besides its state.
+
+Every view has it from here: `forebay status`, `forebay doctor`, the pages and the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+STATES = ("running", "waiting", "failed", "idle", "finished")
+"""Elements are read; readers wait, and get none; its last readers ended with an error, and nobody
+has come since; nobody reads it; all of its epochs so far are over."""
+
+
+class Told(NamedTuple):
+    """What consumers and workers have told of a job, and the events that its state does not keep.
+    The fields are a status's."""
+
+    waits: bool = False  # all who read it wait, and get nothing
+    failed: bool = False  # nobody has joined it since its last error
+    errors: Sequence[dict[str, Any]] = ()  # that ended reads, the latest last
+    gone: Sequence[dict[str, Any]] = ()  # consumers that are silent, and not given up yet
+    left: dict[str, Any] | None = None  # how the last consumer left
+    losses: Sequence[dict[str, Any]] = ()  # of splits, the latest last
+
+
+NOTHING = Told()
+
+
+def job_state(*, epochs: int, unfinished: int, consumers: int, told: Told = NOTHING) -> str:
+    """One of STATES. `epochs` are those that have begun, and `consumers` those of unfinished ones,
+    gone ones included."""
+    if epochs and not unfinished:
+        return "finished"
+    if consumers > len(told.gone):
+        return "waiting" if told.waits else "running"
+    return "failed" if told.failed else "idle"

@@ -1,0 +1,241 @@
+"""What became of jobs: errors that ended their reads, who left, and why splits were lost.
+
+Nothing of it is state, as no decision depends on it. Why a consumer left is in the journal. A new
+leader has that from its recent events, and the errors of workers from their next heartbeats, which
+tell them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...journal.proto import events_pb2 as ev
+from ...journal.reasons import GOODBYE, READ_FAILED, SILENT
+from .. import ranges
+from ..proto import forebay_pb2 as pb
+from .decider import Decider
+
+MOST_ERRORS = 10
+"""The last ones of a job."""
+
+MOST_GONE = 100
+"""Jobs remembered that were removed, as one without a name is when its reader leaves: a worker may
+tell of it later."""
+
+MOST_TEXT = 1_000
+
+SAME = 100
+"""Characters of a worker's error by which a consumer's is known to be the same."""
+
+Error = dict[str, Any]
+
+
+@dataclass
+class _JobReport:
+    name: str
+    dataset_id: str
+    joined_ms: int = 0  # when somebody joined it last
+    lost: int = 0  # splits
+    errors: dict[tuple[Any, ...], Error] = field(default_factory=dict)  # by who tells it, and text
+    losses: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_ERRORS))
+    left: dict[str, Any] | None = None
+
+    def add(self, key: tuple[Any, ...], error: Error) -> None:
+        """An error, or that it has come again."""
+        self.errors[key] = error
+        if len(self.errors) > MOST_ERRORS:
+            del self.errors[min(self.errors, key=lambda one: self.errors[one]["time_ms"])]
+
+
+class JobReports:
+    """Runs on the dispatcher's event loop."""
+
+    def __init__(self, decider: Decider) -> None:
+        state = self._state = decider.state
+        self._jobs = {i: _JobReport(job.name, job.dataset_id) for i, job in state.jobs.items()}
+        self._gone: deque[int] = deque()  # jobs in `_jobs` that were removed
+        self._job_of = {i: of.job_id for i, of in state.iterations.items()}
+        self._read = {i: self._job_of[c.iteration_id] for i, c in state.consumers.items()}
+        self._addresses = {i: worker.address for i, worker in state.workers.items()}
+        self._losing = ""  # why splits are being lost
+        self._failed_saves: deque[tuple[int, int]] = deque(maxlen=MOST_ERRORS)  # and when
+        for job_id, job in self._jobs.items():
+            job.lost = self._lost(job_id)
+        self._see_kind: dict[str, Callable[[Any, int], None]] = {
+            "job_created": self._created,
+            "iteration_created": self._begun,
+            "consumer_joined": self._joined,
+            "consumer_left": self._left,
+            "worker_registered": self._registered,
+            "worker_lost": self._worker_lost,
+            "lease_lost": self._lease_lost,
+            "iteration_collected": self._over,
+            "iteration_summarized": self._over,
+            "job_removed": self._removed,
+            "save_failed": self._save_failed,
+        }
+        for _, event in state.recent:
+            self._see(event)
+        self._losing = ""
+        decider.subscribe(self._see)
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def worker_told(self, address: str, uid: int, told: pb.WorkerHeartbeatRequest) -> None:
+        """The errors of a worker, which repeats them."""
+        now_ms = time.time_ns() // 1_000_000
+        worker = self._state.workers.get(self._state.worker_at.get(address, 0))
+        if not told.errors or worker is None or worker.uid != uid:
+            return
+        for error in told.errors[:MOST_ERRORS]:
+            if (job := self._jobs.get(error.job_id)) is not None:
+                key = uid, error.code, error.message[:SAME]
+                before = job.errors.get(key, {"times": 0})
+                if before["times"] < error.times:  # else it is the same report again
+                    job.add(key, {
+                        "time_ms": now_ms - error.ago_ms, "worker": address, "code": error.code,
+                        "message": error.message[:MOST_TEXT], "times": error.times,
+                        "task_id": error.task_id, "for_good": error.for_good,
+                    })  # fmt: skip
+
+    def _see(self, event: ev.Event) -> None:
+        """With each event, as a step of a decision: it must take next to no time."""
+        kind = event.WhichOneof("event") or ""
+        if self._losing and kind != "lease_lost":
+            self._explain_losses(kind, event)
+        if (see := self._see_kind.get(kind)) is not None:
+            see(getattr(event, kind), event.time_ms)
+
+    def _created(self, event: ev.JobCreated, _: int) -> None:
+        self._jobs.setdefault(event.job_id, _JobReport(event.name, event.dataset_id))
+
+    def _begun(self, event: ev.IterationCreated, _: int) -> None:
+        self._job_of[event.iteration_id] = event.job_id
+
+    def _joined(self, event: ev.ConsumerJoined, time_ms: int) -> None:
+        job_id = self._job_of.get(event.iteration_id)
+        if job_id is not None and (job := self._jobs.get(job_id)) is not None:
+            self._read[event.consumer_id] = job_id
+            job.joined_ms, job.left = time_ms, None
+
+    def _left(self, event: ev.ConsumerLeft, time_ms: int) -> None:
+        job = self._jobs.get(self._read.pop(event.consumer_id, 0))
+        if job is None:
+            return
+        job.left = {"reason": event.reason[:MOST_TEXT], "time_ms": time_ms}
+        if event.reason not in (GOODBYE, SILENT, ""):
+            text = event.reason.removeprefix(READ_FAILED)
+            times = job.errors.get((text,), {"times": 0})["times"] + 1
+            job.add((text,), {
+                "time_ms": time_ms, "worker": None, "code": "", "message": text[:MOST_TEXT],
+                "times": times, "task_id": None, "for_good": False,
+            })  # fmt: skip
+
+    def _registered(self, event: ev.WorkerRegistered, _: int) -> None:
+        self._addresses[event.worker_id] = event.address
+
+    def _worker_lost(self, event: ev.WorkerLost, _: int) -> None:
+        self._addresses.pop(event.worker_id, None)
+
+    def _over(self, event: ev.IterationCollected | ev.IterationSummarized, _: int) -> None:
+        self._forget_removed(self._job_of.pop(event.iteration_id, 0))
+
+    def _removed(self, event: ev.JobRemoved, _: int) -> None:
+        self._forget_removed(event.job_id)
+
+    def _forget_removed(self, job_id: int) -> None:
+        if job_id in self._jobs and job_id not in self._gone and job_id not in self._state.jobs:
+            self._gone.append(job_id)
+            if len(self._gone) > MOST_GONE:
+                del self._jobs[self._gone.popleft()]
+
+    def _save_failed(self, event: ev.SaveFailed, time_ms: int) -> None:
+        self._failed_saves.append((event.save_id, time_ms))
+
+    # -- lost splits ---------------------------------------------------------------------------
+
+    def _lease_lost(self, event: ev.LeaseLost, _: int) -> None:
+        self._losing = event.reason or "its worker has ended them"
+
+    def _explain_losses(self, kind: str, event: ev.Event) -> None:
+        """Leases were lost, and the next event has the reason."""
+        if kind == "worker_lost":
+            lost = event.worker_lost
+            address = self._addresses.get(lost.worker_id, "")
+            self._losing = (
+                f"worker {address} {'has left' if lost.left else 'was given up'}: {lost.reason}"
+            )
+        elif kind in ("iteration_collected", "iteration_paused"):
+            self._losing = "nobody read the epoch any more"
+        self._note_losses(event.time_ms)
+
+    def _note_losses(self, time_ms: int) -> None:
+        why, self._losing = self._losing, ""
+        for job_id in self._state.jobs:
+            job, now = self._jobs[job_id], self._lost(job_id)
+            if now > job.lost:
+                job.losses.append({"splits": now - job.lost, "why": why, "time_ms": time_ms})
+            job.lost = now  # less: a worker has come back with them
+
+    def _lost(self, job_id: int) -> int:
+        job = self._state.jobs[job_id]
+        its = (self._state.iterations[i] for i in job.iterations.values())
+        ledgers = (ledger for each in its for ledger in each.ledgers if each.counts(ledger))
+        return job.lost_splits + sum(ranges.total(ledger.lost) for ledger in ledgers)
+
+    # -- what is shown -------------------------------------------------------------------------
+
+    def of(self, job_id: int) -> dict[str, Any]:
+        """The fields of `Told` (service/core/job_states.py) that are known here."""
+        if (job := self._jobs.get(job_id)) is None:
+            return {}
+        if self._losing:
+            self._note_losses(time.time_ns() // 1_000_000)
+        errors = _shown(job)
+        failed = bool(errors) and (
+            errors[-1]["time_ms"] >= job.joined_ms
+            or any(error["for_good"] and self._is_listed(error["task_id"]) for error in errors)
+        )
+        return {
+            "failed": failed, "errors": errors, "left": job.left, "losses": [*job.losses],
+        }  # fmt: skip
+
+    def _is_listed(self, task_id: int) -> bool:
+        """Whether whoever reads the epoch gets the error of this task."""
+        task = self._state.tasks.get(task_id)
+        return task is not None and not task.completed
+
+    def removed(self) -> list[dict[str, Any]]:
+        """Jobs that failed and are no more, the latest last."""
+        return [
+            {
+                "job_id": i, "name": job.name or None, "dataset_id": job.dataset_id,
+                "errors": _shown(job),
+            }
+            for i in self._gone if (job := self._jobs[i]).errors
+        ]  # fmt: skip
+
+    def failed_saves(self) -> list[dict[str, Any]]:
+        """Saves that failed lately, the latest last."""
+        found = ((self._state.ended_saves.get(i), time_ms) for i, time_ms in self._failed_saves)
+        return [
+            {"path": of.path, "error": f"{of.failed}: {of.message[:MOST_TEXT]}", "time_ms": at_ms}
+            for of, at_ms in found if of is not None
+        ]  # fmt: skip
+
+
+def _shown(job: _JobReport) -> list[Error]:
+    """Its errors, the latest last. What a consumer tells after a worker is the same one, later."""
+    shown = {key: error.copy() for key, error in job.errors.items() if error["worker"]}
+    for key, error in job.errors.items():
+        if not error["worker"]:
+            same = [one for one in shown.values() if one["message"][:SAME] in error["message"]]
+            for one in same:
+                one["time_ms"] = max(one["time_ms"], error["time_ms"])
+            if not same:
+                shown[key] = error
+    return sorted(shown.values(), key=lambda error: error["time_ms"])

@@ -1,0 +1,201 @@
+"""What a job does, and what became of it, from events and heartbeats in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.reasons import GOODBYE, READ_FAILED, SILENT
+from forebay.service.core import commands as c
+from forebay.service.core.job_states import Told, job_state
+from forebay.service.core.machine import apply, decide
+from forebay.service.dashboard import views
+from forebay.service.diagnosis import findings
+from forebay.service.dispatcher import job_reports
+from forebay.service.dispatcher.job_reports import MOST_ERRORS, JobReports
+from forebay.service.proto import forebay_pb2 as pb
+
+from ..core.given import Given
+
+
+@pytest.mark.parametrize(
+    ("expected", "epochs", "unfinished", "consumers", "told"),
+    [
+        ("idle", 0, 0, 0, Told()),
+        ("finished", 3, 0, 0, Told()),
+        ("finished", 3, 0, 0, Told(failed=True)),  # after its error it went on
+        ("running", 3, 1, 2, Told()),
+        ("running", 3, 1, 2, Told(failed=True, gone=[{}])),
+        ("waiting", 1, 1, 2, Told(waits=True)),
+        ("idle", 1, 1, 2, Told(waits=True, gone=[{}, {}])),
+        ("failed", 1, 1, 1, Told(failed=True, gone=[{}])),
+        ("failed", 1, 1, 0, Told(failed=True)),
+        ("failed", 0, 0, 0, Told(failed=True)),  # its epoch was collected
+        ("idle", 1, 1, 0, Told()),
+    ],
+)
+def test_states(expected: str, epochs: int, unfinished: int, consumers: int, told: Told) -> None:
+    found = job_state(epochs=epochs, unfinished=unfinished, consumers=consumers, told=told)
+    assert found == expected
+
+
+class Cluster(Given):
+    """A leader's reports."""
+
+    now_ms = 10**9
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = SimpleNamespace(time_ns=lambda: self.now_ms * 10**6)
+        monkeypatch.setattr(job_reports, "time", clock)
+        self._told: list[Callable[[ev.Event], None]] = []
+        super().__init__()
+        self.reports = JobReports(self)  # type: ignore[arg-type] # as a decider
+
+    def subscribe(self, callback: Callable[[ev.Event], None]) -> None:
+        self._told.append(callback)
+
+    def when(self, command: c.Command) -> Any:
+        self.now_ms += 100
+        events, answer = decide(self.state, command, self.now_ms)
+        for event in events:
+            apply(self.state, event)
+        for tell in self._told:
+            for event in events:
+                tell(event)
+        return answer
+
+    def leave(self, joined: ev.ConsumerJoined, reason: str = GOODBYE) -> None:
+        self.when(c.LeaveIteration(consumer_id=joined.consumer_id, reason=reason))
+
+    def beat(self, worker_id: int, *errors: pb.ReadError) -> None:
+        worker = self.state.workers[worker_id]
+        beat = pb.WorkerHeartbeatRequest(errors=errors)
+        self.reports.worker_told(worker.address, worker.uid, beat)
+
+    def job_of(self, joined: ev.ConsumerJoined) -> int:
+        return self.state.iterations[joined.iteration_id].job_id
+
+    def state_of(self, job_id: int) -> str:
+        job = self.state.jobs[job_id]
+        its = [self.state.iterations[i] for i in job.iterations.values()]
+        open_its = [each for each in its if not each.finished]
+        readers = sum(len(each.consumers) for each in open_its)
+        told = Told(**self.reports.of(job_id))
+        return job_state(epochs=len(its), unfinished=len(open_its), consumers=readers, told=told)
+
+
+GONE = "/data/7.tfrecord; No such file or directory"
+
+
+def error(job_id: int, **more: Any) -> pb.ReadError:
+    return pb.ReadError(
+        **{"job_id": job_id, "code": "NOT_FOUND", "message": GONE, "times": 1, **more}
+    )
+
+
+def test_a_job_that_failed_until_somebody_reads_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    worker_id = cluster.worker(1)
+    joined = cluster.iteration("train")
+    job_id = cluster.job_of(joined)
+    assert cluster.state_of(job_id) == "running"
+    cluster.leave(joined, f"{READ_FAILED}NOT_FOUND: {GONE}")
+    assert cluster.state_of(job_id) == "failed"
+    (told,) = cluster.reports.of(job_id)["errors"]
+    assert (told["worker"], told["message"]) == (None, f"NOT_FOUND: {GONE}")
+    for _ in range(3):  # each heartbeat says it again
+        cluster.beat(worker_id, error(job_id, ago_ms=50))
+    (told,) = cluster.reports.of(job_id)["errors"]
+    assert (told["worker"], told["code"], told["times"]) == ("w:1", "NOT_FOUND", 1)
+    again = cluster.iteration("train")
+    assert cluster.state_of(job_id) == "running"
+    cluster.leave(again)
+    assert cluster.state_of(job_id) == "idle"
+    assert cluster.reports.of(job_id)["left"]["reason"] == GOODBYE
+
+    # Whoever comes gets the error of a task that has ended: TensorFlow's own clients tell nothing.
+    ended = error(job_id, for_good=True, task_id=cluster.task_of(worker_id), times=2, ago_ms=10**6)
+    cluster.beat(worker_id, ended)
+    cluster.leave(cluster.iteration("train"))
+    assert cluster.state_of(job_id) == "failed"
+    later = JobReports(cluster)  # type: ignore[arg-type]
+    assert [e["message"] for e in later.of(job_id)["errors"]] == [f"NOT_FOUND: {GONE}"]
+    cluster.reports = later
+    cluster.beat(worker_id, ended)
+    assert cluster.state_of(job_id) == "failed"  # a new leader knows it, too
+
+
+@pytest.mark.parametrize("client", ["forebay", "tensorflow"])
+def test_a_job_without_a_name_is_remembered_when_it_has_failed(
+    client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(monkeypatch)
+    worker_id = cluster.worker(1)
+    joined = cluster.iteration()
+    job_id = cluster.job_of(joined)
+    cluster.leave(joined, READ_FAILED + GONE if client == "forebay" else GOODBYE)
+    assert job_id not in cluster.state.jobs
+    cluster.beat(worker_id, error(job_id))
+    (removed,) = cluster.reports.removed()
+    assert removed["job_id"] == job_id and removed["errors"][-1]["worker"] == "w:1"
+    status = {"jobs": [], "removed_jobs": [removed], "loads": [], "now_ms": cluster.now_ms}
+    (found,) = findings(status)
+    assert (found.severity, found.subject) == ("problem", f"job {job_id}")
+    assert "at worker w:1: NOT_FOUND: /data/7.tfrecord" in found.what
+    late = {**status, "now_ms": cluster.now_ms + 10**7}
+    assert findings(late) == findings({**late, "removed_jobs": []}) == []
+
+
+def test_errors_are_bounded_and_other_ends_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    worker_id = cluster.worker(1)
+    joined = cluster.iteration("train")
+    job_id = cluster.job_of(joined)
+    for number in range(3 * MOST_ERRORS):
+        cluster.beat(worker_id, error(job_id, message=f"no {number}", ago_ms=10**6 - number))
+    told = [e["message"] for e in cluster.reports.of(job_id)["errors"]]
+    assert told == [f"no {number}" for number in range(2 * MOST_ERRORS, 3 * MOST_ERRORS)]
+    cluster.beat(worker_id, error(4711))  # of a job of another journal
+    other = cluster.iteration("other")
+    cluster.leave(other, SILENT)
+    reports = cluster.reports.of(cluster.job_of(other))
+    assert (reports["errors"], reports["failed"]) == ([], False)
+    assert reports["left"]["reason"] == SILENT
+
+
+def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    joined = cluster.iteration("train")
+    job_id = cluster.job_of(joined)
+    for number in (1, 2):
+        assert cluster.lease(cluster.task_of(cluster.worker(number)), number)
+    cluster.when(c.LoseWorker(worker_id=min(cluster.state.workers), reason="no sign of life"))
+    cluster.leave(joined)
+    cluster.when(c.CollectIteration(iteration_id=joined.iteration_id))
+    told = [(loss["splits"], loss["why"]) for loss in cluster.reports.of(job_id)["losses"]]
+    assert told == [
+        (1, "worker w:1 was given up: no sign of life"), (2, "nobody read the epoch any more"),
+    ]  # fmt: skip
+
+
+def test_dead_jobs_come_below_living_ones_and_the_latest_first() -> None:
+    def job(job_id: int, state: str, used_ms: int) -> dict[str, Any]:
+        of: dict[str, Any] = {
+            "job_id": job_id, "name": f"j{job_id}", "dataset_id": "d", "sharding": "DYNAMIC",
+            "state": state, "used_ms": used_ms, "iterations": [], "lost_splits": 0,
+            "skipped_splits": 0, "warning": None, "cross_trainer_cache": False, "splits_per_s": 9.0,
+        }  # fmt: skip
+        return of | dict.fromkeys(("errors", "gone", "losses"), ()) | {"left": None}
+
+    listed = [
+        job(1, "finished", 5_000), job(2, "running", 0), job(3, "failed", 9_000),
+        job(4, "waiting", 0), job(5, "idle", 1_000),
+    ]  # fmt: skip
+    rows = views.jobs({"jobs": listed, "now_ms": 10_000})
+    assert [row["id"] for row in rows] == [4, 2, 3, 1, 5]
+    assert [row["age_s"] for row in rows[2:]] == [1, 5, 9]
+    assert [row["splits_per_s"] for row in rows] == [None, 9.0, None, None, None]
