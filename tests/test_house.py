@@ -116,7 +116,7 @@ GRAPHS = {
 # The core is pure: no clock, no random, no I/O. So it names what it may import.
 PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "copy", "dataclasses", "enum"),
-    *("functools", "google", "hashlib", "heapq", "itertools", "json", "math", "msgspec"),
+    *("fnmatch", "functools", "google", "hashlib", "heapq", "itertools", "json", "math", "msgspec"),
     *("operator", "re", "struct", "types", "typing", "zlib"),
 }
 # What modules that the simulation runs may import, however: it neither waits, nor asks a clock, nor

@@ -486,7 +486,7 @@ class TransferServer(_message.Message):
     def __init__(self, protocol: _Optional[str] = ..., address: _Optional[str] = ..., compatibility_info: _Optional[bytes] = ..., fall_back_to_grpc_at_client_creation_time: bool = ..., fall_back_to_grpc_at_get_element_time: bool = ...) -> None: ...
 
 class WorkerRegistered(_message.Message):
-    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place", "draining", "no_python")
+    __slots__ = ("worker_id", "address", "uid", "tags", "transfer_servers", "stock", "replaced_uid", "place", "draining", "no_python", "grants", "holder")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +497,8 @@ class WorkerRegistered(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     NO_PYTHON_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     address: str
     uid: int
@@ -507,7 +509,17 @@ class WorkerRegistered(_message.Message):
     place: int
     draining: bool
     no_python: bool
-    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ..., draining: bool = ..., no_python: bool = ...) -> None: ...
+    grants: _containers.RepeatedCompositeFieldContainer[WorkerGrant]
+    holder: bytes
+    def __init__(self, worker_id: _Optional[int] = ..., address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[TransferServer, _Mapping]]] = ..., stock: bool = ..., replaced_uid: _Optional[int] = ..., place: _Optional[int] = ..., draining: bool = ..., no_python: bool = ..., grants: _Optional[_Iterable[_Union[WorkerGrant, _Mapping]]] = ..., holder: _Optional[bytes] = ...) -> None: ...
+
+class WorkerGrant(_message.Message):
+    __slots__ = ("datasets", "jobs")
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    datasets: _containers.RepeatedScalarFieldContainer[str]
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, datasets: _Optional[_Iterable[str]] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerDrains(_message.Message):
     __slots__ = ("worker_id",)

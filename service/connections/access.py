@@ -34,7 +34,7 @@ TRAINER, PYTHON, WORKER, OPERATOR, VIEWER = "trainer", "python", "worker", "oper
 ROLES = {
     TRAINER: "registers datasets, and reads them; has workers save them",
     PYTHON: "registers datasets that are Python code, which workers run; besides trainer",
-    WORKER: "runs all tasks",
+    WORKER: "runs the tasks of these datasets and jobs; without patterns, all of them, and saves",
     OPERATOR: "removes datasets, and sees all that a viewer sees",
     VIEWER: "sees the status and the list of datasets",
 }

@@ -4,6 +4,10 @@ A consumer gets one with each answer to its heartbeats. It names the consumer's 
 certificate or token, and is signed for the consumer's number. So a worker serves no other
 consumer, no other peer and no task of another iteration with it.
 
+Each pool of workers (those with the same grants in the access file) has keys of its own, and a
+credential has a signature for each pool that may run its iteration. So what a pool's worker signs
+opens that pool's workers alone.
+
 Credentials expire with the key that signed them, so nobody compares clocks. The dispatcher tells
 its keys to the workers with their heartbeats, each key one period before it signs with it. It keeps
 them in memory only: the next dispatcher has keys of its own. Workers keep what they know while no
@@ -84,7 +88,9 @@ class KnownKeys:
         and may hold any credential.
         """
         try:
-            number, iteration_id, holder, signature = _CREDENTIAL.unpack(credential)
+            signed = [*_CREDENTIAL.iter_unpack(credential)]  # one for each pool
+            if not signed:
+                raise struct.error
         except struct.error:
             what = "a credential of another form" if credential else "no credential"
             raise UnfitCredential(
@@ -92,7 +98,9 @@ class KnownKeys:
                 "this version, whose dispatcher has TLS, too"
             ) from None
         with self._told:
-            self._told.wait_for(lambda: number in self._keys, WAIT_S)
+            self._told.wait_for(lambda: any(one[0] in self._keys for one in signed), WAIT_S)
+            known = next((one for one in signed if one[0] in self._keys), signed[0])
+            number, iteration_id, holder, signature = known
             key, _ = self._keys.get(number, (b"", 0.0))
         if not key:
             raise Unauthenticated(

@@ -11,14 +11,14 @@ import hashlib
 import msgspec
 
 from .ledger import Ledger
-from .state import State, Struct
+from .state import State, Struct, WorkerGrant
 
 MEANING = 1
 """Increment it when a field changes its meaning but not its name or type."""
 
 
 def _schema() -> str:
-    kinds: list[type[msgspec.Struct]] = [Ledger, *Struct.__subclasses__()]
+    kinds: list[type] = [Ledger, WorkerGrant, *Struct.__subclasses__()]
     structs = {kind.__name__: dict(sorted(kind.__annotations__.items())) for kind in kinds}
     text = f"{MEANING} {sorted(structs.items())}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -27,7 +27,10 @@ def _schema() -> str:
 SCHEMA = _schema()
 """A hash of the structs' names and of their fields' names and types."""
 
-EARLIER = {"02986e51fb64d7a3", "2693e5c452c7f0a3", "50e87d0de9c9a5d0", "78f280c202927a6d"}
+EARLIER = {
+    *("02986e51fb64d7a3", "2693e5c452c7f0a3", "4263b202ff7dc3f4", "50e87d0de9c9a5d0"),
+    "78f280c202927a6d",
+}
 """Schemas of released versions: all of their fields are here, with the same meaning, and what came
 later has a default. tests/core/golden has a state of each."""
 

@@ -92,7 +92,7 @@ SAVE: Table = {
 }  # An ended save becomes absent when its path gets a new save, or MAX_ENDED_SAVES evicts it.
 
 WORKER: Table = {
-    "worker_registered": {ABSENT: REGISTERED},
+    "worker_registered": {ABSENT: REGISTERED, REGISTERED: REGISTERED},  # its grants have changed
     "worker_drains": {REGISTERED: REGISTERED},
     "task_created": {REGISTERED: REGISTERED},
     "task_proposed": {REGISTERED: REGISTERED},

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...journal.proto import events_pb2 as ev
 from .base import Ids
 from .places import place_of
-from .state import STATIC, Iteration, Job, State, Task, Worker
+from .state import STATIC, Iteration, Job, State, Task, Worker, covers
 
 AnyWorker = Worker | ev.WorkerRegistered
 
@@ -237,10 +237,10 @@ class InBundles(Shared):
         return []
 
 
-def can_run(state: State, job: Job, worker: AnyWorker) -> bool:
-    """Whether the worker can run the job's tasks: TensorFlow's run no bundles, and these and some
-    of ours run graphs only."""
-    if job.order is not None and worker.stock:
+def can_run(state: State, job: Job, worker: Worker) -> bool:
+    """Whether the worker can and may run the job's tasks: TensorFlow's run no bundles, and these
+    and some of ours run graphs only."""
+    if not covers(worker.grants, job) or (job.order is not None and worker.stock):
         return False
     if not (worker.stock or worker.no_python):
         return True
@@ -255,6 +255,12 @@ def why_no_task(state: State, iteration: Iteration) -> str:
     workers, job = state.workers.values(), state.jobs[iteration.job_id]
     if not workers or any(can_run(state, job, worker) for worker in workers):
         return ""
+    if not any(covers(worker.grants, job) for worker in workers):
+        return (
+            f"the access file grants dataset {job.dataset_id} and job {job.user_name!r} to none of "
+            f"the workers that there are, {len(workers)}; start one of their pool, or grant them "
+            "to another"
+        )
     if job.order is not None and all(worker.stock for worker in workers):
         return (
             f"job {job.user_name} is read in bundles, and the workers that there are, "

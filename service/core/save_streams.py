@@ -44,7 +44,8 @@ class OfStream(Protocol):
 
 
 class AssignStream(Command, frozen=True, kw_only=True):
-    """→ StreamAssigned, if the worker writes fewer than `most` streams and one is available."""
+    """→ StreamAssigned, if the worker writes fewer than `most` streams and one is available. None
+    for a worker that may run some jobs only: a save is of any dataset."""
 
     worker_id: int
     most: int
@@ -88,7 +89,7 @@ class CompleteStream(Command, frozen=True, kw_only=True):
 
 def is_written_by(save: Save, stream: Stream, worker: Worker) -> bool:
     """Whether the stream's last assignment is to this worker."""
-    if save.stock != worker.stock:
+    if save.stock != worker.stock or worker.grants:
         return False
     return stream.address == worker.address if save.stock else stream.uid == worker.uid
 
@@ -116,7 +117,7 @@ def is_orphaned(state: State, save: Save, stream: Stream) -> bool:
 
 def _assign_stream(state: State, command: AssignStream) -> Decision:
     worker = state.workers.get(command.worker_id)
-    if worker is None or worker.draining or not state.saves:
+    if worker is None or worker.draining or worker.grants or not state.saves:
         return Decision([], None)
     mine = {save.save_id for save, _ in streams_of(state, worker)}
     if len(mine) >= command.most:

@@ -150,6 +150,8 @@ def waits_for(state: State, save: Save) -> str:
     """
     stock = True if save.indivisible else save.stock
     workers = [state.workers[worker_id] for worker_id in staying(state)]
+    if workers and all(worker.grants for worker in workers):
+        return "a worker whose grant in the access file has no patterns"
     if stock is None or any(worker.stock == stock for worker in workers):
         return ""
     needed = "a worker of TensorFlow's" if stock else "one of Forebay's workers"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections import deque
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import msgspec
 
@@ -265,6 +267,25 @@ class Consumer(Struct):
     position: int | None = None  # in an ordered read: its trainer was given all of its before it
 
 
+class WorkerGrant(NamedTuple):
+    """What a worker may run, by an access file: patterns of dataset ids and of jobs' names."""
+
+    datasets: tuple[str, ...]
+    jobs: tuple[str, ...]
+
+    def covers(self, job: Job) -> bool:
+        names = ((job.dataset_id, self.datasets), (job.user_name, self.jobs))
+        return all(any(fnmatchcase(name, p) for p in patterns) for name, patterns in names)
+
+
+Grants = tuple[WorkerGrant, ...]
+"""Of which one must cover a job; without any, all jobs are covered."""
+
+
+def covers(grants: Grants, job: Job) -> bool:
+    return not grants or any(grant.covers(job) for grant in grants)
+
+
 class Worker(Struct):
     worker_id: int
     address: str
@@ -277,6 +298,13 @@ class Worker(Struct):
     version: int = 1  # grows when `tasks` changes
     draining: bool = False  # it gets no new tasks, and ends soon
     no_python: bool = False  # one of ours that does not run Python datasets
+    grants: Grants = ()  # what it may run
+    holder: bytes = b""  # a digest of who it has proved to be; empty: without an access file
+
+    def is_of(self, grants: Grants, holder: bytes) -> bool:
+        """Whether a worker with these may act for it: one that may run everything, itself, and
+        others of its pool."""
+        return not (grants and self.holder) or holder == self.holder or grants == self.grants
 
 
 class Place(Struct):

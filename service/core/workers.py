@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument, PermissionDenied
 from . import tasks
 from .base import (
     Command,
@@ -14,17 +14,30 @@ from .base import (
     Ids,
     reserve_id,
 )
-from .places import find_place
+from .places import find_place, place_of
 from .read_kinds import can_run, kind_of, staying
 from .splits import all_returned, lost_leases
-from .state import MAX_DEPARTED, MAX_LOST_WORKERS, LostWorker, State, Worker
+from .state import (
+    MAX_DEPARTED,
+    MAX_LOST_WORKERS,
+    Grants,
+    Iteration,
+    Job,
+    LostWorker,
+    State,
+    Worker,
+    WorkerGrant,
+    covers,
+)
 
 
 class RegisterWorker(Command, frozen=True, kw_only=True):
     """→ (WorkerLost of an earlier process there,) WorkerRegistered, TaskCreated …
 
     The worker gets a task of each iteration with consumers, and resumes its lost tasks, as the
-    iteration's kind allows (read_kinds.py). Answers the worker's id. For a registered
+    iteration's kind allows (read_kinds.py). Answers the worker's id. A registered one whose grants
+    have changed registers again under its id: → WorkerRegistered, TaskCreated …; if it may no
+    longer run what it runs, it is lost first: → LeaseLost …, WorkerLost …. For a registered
     worker: → TaskProposed for each coordinated read in which it has no task. A draining worker gets
     no new task: → WorkerDrains, once, with LeaseReturned … and TaskRemoved for each pending task,
     and for each task of an ordered read.
@@ -37,6 +50,8 @@ class RegisterWorker(Command, frozen=True, kw_only=True):
     stock: bool = False
     draining: bool = False
     no_python: bool = False  # it does not run Python datasets
+    grants: Grants = ()  # what it may run
+    holder: bytes = b""  # a digest of who asks; empty: without an access file
 
 
 class LoseWorker(Command, frozen=True, kw_only=True):
@@ -56,56 +71,113 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
             "another one"
         )
     events: list[ev.Event] = []
-    ids = Ids(state)
     known = state.workers.get(state.worker_at.get(command.address, 0))
+    _require_own(state, known, command)
+    if known is not None and known.uid == command.uid:
+        if (known.grants, known.holder) != (command.grants, command.holder):
+            return Decision(_granted(state, known, command), known.worker_id)
+        return Decision(_beats(state, known, command.draining), known.worker_id)
+    if known is not None and known.replaced_uid == command.uid:
+        raise FailedPrecondition(
+            f"another worker process has taken the address {command.address}: give each worker a "
+            "host, port and address of its own"
+        )
+    ids = Ids(state)
+    registered = _registration(command, find_place(state, command.address, command.stock))
     if known is not None:
-        if known.uid == command.uid:
-            if known.draining:
-                return Decision([], known.worker_id)
-            if command.draining:
-                return Decision(_drains(state, known), known.worker_id)
-            for iteration in state.iterations.values():
-                job = state.jobs[iteration.job_id]
-                if not iteration.finished and can_run(state, job, known):
-                    events += kind_of(job).when_a_worker_beats(
-                        state, iteration, known.worker_id, ids
-                    )
-            return Decision(events, known.worker_id)
-        if known.replaced_uid == command.uid:
-            raise FailedPrecondition(
-                f"another worker process has taken the address {command.address}: give each "
-                "worker a host, port and address of its own"
-            )
-    place = find_place(state, command.address, command.stock)
-    if known is not None:
+        registered.replaced_uid = known.uid
         events += _lost(state, known, "another process took its address", ids)
+    registered.worker_id = ids.new()
     finished = {event.iteration_finished.iteration_id for event in events}
-    registered = ev.WorkerRegistered(
-        worker_id=ids.new(),
+    events.append(ev.Event(worker_registered=registered))
+    for iteration in state.iterations.values():
+        if not iteration.finished and iteration.iteration_id not in finished:
+            events += _comes(state, iteration, registered, ids)
+    return Decision(events, registered.worker_id)
+
+
+def _require_own(state: State, at: Worker | None, command: RegisterWorker) -> None:
+    """Raises PermissionDenied if the address or the number is that of another pool's worker."""
+    others = [at] if at is not None else []
+    if at is None or at.uid != command.uid:
+        others += [worker for worker in state.workers.values() if worker.uid == command.uid]
+    for worker in others:
+        if not worker.is_of(command.grants, command.holder):
+            raise PermissionDenied(
+                f"the address {command.address} or the process number {command.uid} is that of a "
+                f"worker at {worker.address} with other grants; give each worker a host, port and "
+                "address of its own (if its grants and its credentials were both replaced: it may "
+                "come back once the dispatcher has given it up)"
+            )
+
+
+def _registration(command: RegisterWorker, place: int | None) -> ev.WorkerRegistered:
+    """Without its id, and without whom it replaces."""
+    return ev.WorkerRegistered(
         address=command.address,
         uid=command.uid,
         tags=command.tags,
         transfer_servers=command.transfer_servers,
         stock=command.stock,
-        replaced_uid=known.uid if known is not None else 0,
         place=place,
         draining=command.draining,
         no_python=command.no_python,
+        grants=[ev.WorkerGrant(datasets=g.datasets, jobs=g.jobs) for g in command.grants],
+        holder=command.holder,
     )
-    events.append(ev.Event(worker_registered=registered))
-    lost = [task for task in state.lost_tasks.values() if task.lost_with == command.uid]
+
+
+def _comes(
+    state: State, iteration: Iteration, registered: ev.WorkerRegistered, ids: Ids
+) -> list[ev.Event]:
+    """Give it its part of an unfinished iteration, if it can run that."""
+    job = state.jobs[iteration.job_id]
+    if not can_run(state, job, _worker(registered)):
+        return []
+    lost = [task for task in state.lost_tasks.values() if task.lost_with == registered.uid]
+    return kind_of(job).when_a_worker_comes(state, iteration, registered, lost, ids)
+
+
+def _beats(state: State, worker: Worker, drains: bool) -> list[ev.Event]:
+    """A heartbeat of a registered worker."""
+    if worker.draining or drains:
+        return [] if worker.draining else _drains(state, worker)
+    ids = Ids(state)
+    return [
+        event
+        for iteration in state.iterations.values()
+        if not iteration.finished and can_run(state, state.jobs[iteration.job_id], worker)
+        for event in kind_of(state.jobs[iteration.job_id]).when_a_worker_beats(
+            state, iteration, worker.worker_id, ids
+        )
+    ]
+
+
+def _granted(state: State, worker: Worker, command: RegisterWorker) -> list[ev.Event]:
+    """A registered worker whose grants are others than before."""
+    ids = Ids(state)
+    if not all(covers(command.grants, _job_of(state, task_id)) for task_id in worker.tasks):
+        return _lost(state, worker, "the access file no longer grants it what it ran", ids)
+    registered = _registration(command, place_of(state, worker.address))
+    registered.worker_id = worker.worker_id
+    registered.draining |= worker.draining
+    events = [ev.Event(worker_registered=registered)]
     for iteration in state.iterations.values():
-        over = iteration.finished or iteration.iteration_id in finished
-        job = state.jobs[iteration.job_id]
-        if not over and can_run(state, job, registered):
-            events += kind_of(job).when_a_worker_comes(state, iteration, registered, lost, ids)
-    return Decision(events, registered.worker_id)
+        before = can_run(state, state.jobs[iteration.job_id], worker) or any(
+            state.tasks[task_id].worker_id == worker.worker_id for task_id in iteration.all_tasks
+        )
+        if not iteration.finished and not before:
+            events += _comes(state, iteration, registered, ids)
+    return events
 
 
-def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
-    worker_id = reserve_id(state, event.worker_id)
-    state.workers[worker_id] = Worker(
-        worker_id,
+def _job_of(state: State, task_id: int) -> Job:
+    return state.jobs[state.iterations[state.tasks[task_id].iteration_id].job_id]
+
+
+def _worker(event: ev.WorkerRegistered) -> Worker:
+    return Worker(
+        event.worker_id,
         event.address,
         event.uid,
         list(event.tags),
@@ -114,7 +186,19 @@ def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
         event.replaced_uid,
         draining=event.draining,
         no_python=event.no_python,
+        grants=tuple(WorkerGrant(tuple(g.datasets), tuple(g.jobs)) for g in event.grants),
+        holder=event.holder,
     )
+
+
+def _worker_registered(state: State, event: ev.WorkerRegistered) -> None:
+    known = state.workers.get(event.worker_id)
+    if known is not None:
+        registered = _worker(event)
+        known.grants, known.holder = registered.grants, registered.holder
+        return
+    worker_id = reserve_id(state, event.worker_id)
+    state.workers[worker_id] = _worker(event)
     state.worker_at[event.address] = worker_id
     if event.HasField("place"):
         state.places[event.place].address = event.address

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
+from msgspec.structs import replace
 
 from ...journal.datasets import stored
 from ...journal.proto import events_pb2 as ev
@@ -30,7 +31,18 @@ from ..core.claims import Claimed
 from ..core.jobs import epochs_over
 from ..core.lengths import elements_of, lengths_of
 from ..core.read_kinds import why_no_task
-from ..core.state import Iteration, Job, Save, State, Task, Worker, lease_caller, skip_caller
+from ..core.state import (
+    Grants,
+    Iteration,
+    Job,
+    Save,
+    State,
+    Task,
+    Worker,
+    covers,
+    lease_caller,
+    skip_caller,
+)
 from ..core.status import encoded_datasets, encoded_status
 from ..errors import InvalidArgument
 from ..pipelines import definitions
@@ -43,6 +55,7 @@ from ..pipelines.definitions import (
 )
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
+from ..proto.metrics_pb2 import TaskMetrics
 from ..slicing import in_slices
 from . import bounds
 from .answering import Function, answering
@@ -120,7 +133,8 @@ class ForebayFace:
         self._dispatcher = dispatcher
         self._admission = admission
         self._permissions = permissions
-        self._data_keys = None if admission is None else SigningKeys()
+        pools = {(), *(worker.grants for worker in dispatcher.state.workers.values())}
+        self._data_keys = {pool: SigningKeys() for pool in pools}
         self._progress = GroupProgress(dispatcher)
         self._warned_of_lengths: set[str] = set()  # datasets
         # By a dataset's blob, and whether it was read in order.
@@ -442,9 +456,16 @@ class ForebayFace:
         tasks, is_new = self._dispatcher.state.tasks, iteration.version != told
         listed = iteration.tasks if is_new else ()
         credential = b""
-        if self._admission is not None and self._data_keys is not None:
-            caller = current_caller(self._admission)
-            credential = self._data_keys.sign(consumer_id, iteration.iteration_id, caller)
+        if self._admission is not None:
+            caller, job = (
+                current_caller(self._admission),
+                self._dispatcher.state.jobs[iteration.job_id],
+            )
+            credential = b"".join(
+                keys.sign(consumer_id, iteration.iteration_id, caller)
+                for pool, keys in self._data_keys.items()
+                if covers(pool, job)
+            )
         return pb.ConsumerHeartbeatResponse(
             version=iteration.version,
             finished=iteration.finished,
@@ -493,21 +514,50 @@ class ForebayFace:
                 f"the worker {request.address} serves no elements to other processes: let it have "
                 f"a transfer server, of {', '.join(SERVED)}"
             )
+        registration = _command(c.RegisterWorker, request)
+        if self._permissions is not None:
+            grants, holder = self._permissions.of_worker(request.address)
+            registration = replace(registration, grants=grants, holder=holder)
+            self._leave_out_others(request, grants)
+        keys = self._data_keys.setdefault(registration.grants, SigningKeys())
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
         dispatcher.job_reports.worker_told(request.address, request.uid, request)
-        registration = _command(c.RegisterWorker, request)
         wait_ms = _wait_ms(request.wait_ms, dispatcher.options.worker_timeout_ms)
         async with worker_poll(dispatcher, registration, request.version, wait_ms) as news:
             response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
             response.version = news.version
-            if self._data_keys is not None:
-                response.data_keys.extend(self._data_keys.all())
+            if self._admission is not None:
+                response.data_keys.extend(keys.all())
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
             for checked in request.checked:
                 await self._check_bundles(checked)
         return response
+
+    def _leave_out_others(self, request: pb.WorkerHeartbeatRequest, grants: Grants) -> None:
+        """Drop from a heartbeat what it says of jobs that its worker may not run, and of tasks that
+        it does not have: what it had may have been granted until now."""
+        state = self._dispatcher.state
+
+        def is_granted(report: pb.JobLoad | pb.BundleChecksums | pb.ReadError) -> bool:
+            return report.job_id in state.jobs and covers(grants, state.jobs[report.job_id])
+
+        def is_had(metrics: TaskMetrics) -> bool:
+            task = state.tasks.get(metrics.task_id)
+            worker = state.workers.get(task.worker_id) if task is not None else None
+            return worker is not None and worker.address == request.address
+
+        if grants:
+            kept = pb.WorkerHeartbeatRequest(
+                loads=[load for load in request.loads if is_granted(load)],
+                checked=[checked for checked in request.checked if is_granted(checked)],
+                errors=[error for error in request.errors if is_granted(error)],
+                metrics=[metrics for metrics in request.metrics if is_had(metrics)],
+            )
+            for reports in ("loads", "checked", "errors", "metrics"):
+                request.ClearField(reports)
+            request.MergeFrom(kept)
 
     async def _check_bundles(self, checked: pb.BundleChecksums) -> None:
         mismatches = await self._dispatcher.execute(_command(c.CheckBundles, checked))
@@ -590,15 +640,26 @@ class ForebayFace:
         self, request: pb.FindGoneConsumersRequest
     ) -> pb.FindGoneConsumersResponse:
         state, failure_detector = self._dispatcher.state, self._dispatcher.failure_detector
+        grants = () if self._permissions is None else self._permissions.of_worker()[0]
+
+        def is_others(iteration_id: int) -> bool:
+            return not covers(grants, state.jobs[state.iterations[iteration_id].job_id])
 
         def is_gone(consumer_id: int) -> bool:
+            consumer = state.consumers.get(consumer_id)
+            if consumer is not None and is_others(consumer.iteration_id):
+                return False
             if request.left:
                 return consumer_id not in state.consumers
             return failure_detector.is_gone(consumer_id)
 
         def is_read(task_id: int) -> bool:
             task = state.tasks.get(task_id)
-            return task is None or bool(state.iterations[task.iteration_id].consumers)
+            return (
+                task is None
+                or is_others(task.iteration_id)
+                or bool(state.iterations[task.iteration_id].consumers)
+            )
 
         return pb.FindGoneConsumersResponse(
             gone=filter(is_gone, request.consumer_ids),
@@ -668,7 +729,10 @@ def _command(kind: type[C], message: Message, numbered: tuple[str, int] | None =
     return kind(request=numbered, **values)
 
 
-_NOT_IN_MESSAGES = {"request", "stock", "worker_address"}  # of TensorFlow's face, but the first
+_NOT_IN_MESSAGES = {
+    *("stock", "worker_address"),  # of TensorFlow's face
+    *("request", "grants", "holder"),
+}
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..connections.access import OPERATOR, PYTHON, TRAINER, VIEWER, WORKER, AccessRules, Grant
 from ..connections.admission import Admission, Identity
 from ..connections.grpc_server import current_caller
-from ..core.state import State
+from ..core.state import Grants, State, Worker, WorkerGrant
 from ..errors import PermissionDenied, ResourceExhausted
 from ..pipelines.definitions import has_no_code
 from ..proto import forebay_pb2 as pb
@@ -65,6 +65,13 @@ def _of_consumer(request: Any, state: State) -> Subject:
     return _of_job(state.iterations[consumer.iteration_id].job_id, state)
 
 
+def _of_task(request: Any, state: State) -> Subject:
+    task = state.tasks.get(request.task_id) or state.lost_tasks.get(request.task_id)
+    if task is None:
+        return Subject()
+    return _of_job(state.iterations[task.iteration_id].job_id, state)
+
+
 def _of_dataset(request: Any, _: State) -> Subject:
     return Subject(request.dataset_id)
 
@@ -73,7 +80,16 @@ def _everything(_: Any, __: State) -> Subject:
     return EVERYTHING
 
 
-_WORKER, _VIEWER = ((WORKER,), _everything), ((VIEWER, OPERATOR), _everything)
+def _anything(_: Any, __: State) -> Subject:
+    return Subject()
+
+
+_VIEWER = ((VIEWER, OPERATOR), _everything)
+_WORKER, _OF_TASK, _OF_SAVE = (
+    ((WORKER,), _anything),
+    ((WORKER,), _of_task),
+    ((WORKER,), _everything),
+)
 
 METHODS: dict[str, tuple[tuple[str, ...], Describe]] = {
     "RegisterDataset": ((TRAINER,), _of_dataset),
@@ -86,14 +102,14 @@ METHODS: dict[str, tuple[tuple[str, ...], Describe]] = {
     "ClaimBundles": ((TRAINER,), _of_consumer),
     "LeaveIteration": ((TRAINER,), _of_consumer),
     "WorkerHeartbeat": _WORKER,
-    "LeaseSplits": _WORKER,
-    "SkipSplit": _WORKER,
-    "CompleteTask": _WORKER,
+    "LeaseSplits": _OF_TASK,
+    "SkipSplit": _OF_TASK,
+    "CompleteTask": _OF_TASK,
     "LeaveService": _WORKER,
     "FindGoneConsumers": _WORKER,
     "StartSave": ((TRAINER,), _everything),  # of any dataset, into any directory
-    "CommitChunk": _WORKER,
-    "EndStream": _WORKER,
+    "CommitChunk": _OF_SAVE,
+    "EndStream": _OF_SAVE,
     "GetStatus": _VIEWER,
 }
 """By method: the roles of which each allows it, and what a call of it is about."""
@@ -137,6 +153,28 @@ class Permissions:
         if method == "RegisterDataset" and request.python and not has_no_code(request.python):
             roles, together = (TRAINER, PYTHON), True
         self._require(caller, f"call {method}", roles, subject, together=together)
+        worker = _worker_of(request, state)
+        if worker is not None and not worker.is_of(*self.of_worker()):
+            raise PermissionDenied(
+                f"{caller} may not call {method}: it is about the worker at {worker.address}, "
+                "which has other grants"
+            )
+
+    def of_worker(self, address: str = "") -> tuple[Grants, bytes]:
+        """What the calling worker may run, and a digest of who it is. Raises PermissionDenied if it
+        may not run everything, and its certificate does not name the host of its `address`."""
+        caller = current_caller(self._admission)
+        found = [grant for grant in self._rules.of(caller) if WORKER in grant.roles]
+        grants: Grants = tuple(WorkerGrant(grant.datasets, grant.jobs) for grant in found)
+        if any(grant.covers(*EVERYTHING) for grant in found):
+            grants = ()
+        host = address.rpartition(":")[0].strip("[]").lower()
+        if grants and host and caller.kind == "certificate" and not _names(caller, host):
+            raise PermissionDenied(
+                f"{caller} may not register a worker at {address}: its certificate does not name "
+                "that host"
+            )
+        return grants, caller.fingerprint
 
     def check_jobs(self, numbered: tuple[str, int] | None, request: Any, state: State) -> None:
         """Check whether the caller may have what GetOrCreateJob or JoinIteration adds. Raises
@@ -184,6 +222,17 @@ class Permissions:
             rules = f"--access-file {self._rules.path} of the dispatcher"
             raise PermissionDenied(f"{caller} may not {what}: {why} ({rules})")
         return fitting
+
+
+def _worker_of(request: Any, state: State) -> Worker | None:
+    """Whose call it is; None: of no worker, or of none that is registered."""
+    task = state.tasks.get(getattr(request, "task_id", 0))
+    return state.workers.get(getattr(request, "worker_id", task.worker_id if task else 0))
+
+
+def _names(caller: Identity, host: str) -> bool:
+    others = (host, f"*.{host.partition('.')[2]}")
+    return any(name.lower() in others for name in caller.names)
 
 
 def _named(subject: Subject) -> str:

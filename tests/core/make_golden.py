@@ -28,6 +28,10 @@ def filled(kind: Any, numbers: Iterator[int]) -> Any:
     origin, inner = get_origin(kind), [a for a in get_args(kind) if a is not NoneType]
     if origin is UnionType:
         return filled(inner[0], numbers)
+    if hasattr(kind, "_fields"):
+        return kind(*(filled(one, numbers) for one in get_type_hints(kind).values()))
+    if origin is tuple and inner[-1] is ...:
+        return (filled(inner[0], numbers), filled(inner[0], numbers))
     if origin is tuple:
         return tuple(filled(one, numbers) for one in inner)
     if origin in (list, set):

@@ -19,13 +19,14 @@ from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.places import place_of
 from forebay.service.core.read_kinds import DIVIDED, IN_BUNDLES, can_run, kind_of
-from forebay.service.core.state import Claims, Iteration, Job, State
+from forebay.service.core.state import Claims, Iteration, Job, State, WorkerGrant
 from forebay.service.core.status import status
 from forebay.service.errors import ForebayError
 
 from ..hypothesis_profiles import examples
 
 SIZE = 23
+POOL = (WorkerGrant(("d", "zipped"), ("*",)),)
 SOURCES = [
     ev.SplitSource(count=SIZE),
     ev.SplitSource(arithmetic=ev.Arithmetic(start=5, stop=-5, step=-3)),
@@ -365,10 +366,19 @@ class Dispatcher(RuleBasedStateMachine):
         address=st.sampled_from(["w:1", "w:2", "w:3", ""]),
         uid=st.integers(1, 3),
         draining=st.sampled_from([False, False, False, True]),
+        grants=st.sampled_from([(), (), POOL, (WorkerGrant(("*",), ("", "o")),)]),
+        holder=st.sampled_from([b"", b"a", b"a", b"b"]),
     )
-    def worker(self, address: str, uid: int, draining: bool = False) -> None:
+    def worker(
+        self, address: str, uid: int, draining: bool = False, grants: Any = (), holder: bytes = b""
+    ) -> None:
         places = {w: place_of(self.live, w) for w in self.live.worker_at if w != address}
-        self.run(c.RegisterWorker(address=address, uid=uid, stock=uid != 2, draining=draining))
+        self.run(
+            c.RegisterWorker(
+                address=address, uid=uid, stock=uid != 2, draining=draining, grants=grants,
+                holder=holder,
+            )
+        )  # fmt: skip
         assert {w: place_of(self.live, w) for w in places} == places, "a place was taken away"
 
     @rule(worker=st.integers(0, 50))

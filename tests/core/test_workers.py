@@ -9,10 +9,11 @@ from forebay.service.core import commands as c
 from forebay.service.core import workers
 from forebay.service.core.encoding import decode_state, encode_state
 from forebay.service.core.machine import apply
-from forebay.service.core.read_kinds import SHARED, Shared
-from forebay.service.core.state import MAX_LOST_WORKERS, Job, lease_caller
+from forebay.service.core.read_kinds import SHARED, Shared, why_no_task
+from forebay.service.core.saves import waits_for
+from forebay.service.core.state import MAX_LOST_WORKERS, Grants, Job, WorkerGrant, lease_caller
 from forebay.service.core.status import status
-from forebay.service.errors import FailedPrecondition, Unavailable
+from forebay.service.errors import FailedPrecondition, PermissionDenied, Unavailable
 
 from .given import Given, dataset
 
@@ -229,3 +230,106 @@ def test_lost_workers_are_remembered_the_latest_last() -> None:
     found = decode_state(encode_state(given.state)).lost_workers
     assert len(found) == MAX_LOST_WORKERS and not {"w:1", "w:2"} & found.keys()
     assert [each.reason for each in found.values()][-2:] == [f"reason {lost[-1]}", "once more"]
+
+
+A, B = (WorkerGrant(("a/*", "common"), ("*",)),), (WorkerGrant(("b/*",), ("*",)),)
+
+
+def of_pool(given: Given, number: int, grants: Grants, holder: str = "", address: str = "") -> int:
+    worker_id: int = given.when(
+        c.RegisterWorker(
+            address=address or f"w:{number}", uid=number, grants=grants,
+            holder=(holder or f"holder {number}").encode(),
+        )
+    )  # fmt: skip
+    return worker_id
+
+
+def read_by(given: Given, worker_id: int) -> set[str]:
+    """The datasets of which the worker has tasks."""
+    state = given.state
+    iterations = (
+        state.iterations[state.tasks[i].iteration_id] for i in state.workers[worker_id].tasks
+    )
+    return {state.jobs[iteration.job_id].dataset_id for iteration in iterations}
+
+
+@pytest.fixture
+def teams() -> Given:
+    given = Given()
+    for dataset_id in ("a/1", "b/1", "common"):
+        given.register(dataset_id, ev.SplitSource(count=100))
+    return given
+
+
+def test_a_pool_gets_tasks_of_its_datasets_alone_whoever_comes_first(teams: Given) -> None:
+    before = [of_pool(teams, 1, A), of_pool(teams, 2, B), teams.worker(3)]
+    for dataset_id in ("a/1", "b/1", "common"):
+        teams.iteration(dataset_id, dataset_id)
+    after = [of_pool(teams, 4, A), of_pool(teams, 5, B), teams.worker(6)]
+    for a, b, everything in (before, after):
+        assert read_by(teams, a) == {"a/1", "common"}
+        assert read_by(teams, b) == {"b/1"}
+        assert read_by(teams, everything) == {"a/1", "b/1", "common"}
+    assert decode_state(encode_state(teams.state)) == teams.state
+
+
+def test_splits_that_come_back_go_to_a_worker_of_the_pool_or_wait(teams: Given) -> None:
+    own, _ = of_pool(teams, 1, B), of_pool(teams, 2, A)
+    teams.iteration("x", "b/1")
+    lease = teams.lease(teams.task_of(own), 100)
+    assert lease is not None
+    teams.hand_back(lease, lease.count)
+    teams.when(c.LoseWorker(worker_id=own, reason="it said goodbye", left=True))
+    assert teams.then == ["worker_lost"]
+    (iteration,) = teams.state.iterations.values()
+    assert "pool" in why_no_task(teams.state, iteration)
+    of_pool(teams, 3, B)
+    assert teams.then == ["worker_registered", "task_created"]
+
+
+def test_the_next_heartbeat_decides_if_grants_have_changed(teams: Given) -> None:
+    worker_id = of_pool(teams, 1, A)
+    teams.iteration("a", "a/1"), teams.iteration("b", "b/1")
+    task_id = teams.task_of(worker_id)
+    assert teams.lease(task_id, 3)
+    assert of_pool(teams, 1, (*A, *B)) == worker_id
+    assert teams.then == ["worker_registered", "task_created"]
+    assert read_by(teams, worker_id) == {"a/1", "b/1"}
+    of_pool(teams, 1, (*A, *B), "another token")
+    assert teams.then == ["worker_registered"]
+    of_pool(teams, 1, A, "another token")  # b/1 is no longer its own
+    assert "worker_lost" in teams.then
+    again = of_pool(teams, 1, A, "another token")
+    assert read_by(teams, again) == {"a/1"}
+    assert [*teams.state.workers[again].tasks] == [task_id]
+    assert len(teams.state.tasks[task_id].leases) == 1, "it goes on with what it had"
+
+
+@pytest.mark.parametrize("number", [1, 9], ids=["number and address", "address"])
+def test_nobody_takes_the_place_of_another_pool_s_worker(teams: Given, number: int) -> None:
+    of_pool(teams, 1, B)
+    with pytest.raises(PermissionDenied, match="with other grants"):
+        of_pool(teams, number, A, "thief", address="w:1")
+    with pytest.raises(PermissionDenied, match="process number 1"):
+        of_pool(teams, 1, A, "thief", address="evil:1")  # it would then say goodbye for it
+    of_pool(teams, number, B, "of the pool", address="w:1")
+    teams.when(c.RegisterWorker(address="w:1", uid=8, holder=b"operator"))  # may run everything
+
+
+def test_a_pool_writes_no_saves(teams: Given) -> None:
+    writer = of_pool(teams, 1, A)
+    save = c.StartSave(
+        path="/s",
+        prepared="/s.p",
+        metadata=b"",
+        definition=ev.DatasetDefinition(sources=[ev.SplitSource(count=9)]),
+    )
+    teams.when(save)
+    teams.when(c.AssignStream(worker_id=writer, most=3))
+    assert teams.then == []
+    (started,) = teams.state.saves.values()
+    assert "no patterns" in waits_for(teams.state, started)
+    other = teams.worker(2)
+    teams.when(c.AssignStream(worker_id=other, most=3))
+    assert teams.then == ["stream_assigned"]
