@@ -6,19 +6,15 @@ told is not concluded.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
+
+from .finding import SEVERITIES, Finding, Severity, Status, job_name
+from .part_findings import after, is_small, part_findings, silent_s
 
 WAITS = 0.05
 """Trainers that wait a smaller share of their time have what they need."""
-
-LATELY_S = 900.0
-"""So long a lost worker, or a new leader, is worth a word."""
-
-FAILED_S = 86_400.0
-"""So long a job that has failed is a problem, if nobody reads it again."""
 
 SLOW = 0.5
 """A worker is slow if it makes less than this share of what the others make while they work."""
@@ -43,44 +39,16 @@ TELLING = 0.9
 FIRST_S = 30.0
 """So long a cause may come from a job's beginning, and a job may be without a measured worker."""
 
-DISK = "see its disk or mount (df, dmesg, and whether a file can be written and synced there)"
-SEE = dict.fromkeys(
-    ("redis", "postgres"),
-    "see whether its server runs, has room, and is reachable from the dispatcher's host",
-)
-"""What to look at, by the scheme of a storage's URL."""
-
-MOST_SAID = 400
-"""Characters of an error, in a finding."""
-
-Severity = Literal["problem", "slow", "note"]
-SEVERITIES: tuple[Severity, ...] = ("problem", "slow", "note")
-
 PROFILE = (
     "to find its slow step, profile it in a process of its own (get_model_proto or TensorFlow's "
     "Profiler for tf.data, cProfile for a Python function)"
 )
 
-Status = Mapping[str, Any]
-
-
-class Finding(NamedTuple):
-    """A conclusion."""
-
-    severity: Severity
-    """problem: something is lost or stands still. slow: trainers wait. note: nothing to do."""
-    subject: str  # such as "job resnet", "worker 10.0.0.6:5051", "dispatcher"
-    what: str
-    advice: str  # "": none
-    gain: float | None = None
-    """By how much the job's elements a second would be multiplied, at most; None: not known."""
-    since_s: float | None = None  # so many seconds ago it began; None: not known
-
 
 def findings(status: Status) -> list[Finding]:
     """What a status gives reason to say, the gravest first. While the storage hangs, all wait for
     it: what was measured of others is old, and says nothing of them."""
-    found = [*_storage(status), *_dispatcher(status), *_workers(status), *_failures(status)]
+    found = [*part_findings(status)]
     if silent_s(status):
         return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
     jobs = {job["job_id"]: job for job in status["jobs"]}
@@ -91,122 +59,6 @@ def findings(status: Status) -> list[Finding]:
         what = "it tells nothing of the time of trainers and workers: it is of an earlier version"
         found.append(Finding("note", "dispatcher", what, "upgrade it"))
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), -(one.gain or 1.0)))
-
-
-def job_name(job: Mapping[str, Any]) -> str:
-    """The user's own name of a job: tf.data service's clients prefix it with the dataset."""
-    name: str = job["name"] or str(job["job_id"])
-    return name.removeprefix(f"dataset_id=/{job['dataset_id']}/")
-
-
-def silent_s(status: Status) -> float:
-    """For how long the dispatcher's storage has not answered, and figures are old; 0: it answers,
-    or it is not told, as by earlier versions."""
-    found: float = (status.get("storage") or {}).get("silent_s", 0.0)
-    return found
-
-
-def _storage(status: Status) -> Iterator[Finding]:
-    if (storage := status.get("storage")) is None:
-        return
-    subject = f"storage {storage['url']}"
-    if silent := storage["silent_s"]:
-        error = f" ({storage['error']})" if storage["error"] else ""
-        see = next((how for scheme, how in SEE.items() if storage["url"].startswith(scheme)), DISK)
-        yield Finding(
-            "problem", subject,
-            f"it does not answer{error}; nothing is decided until it does, all wait for it, and "
-            "other figures are of before",
-            f"{see}; all go on by themselves once it answers, and further workers bring nothing",
-            since_s=silent,
-        )  # fmt: skip
-    elif storage["answers_s"] is not None and storage["answers_s"] < LATELY_S:
-        was = f"it answers again, and did not for {duration(round(storage['was_silent_s']))}"
-        yield Finding("note", subject, was, "loads are measured anew", since_s=storage["answers_s"])
-
-
-def _dispatcher(status: Status) -> Iterator[Finding]:
-    if strangers := status.get("strangers"):
-        names = ", ".join(stranger["who"] for stranger in strangers[:3])
-        what = f"it refuses {len(strangers)} peers that know another journal, such as {names}"
-        advice = "bring their storage back, or restart them: `forebay status` lists their journals"
-        yield Finding("problem", "dispatcher", what, advice)
-    leads_s = status.get("leads_s")
-    if leads_s is not None and leads_s < LATELY_S and status["term"] > 1:
-        what = f"it leads in term {status['term']}: the one before ended, or was cut off"
-        advice = "the log of the one before says why, if nobody restarted it; loads begin anew"
-        yield Finding("note", "dispatcher", what, advice, since_s=leads_s)
-
-
-def _workers(status: Status) -> Iterator[Finding]:
-    for lost in status.get("lost_workers", []):
-        if lost["ago_s"] < LATELY_S:
-            is_back = lost["back"]
-            what = f"it was given up, {'and is back' if is_back else 'as'}: {lost['reason']}"
-            yield Finding(
-                "note" if is_back else "problem", f"worker {lost['address']}", what,
-                "see its log" if is_back else "see its log, and start it or another one",
-                since_s=lost["ago_s"],
-            )  # fmt: skip
-    names = {job["job_id"]: job_name(job) for job in status["jobs"]}
-    for worker in status.get("memory", []):
-        for job in worker["jobs"]:
-            if job["shed_elements"] and job["job_id"] in names:
-                yield Finding(
-                    "note", f"worker {worker['address']}",
-                    f"it dropped {job['shed_elements']} elements of job {names[job['job_id']]} "
-                    "that nobody read, as others needed the memory",
-                    "end jobs that nobody reads, or give workers a larger --memory-budget",
-                )  # fmt: skip
-
-
-def _failures(status: Status) -> Iterator[Finding]:
-    """Reads that ended with an error, and saves."""
-    now_ms = status.get("now_ms", 0)
-    for job in (*status["jobs"], *status.get("removed_jobs", [])):
-        if not (errors := job.get("errors")):
-            continue
-        error, state = errors[-1], job.get("state", "failed")
-        ago_s = max(0.0, (now_ms - error["time_ms"]) / 1000)
-        if ago_s > (FAILED_S if job.get("state") == "failed" else LATELY_S):
-            continue
-        more = f" ({error['times']} times)" if error["times"] > 1 else ""
-        at = f" at worker {error['worker']}" if error["worker"] else ""
-        what = f"its read failed{at}{more}: {error_text(error)}"
-        if len(errors) > 1:
-            what += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
-        subject = f"job {job_name(job)}"
-        if state == "failed":
-            yield Finding("problem", subject, what, _mend(job, error), since_s=ago_s)
-        else:
-            yield Finding("note", subject, f"{what}; it is {state} now", "", since_s=ago_s)
-    for save in status.get("failed_saves", []):
-        ago_s = max(0.0, (now_ms - save["time_ms"]) / 1000)
-        if ago_s < LATELY_S:
-            what, advice = (
-                f"it failed: {_in_one_line(save['error'])}",
-                "mend the cause, and save again",
-            )
-            yield Finding("problem", f"save {save['path']}", what, advice, since_s=ago_s)
-
-
-def error_text(error: Mapping[str, Any]) -> str:
-    """One line, such as NOT_FOUND: /data/7.tfrecord; No such file or directory."""
-    text: str = error["message"]
-    return _in_one_line(f"{error['code']}: {text}" if error["code"] else text)
-
-
-def _in_one_line(text: str) -> str:
-    return " ".join(text.split())[:MOST_SAID]
-
-
-def _mend(job: Mapping[str, Any], error: Mapping[str, Any]) -> str:
-    """What to do about an error that ended a read."""
-    mend = "mend its cause (the message names file and record), or have what fails left out"
-    again = "start its trainers again"
-    if error["for_good"] and job.get("name"):
-        again += " under another job_name: for this epoch, each worker stays with its error"
-    return f'{mend} (on_error="skip", ignore_errors()); then {again}'
 
 
 class _OfJob:
@@ -221,6 +73,10 @@ class _OfJob:
         self._waits: float = load.get("waits", 0.0)
 
     def findings(self) -> Iterator[Finding]:
+        yield from self._gone()
+        gone = self._job.get("gone")
+        if gone and len(gone) >= sum(i["consumers"] for i in self._read):
+            return  # nobody reads it: what was measured is of before
         outside = [*self._outside()]
         yield from outside
         slow = [*self._slow_workers()]
@@ -231,9 +87,11 @@ class _OfJob:
             case "measuring":
                 if self._load.get("since_s", 0.0) < FIRST_S:
                     yield self._say("note", "it is being measured", "ask again in half a minute")
-                else:
+                elif not self._load.get("tells"):
                     what = "its trainers tell too little: TensorFlow's own clients tell nothing"
                     yield self._say("note", what, "")
+            case "stalled":
+                yield self._stalled()
             case "trainers wait":
                 yield self._too_few()
             case "no splits" if self._load["wanted"]["workers"] > self._load["workers"]:
@@ -268,6 +126,32 @@ class _OfJob:
         share: float = self._load.get("waits_for", {}).get(cause, 0.0)
         return share
 
+    def _gone(self) -> Iterator[Finding]:
+        """Trainers that were killed or stopped, or are cut off."""
+        if not (gone := self._job.get("gone")):
+            return
+        readers = sum(i["consumers"] for i in self._read)
+        some = f"{len(gone)} of its {readers} trainers" if readers > 1 else "its trainer"
+        yield Finding(
+            "problem", self._subject,
+            f"{some} {'say' if len(gone) > 1 else 'says'} nothing any more: killed, stopped or cut "
+            "off, without leaving",
+            "see its processes; an ordered read's place is free for another at once, and else they "
+            f"are let go{after(self._status.get('client_timeout_s'))}",
+            since_s=max(one["silent_s"] for one in gone),
+        )  # fmt: skip
+
+    def _stalled(self) -> Finding:
+        load, since_s = self._load, self._load.get("since_s", 0.0)
+        return self._say(
+            "problem" if since_s >= FIRST_S else "slow",
+            f"trainers wait {self._waits:.0%} of the time, and {_busy(load)}, but none makes an "
+            "element: what they read does not answer, or one element takes very long",
+            "see on the workers' hosts whether the source answers (a dead mount: ls, df; a server "
+            "or bucket: its own client), and where a worker stands (py-spy dump); further workers "
+            "bring nothing",
+        )  # fmt: skip
+
     def _outside(self) -> Iterator[Finding]:
         """Waits that no worker's pipeline is the cause of."""
         for cause, what, advice in (
@@ -279,14 +163,19 @@ class _OfJob:
                 "dispatcher", "the dispatcher, which does not answer",
                 "see the dispatcher's log and its storage; a standby takes over when it ends",
             ),
-            (
-                "no_task", "a worker to get a task of it",
-                "start workers first (`forebay status --wait-workers`), or see why they ended",
-            ),
+            ("no_task", "a worker to get a task of it", self._how_to_get_a_task()),
         ):  # fmt: skip
             if (share := self._awaits(cause)) > WAITS:
                 what = f"trainers wait {share:.0%} of the time for {what}"
                 yield Finding("slow", self._subject, what, advice, _without(share))
+
+    def _how_to_get_a_task(self) -> str:
+        if all(w["draining"] for w in self._status["workers"]):
+            return "start workers first (`forebay status --wait-workers`), or see why they ended"
+        return (
+            "workers are there, so a read waits as it begins, or as workers come and go: see their "
+            "logs if it lasts; further workers bring nothing"
+        )
 
     def _slow_workers(self) -> Iterator[Finding]:
         """Workers that make less than others while they work, if trainers wait."""
@@ -340,6 +229,8 @@ class _OfJob:
         workers, wanted = self._load["workers"], self._load["wanted"]["workers"]
         there = sum(not (w["stock"] or w["draining"]) for w in self._status["workers"])
         what = f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)}"
+        if silent := self._status.get("silent_workers"):
+            return self._say("slow", what, f"see to worker {silent[0]['address']} first")
         if there >= wanted:
             return self._say("note", f"{what}; others have come", "ask again in half a minute")
         return self._say(
@@ -386,6 +277,13 @@ class _OfJob:
             self._demand,
         )  # fmt: skip
 
+    def _budgets(self) -> Iterator[int]:
+        """Small ones of its workers."""
+        for worker in self._status.get("memory", []):
+            runs_it = any(job["job_id"] == self._job["job_id"] for job in worker["jobs"])
+            if runs_it and is_small(worker["budget_bytes"]):
+                yield worker["budget_bytes"]
+
     def _not_the_workers(self) -> Finding:
         what = f"trainers wait {self._waits:.0%} of the time, but only {_busy(self._load)}"
         if self._is_in_order:
@@ -395,6 +293,11 @@ class _OfJob:
             if wide < self._load["workers"]:
                 advice += f": read more bundles side by side (cycle_length, now {wide})"
             return self._say("slow", what, f"{advice}; elements of like cost help", self._demand)
+        if small := min(self._budgets(), default=0):
+            return self._say(
+                "slow", f"{what}: they wait for room in a --memory-budget of {small:,} bytes",
+                "give workers a larger one, or leave the option out", self._demand,
+            )  # fmt: skip
         rate = self._load.get("bytes_per_s")
         amount = "" if rate is None else f", which carries {rate / 1e6:.3g} MB/s"
         return self._say(
@@ -434,18 +337,3 @@ def _busy(load: Mapping[str, Any]) -> str:
 
 def _more(workers: int) -> str:
     return "1 more worker" if workers == 1 else f"{workers} more workers"
-
-
-def duration(seconds: float | None) -> str:
-    """12 s; 3 min; 2 h 10 min; 3 d 4 h."""
-    if seconds is None or math.isinf(seconds):
-        return "–"
-    if seconds < 10 and seconds != round(seconds):
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..diagnosis import duration
 from ..errors import ForebayError
+from ..finding import duration
 
 
 class Show(Protocol):

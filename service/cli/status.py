@@ -13,9 +13,10 @@ from typing import Any
 
 import typer
 
-from ..diagnosis import duration, error_text, job_name, silent_s
 from ..errors import InvalidArgument, NotFound, Unavailable
+from ..finding import duration, job_name
 from ..http.families import label_value, printable
+from ..part_findings import error_text, silent_s
 from .console import plain_console
 from .options import JSON, SERVICE, connects
 

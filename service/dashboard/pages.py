@@ -27,8 +27,9 @@ import jinja2
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from ..diagnosis import findings, job_name
+from ..diagnosis import findings
 from ..errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from ..finding import job_name
 from ..http.server import HEADERS, Handler, HttpServer
 from ..slicing import in_slices
 from . import split_map, views

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from ..diagnosis import WAITS_FOR, WORKERS_DO, duration, error_text, job_name
+from ..diagnosis import WAITS_FOR, WORKERS_DO
+from ..finding import duration, job_name
 from ..http.families import label_value, printable
+from ..part_findings import error_text
 from . import split_map
 from .series import Series, line
 

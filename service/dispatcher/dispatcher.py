@@ -22,6 +22,7 @@ from ..core.jobs import readers_of
 from ..core.state import Consumer, State
 from ..core.status import encoded_status
 from ..errors import NotFound, Unavailable
+from .clock_watch import ClockWatch
 from .decider import Decider
 from .failure_detector import FailureDetector
 from .garbage_collector import GarbageCollector
@@ -67,7 +68,15 @@ class Dispatcher(Decider):
         self.loads = Loads(state, options.load_window_ms, self.failure_detector.gone_s)
         self.job_reports = JobReports(self)
         self.save_rates = SaveRates(self)
+        self.clock_watch = ClockWatch()
         self._leads_from_s = time.monotonic()
+        now_s, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+        # By address, monotonic: the clock may jump.
+        self._lost_s = {
+            address: now_s - max(0, now_ms - lost.time_ms) / 1000
+            for address, lost in state.lost_workers.items()
+        }
+        self.subscribe(self._remember_loss)
         self._tasks: list[asyncio.Task[None]] = []  # they run as long as it leads
 
     @classmethod
@@ -110,6 +119,7 @@ class Dispatcher(Decider):
         self._run(self.saves.follow(), "forebay-saves")
         self._run(self.loads.watch(lambda: self.storage_watch.silent_s > 0), "forebay-loads")
         self._run(self.storage_watch.keep(), "forebay-storage-watch")
+        self._run(self.clock_watch.keep(), "forebay-clock-watch")
         return self
 
     async def finish(self) -> None:
@@ -141,6 +151,13 @@ class Dispatcher(Decider):
             "leads_s": time.monotonic() - self._leads_from_s,
             "append_s": appends.sum_s / max(1, sum(appends.counts)),  # on average
             "storage": self.storage_watch.status(),
+            "clock_jumped": self.clock_watch.status(),
+            "silent_workers": [
+                {"address": worker.address, "silent_s": silent_s}
+                for worker, silent_s in self.failure_detector.silent_workers()
+            ],
+            "worker_timeout_s": _seconds(self.options.worker_timeout_ms),
+            "client_timeout_s": _seconds(self.options.client_timeout_ms),
             "lost_workers": self._lost_workers(),
             "save_rates": self.save_rates.status(),
             "now_ms": time.time_ns() // 1_000_000,
@@ -161,12 +178,12 @@ class Dispatcher(Decider):
 
     def _lost_workers(self) -> list[dict[str, Any]]:
         """Those that were presumed dead lately, the latest last."""
-        now_ms = time.time_ns() // 1_000_000
+        now_s = time.monotonic()
         return [
             {
                 "address": address,
                 "reason": lost.reason,
-                "ago_s": max(0, now_ms - lost.time_ms) / 1000,
+                "ago_s": now_s - self._lost_s[address],
                 "back": address in self.state.worker_at,
             }
             for address, lost in self.state.lost_workers.items()
@@ -198,6 +215,12 @@ class Dispatcher(Decider):
             )
         return consumer
 
+    def _remember_loss(self, event: ev.Event) -> None:
+        if event.HasField("worker_lost") and not event.worker_lost.left:
+            lost = self.state.lost_workers  # the latest last
+            self._lost_s[next(reversed(lost))] = time.monotonic()
+            self._lost_s = {address: self._lost_s[address] for address in lost}
+
     def _remember_leaving(self, event: ev.Event) -> None:
         if event.HasField("consumer_left"):
             self._left[event.consumer_left.consumer_id] = event.consumer_left.reason
@@ -208,3 +231,7 @@ class Dispatcher(Decider):
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(self.task_ended)
         self._tasks.append(task)
+
+
+def _seconds(timeout_ms: int) -> float | None:
+    return None if timeout_ms < 0 else timeout_ms / 1000

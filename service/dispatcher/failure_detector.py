@@ -47,6 +47,12 @@ another that asks for it. Its process may have been killed between two polls."""
 REFUSED_GRACE_S = 1.0
 """The grace of a worker whose connection broke and whose address refuses consumers."""
 
+UNUSUAL_S = 4.0
+"""A worker that is silent for so long is worth a word: stopped, or without processor time."""
+
+UNUSUAL_STOCK_S = 45.0
+"""TensorFlow's own send a heartbeat each 30 s."""
+
 EXPECTED_S = 3600.0
 """The time that a stock client has to begin to read."""
 
@@ -95,6 +101,14 @@ class FailureDetector:
         if member is None or member.heard_s == -math.inf:
             return None
         return 0.0 if member.waits else time.monotonic() - member.heard_s
+
+    def silent_workers(self) -> Iterator[tuple[Worker, float]]:
+        """Those that have not been heard for longer than usual, and for how long. A worker that has
+        been answered asks again at once."""
+        for worker in self._decider.state.workers.values():
+            silent_s = self.silent_s(worker.worker_id) or 0.0
+            if silent_s > (UNUSUAL_STOCK_S if worker.stock else UNUSUAL_S):
+                yield worker, silent_s
 
     def is_gone(self, consumer_id: int) -> bool:
         """Whether the consumer left, or its connection broke and it has not returned in time."""

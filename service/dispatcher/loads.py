@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ...journal.splits import ENDLESS
 from .. import ranges
 from ..core.state import STATIC, Iteration, Job, State
+from ..diagnosis import BUSY
 from ..http.families import label_value
 from ..proto import forebay_pb2 as pb
 from ..slicing import in_slices
@@ -35,6 +36,9 @@ MEASURING = "measuring", "is being measured"
 TELLING = 0.9
 """Who waits for a larger share of the time, and gets nothing, does nothing else."""
 
+UNLIKELY = 20
+"""So many elements do not fail to come by chance."""
+
 NO_SAVES = Wanted(0, "saves", "the saves are complete")
 
 MOST_REPORTS = 64
@@ -42,15 +46,19 @@ MOST_REPORTS = 64
 
 
 class Reports:
-    """The counters of one member."""
+    """The counters of one member. Their last one is of elements, if a worker tells them."""
 
     def __init__(self) -> None:
         self.newest: tuple[int, ...] = ()
+        self.told_s = self.made_s = 0.0  # the newest report, and the one that told of an element
         self._reports: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=MOST_REPORTS)
 
     def add(self, now_s: float, counters: tuple[int, ...]) -> None:
         if self._reports and len(counters) != len(self._reports[-1][1]):
             self._reports.clear()  # another version tells other counters
+        if counters[-1:] != self.newest[-1:]:
+            self.made_s = now_s
+        self.told_s = now_s
         self.newest = counters
         self._reports.append((now_s, counters))
 
@@ -170,6 +178,7 @@ class Loads:
                     "since_s": now_s - job.caused_s,
                     "waits_for": job.waits_for,
                     "bytes_per_s": job.bytes_per_s,
+                    "tells": len(job.consumers),
                     **({} if job.load is None else self._measured(job.load, job)),
                 }
                 for i, job in self.jobs()
@@ -304,7 +313,9 @@ class Loads:
                 if job.load is None:
                     job.judge.hold(job.wanted, now_s)  # what was wanted so far
                 room = _room(state, of, len(workers))
-                job.load, job.judged_s = _load(workers.values(), consumers, room), now_s
+                load = _load(workers.values(), consumers, room)
+                stalls = _stall(there.values(), load, job.load)
+                job.load, job.judged_s = load._replace(stalls=stalls), now_s
                 job.by_worker = workers
                 job.wanted = job.judge.judge(job.load, now_s)
                 return
@@ -354,6 +365,14 @@ def _load(
     # Of consumers that get nothing, their time; else those count more that take more.
     waits = 1 - taken / wish if wish else waited / max(opened, 1)
     return Load(len(workers), busy, no_split, waits, rate, room)
+
+
+def _stall(workers: Collection[Reports], load: Load, before: Load | None) -> bool:
+    """Whether workers work, and have made nothing for longer than UNLIKELY elements take; of a job
+    that made none in the window, for as long as that is."""
+    since_s = max(x.told_s for x in workers) - max(x.made_s for x in workers)
+    usual = max(load.rate, 0.0 if before is None else before.rate)
+    return load.busy >= BUSY and (not load.rate or since_s * usual > UNLIKELY)
 
 
 def _room(state: State, job: Job, workers: int) -> float:

@@ -52,6 +52,7 @@ class Load(NamedTuple):
     waits: float  # the share of their time in which consumers waited for elements of workers
     rate: float  # elements a second that the workers made
     room: float = math.inf  # further workers that would get a split
+    stalls: bool = False  # they have made no element for longer than theirs take
 
 
 class Wanted(NamedTuple):
@@ -96,7 +97,8 @@ class Held:
         most = lately[0][1].workers
         reason = wanted.reason
         if most > wanted.workers and not reason.endswith(LASTS):
-            reason += f": {wanted.workers} would do{LASTS}"
+            would_do = _would_do(wanted.workers)
+            reason = (reason if reason.endswith(would_do) else f"{reason}: {would_do}") + LASTS
         return wanted._replace(workers=most, reason=reason)
 
 
@@ -121,6 +123,9 @@ class Judge:
 
     def _now(self, load: Load, now_s: float) -> Wanted:
         n = load.workers
+        if load.stalls and load.waits > WAITS:
+            why = f"they make no element, and {load.busy:.1f} of {_workers(n)} work at one"
+            return Wanted(n, "stalled", f"trainers wait {load.waits:.0%} of the time: {why}")
         if load.busy >= (1 - SPARE) * n:
             self._speed = load.rate / load.busy, now_s
         waits = f"trainers wait {load.waits:.0%} of the time"

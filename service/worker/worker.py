@@ -45,6 +45,7 @@ from ..delivery import (
 )
 from ..errors import ForebayError, Unavailable
 from ..http.opening import open_http_thread
+from ..part_findings import SMALL_BUDGET, is_small
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
 from ..proto.metrics_pb2 import TaskMetrics
@@ -108,6 +109,12 @@ class Worker:
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
         budget_bytes = options.memory_budget or default_budget()
+        if is_small(budget_bytes):
+            log.warning(
+                "--memory-budget is %d bytes for the elements of all tasks: each waits until "
+                "trainers have taken what it made; give %d MB at least",
+                budget_bytes, SMALL_BUDGET >> 20,
+            )  # fmt: skip
         self._data_keys = KnownKeys()
         self._blocks = BlockServer(
             self.uid, options.host, options.data_port,

@@ -11,7 +11,8 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
 from forebay.service.core.status import Stranger, encoded_status
-from forebay.service.diagnosis import Finding, findings
+from forebay.service.diagnosis import findings
+from forebay.service.finding import Finding
 
 from .test_loads import EVERY_S, WINDOW_S, Cluster
 
@@ -108,7 +109,7 @@ Told = tuple[str, str, str, float | None]
         (network, ("slow", "the network holds them up, which carries 50 MB/s", "dtypes", 2.0)),
         (unreachable, ("slow", "wait 50% of the time for a connection", "--address", 2.0)),
         (absent, ("slow", "wait 20% of the time for the dispatcher", "standby", 1.25)),
-        (without_task, ("slow", "for a worker to get a task", "--wait-workers", 4 / 3)),
+        (without_task, ("slow", "for a worker to get a task", "workers are there", 4 / 3)),
         (leasing, ("slow", "wait for splits", "takes 20 ms", 10.0)),
         (plateau, ("slow", "4 workers brought no more than 2", "bring nothing", 10.0)),
         (few_splits, ("slow", "the source has too few", "divide the source", 4.0)),
@@ -188,6 +189,8 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     assert "worker w:9" in of["problem", "dispatcher"].what  # the stranger
     assert of["problem", "worker w:7"].since_s == 42
     told["loads"][0]["wanted"]["cause"] = "measuring"
+    assert not any("tell too little" in one.what for one in findings(told))
+    told["loads"][0]["tells"] = 0
     assert any("tell too little" in one.what for one in findings(told))
     for name in ("loads", "wanted_workers", "memory", "strangers", *LED):
         del told[name]

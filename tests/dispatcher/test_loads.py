@@ -16,6 +16,7 @@ from ..core.given import Given
 
 WINDOW_S = 20
 EVERY_S = 5
+BUDGET = 1 << 30
 
 
 class Cluster(Given):
@@ -56,7 +57,7 @@ class Cluster(Given):
                     no_split_ms=self.unleased, elements=self.works * self.speed,
                 )  # fmt: skip
                 load = pb.JobLoad(job_id=self.job_id, held_bytes=7, **times)
-                beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=64)
+                beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=BUDGET)
                 self.loads.worker_told(worker.address, worker.uid, beat)
             for number in self.state.consumers:
                 told = self._count(
@@ -88,7 +89,7 @@ def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.Mo
     assert told["loads"][0]["waits"] == pytest.approx(0.5)
     assert told["loads"][0]["elements_per_s"] == pytest.approx(20)
     held = {"job_id": cluster.job_id, "held_bytes": 7, "parked_tasks": 0, "shed_elements": 0}
-    assert told["memory"][1] == {"address": "w:2", "budget_bytes": 64, "jobs": [held]}
+    assert told["memory"][1] == {"address": "w:2", "budget_bytes": BUDGET, "jobs": [held]}
 
     third = cluster.worker(3)  # before it is measured, nothing is said of three workers
     assert cluster.go_on(EVERY_S) == "trainers wait"

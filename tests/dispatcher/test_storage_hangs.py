@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from forebay.service.core import commands as c
-from forebay.service.diagnosis import Finding, findings
+from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import storage_watch
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.errors import Unavailable
+from forebay.service.finding import Finding
 from forebay.service.processes import free_port
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, StorageError

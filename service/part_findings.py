@@ -1,0 +1,188 @@
+"""What a status gives reason to say of the storage, the dispatcher, its clock, workers, and reads
+that failed. Pure.
+
+What is not told, as by an earlier version, is not concluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .finding import Finding, Status, duration, job_name
+
+LATELY_S = 900.0
+"""So long a lost worker, or a new leader, is worth a word."""
+
+FAILED_S = 86_400.0
+"""So long a job that has failed is a problem, if nobody reads it again."""
+
+SMALL_BUDGET = 64 << 20
+"""A worker whose tasks may hold less waits for trainers between any two blocks."""
+
+DISK = "see its disk or mount (df, dmesg, and whether a file can be written and synced there)"
+SEE = dict.fromkeys(
+    ("redis", "postgres"),
+    "see whether its server runs, has room, and is reachable from the dispatcher's host",
+)
+"""What to look at, by the scheme of a storage's URL."""
+
+MOST_SAID = 400
+"""Characters of an error, in a finding."""
+
+
+def part_findings(status: Status) -> Iterator[Finding]:
+    """The storage's first."""
+    yield from _storage(status)
+    yield from _clock(status)
+    yield from _dispatcher(status)
+    yield from _workers(status)
+    yield from _failures(status)
+
+
+def after(timeout_s: float | None) -> str:
+    """When who is silent is given up, as a part of a sentence; "": not told, or never."""
+    return "" if timeout_s is None else f" after {duration(timeout_s)}"
+
+
+def is_small(budget_bytes: int) -> bool:
+    """Whether a worker's memory budget holds its pipelines up."""
+    return budget_bytes < SMALL_BUDGET
+
+
+def silent_s(status: Status) -> float:
+    """For how long the dispatcher's storage has not answered, and figures are old; 0: it answers,
+    or it is not told, as by earlier versions."""
+    found: float = (status.get("storage") or {}).get("silent_s", 0.0)
+    return found
+
+
+def _storage(status: Status) -> Iterator[Finding]:
+    if (storage := status.get("storage")) is None:
+        return
+    subject = f"storage {storage['url']}"
+    if silent := storage["silent_s"]:
+        error = f" ({storage['error']})" if storage["error"] else ""
+        see = next((how for scheme, how in SEE.items() if storage["url"].startswith(scheme)), DISK)
+        yield Finding(
+            "problem", subject,
+            f"it does not answer{error}; nothing is decided until it does, all wait for it, and "
+            "other figures are of before",
+            f"{see}; all go on by themselves once it answers, and further workers bring nothing",
+            since_s=silent,
+        )  # fmt: skip
+    elif storage["answers_s"] is not None and storage["answers_s"] < LATELY_S:
+        was = f"it answers again, and did not for {duration(round(storage['was_silent_s']))}"
+        yield Finding("note", subject, was, "loads are measured anew", since_s=storage["answers_s"])
+
+
+def _clock(status: Status) -> Iterator[Finding]:
+    if (jumped := status.get("clock_jumped")) and jumped["ago_s"] < LATELY_S:
+        by_s, way = abs(jumped["by_s"]), "ahead" if jumped["by_s"] > 0 else "back"
+        yield Finding(
+            "note", "dispatcher",
+            f"its host's clock jumped {way} by {duration(round(by_s))}: times of events before and "
+            "after do not compare",
+            "see the host's NTP, or whether the machine was suspended",
+            since_s=jumped["ago_s"],
+        )  # fmt: skip
+
+
+def _dispatcher(status: Status) -> Iterator[Finding]:
+    if strangers := status.get("strangers"):
+        names = ", ".join(stranger["who"] for stranger in strangers[:3])
+        what = f"it refuses {len(strangers)} peers that know another journal, such as {names}"
+        advice = "bring their storage back, or restart them: `forebay status` lists their journals"
+        yield Finding("problem", "dispatcher", what, advice)
+    leads_s = status.get("leads_s")
+    if leads_s is not None and leads_s < LATELY_S and status["term"] > 1:
+        what = f"it leads in term {status['term']}: the one before ended, or was cut off"
+        advice = "the log of the one before says why, if nobody restarted it; loads begin anew"
+        yield Finding("note", "dispatcher", what, advice, since_s=leads_s)
+
+
+def _workers(status: Status) -> Iterator[Finding]:
+    for lost in status.get("lost_workers", []):
+        if lost["ago_s"] < LATELY_S:
+            is_back = lost["back"]
+            what = f"it was given up, {'and is back' if is_back else 'as'}: {lost['reason']}"
+            yield Finding(
+                "note" if is_back else "problem", f"worker {lost['address']}", what,
+                "see its log" if is_back else "see its log, and start it or another one",
+                since_s=lost["ago_s"],
+            )  # fmt: skip
+    for silent in [] if silent_s(status) else status.get("silent_workers", []):
+        yield Finding(
+            "problem", f"worker {silent['address']}",
+            "it says nothing, though it should every few seconds: it is stopped, has no processor "
+            "time, or is cut off",
+            "see its process, its host and the network; what it has begun waits for it, until it "
+            f"is given up{after(status.get('worker_timeout_s'))}",
+            since_s=silent["silent_s"],
+        )  # fmt: skip
+    names = {job["job_id"]: job_name(job) for job in status["jobs"]}
+    for worker in status.get("memory", []):
+        if is_small(worker["budget_bytes"]):
+            yield Finding(
+                "note", f"worker {worker['address']}",
+                f"its --memory-budget is {worker['budget_bytes']:,} bytes, for the elements of all "
+                "of its tasks: each has to wait until trainers have taken what it made",
+                f"give it {SMALL_BUDGET >> 20} MB at least, or leave the option out",
+            )  # fmt: skip
+        for job in worker["jobs"]:
+            if job["shed_elements"] and job["job_id"] in names:
+                yield Finding(
+                    "note", f"worker {worker['address']}",
+                    f"it dropped {job['shed_elements']} elements of job {names[job['job_id']]} "
+                    "that nobody read, as others needed the memory",
+                    "end jobs that nobody reads, or give workers a larger --memory-budget",
+                )  # fmt: skip
+
+
+def _failures(status: Status) -> Iterator[Finding]:
+    """Reads that ended with an error, and saves."""
+    now_ms = status.get("now_ms", 0)
+    for job in (*status["jobs"], *status.get("removed_jobs", [])):
+        if not (errors := job.get("errors")):
+            continue
+        error, state = errors[-1], job.get("state", "failed")
+        ago_s = max(0.0, (now_ms - error["time_ms"]) / 1000)
+        if ago_s > (FAILED_S if job.get("state") == "failed" else LATELY_S):
+            continue
+        more = f" ({error['times']} times)" if error["times"] > 1 else ""
+        at = f" at worker {error['worker']}" if error["worker"] else ""
+        what = f"its read failed{at}{more}: {error_text(error)}"
+        if len(errors) > 1:
+            what += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
+        subject = f"job {job_name(job)}"
+        if state == "failed":
+            yield Finding("problem", subject, what, _mend(job, error), since_s=ago_s)
+        else:
+            yield Finding("note", subject, f"{what}; it is {state} now", "", since_s=ago_s)
+    for save in status.get("failed_saves", []):
+        ago_s = max(0.0, (now_ms - save["time_ms"]) / 1000)
+        if ago_s < LATELY_S:
+            what, advice = (
+                f"it failed: {_in_one_line(save['error'])}",
+                "mend the cause, and save again",
+            )
+            yield Finding("problem", f"save {save['path']}", what, advice, since_s=ago_s)
+
+
+def error_text(error: Mapping[str, Any]) -> str:
+    """One line, such as NOT_FOUND: /data/7.tfrecord; No such file or directory."""
+    text: str = error["message"]
+    return _in_one_line(f"{error['code']}: {text}" if error["code"] else text)
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())[:MOST_SAID]
+
+
+def _mend(job: Mapping[str, Any], error: Mapping[str, Any]) -> str:
+    """What to do about an error that ended a read."""
+    mend = "mend its cause (the message names file and record), or have what fails left out"
+    again = "start its trainers again"
+    if error["for_good"] and job.get("name"):
+        again += " under another job_name: for this epoch, each worker stays with its error"
+    return f'{mend} (on_error="skip", ignore_errors()); then {again}'
