@@ -6,7 +6,6 @@ several blocks. `Layout` says how blocks look to a trainer.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from ..blocks import Block, Component, Rows, Strings, joined, numpy_dtype, split
 from ..errors import InvalidArgument
 from ..structure import assemble, leaves
-from .progress import Progress
+from .progress import Progress, Runs
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +38,9 @@ def laid_out(
     batch_size: int | None,
     drop_remainder: bool = False,
 ) -> Iterator[Any]:
-    """The elements of `blocks`, or their batches, for `EpochIterator`."""
+    """The elements of `blocks`, as `Runs`, or their batches, for `EpochIterator`."""
     if batch_size is None:
-        return itertools.chain.from_iterable(
-            progress.counted(layout.elements(block), block.count) for block in blocks
-        )
+        return Runs(progress.counted(layout.elements(block), block.count) for block in blocks)
     return map(
         layout.batch, batched(blocks, progress, size=batch_size, drop_remainder=drop_remainder)
     )

@@ -106,24 +106,46 @@ def _copy(error: Exception) -> Exception:
     return copied.with_traceback(None)
 
 
+class Runs(Iterator[Iterator[Any]]):
+    """Iterators of elements that come one after another, each of a block."""
+
+    def __init__(self, runs: Iterator[Iterator[Any]]) -> None:
+        self._runs = runs
+
+    def __next__(self) -> Iterator[Any]:
+        return next(self._runs)
+
+
 class _RepeatsErrors:
-    """An iterator over `_items` that repeats its error on every later call."""
+    """An iterator over `_items` that repeats its error on every later call.
+
+    Of `_items` that are iterators themselves (`Runs`), it gives what those have. Threads share them
+    without a lock, as C code takes an element: a lock costs more than a small element does.
+    """
 
     _items: Iterator[Any]
+    _run: Iterator[Any] = iter(())
     at_end: Callable[[], None] = staticmethod(lambda: None)
     """Called when the iteration has ended, unless it was left before."""
 
     def __init__(self) -> None:
         self._asked = threading.Lock()
-        """Held by the thread that asks: two threads within itertools.chain crash the process."""
+        """Held by the thread that asks `_items`, in which there may be a generator."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        try:
+            return next(self._run)
+        except StopIteration:
+            pass
+        except BaseException as error:
+            self.fail(error)
+            raise
         with self._asked:
             try:
-                return next(self._items)
+                return self._ask()
             except StopIteration:
                 self.at_end()
                 raise
@@ -131,8 +153,25 @@ class _RepeatsErrors:
                 self.fail(error)
                 raise
 
+    def _ask(self) -> Any:
+        while True:
+            for item in self._run:  # perhaps another thread has just begun it
+                return item
+            items = self._items
+            found = next(items)
+            if not isinstance(items, Runs):
+                return found
+            self._run = found
+            if self._items is not items:  # replaced by another thread
+                self._run = iter(())
+
     def fail(self, error: BaseException) -> None:
-        self._items = failing(error)
+        self._replace(failing(error))
+
+    def _replace(self, items: Iterator[Any]) -> None:
+        """Give these instead of all others."""
+        self._items = items
+        self._run = iter(())
 
 
 class StaysFailed(_RepeatsErrors):
@@ -158,7 +197,7 @@ class StaysFailed(_RepeatsErrors):
 
     def close(self) -> None:
         """Leave it early. A thread that waits for an element gets that one first."""
-        self._items = iter(())
+        self._replace(iter(()))
         try:
             self._generator.close()
         except ValueError as error:
@@ -192,7 +231,7 @@ class EpochIterator(_RepeatsErrors):
     def leave(self) -> None:
         """Leave the iteration when the next element is asked for. Called by any thread."""
         self.at_end = lambda: None
-        self._items = iter(self.close, None)  # calls `close`, and ends because it returns None
+        self._replace(iter(self.close, None))  # calls `close`, and ends because it returns None
 
     def close(self) -> None:
         """Leave the iteration. Other readers of a shared job get the rest. If another thread waits
@@ -207,7 +246,7 @@ class EpochIterator(_RepeatsErrors):
     def close_here(self) -> None:
         """As `close`. Raises ValueError if another thread is executing the iteration."""
         self.at_end = lambda: None
-        self._items = iter(())
+        self._replace(iter(()))
         self._blocks.close()
 
     def __enter__(self) -> Self:
@@ -216,7 +255,7 @@ class EpochIterator(_RepeatsErrors):
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._progress.failed = error is not None and not issubclass(error, GeneratorExit)
         if error is GeneratorExit:  # perhaps of a generator that is garbage
-            self._items = iter(())
+            self._replace(iter(()))
             leaving.later(self._blocks)
         else:
             self.close()

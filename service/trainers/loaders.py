@@ -193,12 +193,20 @@ class _ClosableBetweenElements(EpochIterator):
     """An iterator that another thread can close between two elements: the loop may be in a long
     step, and not ask the worker for more."""
 
+    def __init__(self, *how: Any) -> None:
+        self._between = threading.Lock()
+        super().__init__(*how)
+
+    def __next__(self) -> Any:
+        with self._between:
+            return super().__next__()
+
     def leave(self) -> None:
         super().leave()
         threading.Thread(target=self._close_between, name="forebay-leaving", daemon=True).start()
 
     def _close_between(self) -> None:
-        with self._asked:
+        with self._between:
             self.close()
 
 
