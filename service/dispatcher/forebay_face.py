@@ -134,7 +134,7 @@ class ForebayFace:
         self._admission = admission
         self._permissions = permissions
         pools = {(), *(worker.grants for worker in dispatcher.state.workers.values())}
-        self._data_keys = {pool: SigningKeys() for pool in pools}
+        self._data_keys = {} if admission is None else {pool: SigningKeys() for pool in pools}
         self._progress = GroupProgress(dispatcher)
         self._warned_of_lengths: set[str] = set()  # datasets
         # By a dataset's blob, and whether it was read in order.
@@ -519,7 +519,6 @@ class ForebayFace:
             grants, holder = self._permissions.of_worker(request.address)
             registration = replace(registration, grants=grants, holder=holder)
             self._leave_out_others(request, grants)
-        keys = self._data_keys.setdefault(registration.grants, SigningKeys())
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
         dispatcher.job_reports.worker_told(request.address, request.uid, request)
@@ -528,7 +527,9 @@ class ForebayFace:
             response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
             response.version = news.version
             if self._admission is not None:
-                response.data_keys.extend(keys.all())
+                if registration.grants not in self._data_keys:
+                    self._data_keys[registration.grants] = SigningKeys()
+                response.data_keys.extend(self._data_keys[registration.grants].all())
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
             for checked in request.checked:
