@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import random
@@ -56,6 +57,15 @@ def tied(command: Sequence[str]) -> list[str]:
     Call it in the process that starts it.
     """
     return [sys.executable, "-IS", "-c", _LAUNCH, str(os.getpid()), *command]
+
+
+def hide_from_user() -> None:
+    """Have the kernel keep this process's memory, environment and descriptors from other processes
+    of its user, such as functions that it runs in children: PR_SET_DUMPABLE in prctl(2). Debuggers
+    then need root, and there are no core dumps. Nothing on other systems."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(4, 0)
 
 
 def open_standard_descriptors() -> None:

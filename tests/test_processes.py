@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 import pathlib
 import signal
 import subprocess
@@ -9,7 +12,7 @@ import sys
 
 import pytest
 
-from forebay.service.processes import ChildProcess, free_port, tail
+from forebay.service.processes import ChildProcess, free_port, hide_from_user, tail
 
 TIMEOUT_S = 30
 
@@ -119,3 +122,38 @@ def test_a_child_is_not_told_what_was_meant_for_its_parent(
     child = ChildProcess([sys.executable, "-c", show], tmp_path / "log")
     assert child.finish(TIMEOUT_S) == 0
     assert tail(tmp_path / "log") == "[]"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_child_sees_neither_environment_nor_descriptors_of_a_hidden_process(
+    hidden: bool,
+) -> None:
+    told, tell = os.pipe()
+    parent = os.fork()
+    if not parent:
+        try:
+            if not os.getuid():
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            ctypes.CDLL(None).prctl(4, 1)  # it is 0 behind setuid
+            if hidden:
+                hide_from_user()
+            looked_at = os.getpid()
+            if not (child := os.fork()):
+                ctypes.CDLL(None).prctl(4, 1)
+                for what in ("environ", "maps", "mem", "fd/0"):
+                    try:
+                        open(f"/proc/{looked_at}/{what}", "rb").close()
+                        os.write(tell, b"open ")
+                    except OSError as error:
+                        os.write(tell, f"{errno.errorcode[error.errno or 0]} ".encode())
+                os._exit(0)
+            os.waitpid(child, 0)
+        finally:
+            os._exit(0)
+    os.waitpid(parent, 0)
+    os.close(tell)
+    with open(told) as answers:
+        found = answers.read().split()
+    assert found == (["EACCES"] * 4 if hidden else ["open"] * 4)

@@ -13,7 +13,7 @@ from ...storage.errors import StorageUnusable
 from ..connections.credentials import credentials_of_server, use_credentials
 from ..dispatcher.options import DispatcherOptions
 from ..errors import ForebayError
-from ..processes import DROPPED, EXIT_WITH_PARENT, end_with_parent
+from ..processes import DROPPED, EXIT_WITH_PARENT, end_with_parent, hide_from_user
 from ..worker.options import WorkerOptions
 from .logs import FORMAT, LogFormat, log_to_stderr
 from .options import takes
@@ -59,6 +59,8 @@ def worker(options: WorkerOptions, *, log_format: LogFormat = FORMAT) -> None:
     from ..worker.worker import Worker
 
     log_to_stderr(log_format)
+    if options.tls_cert or options.token_file:
+        hide_from_user()
     running = Worker(options, pipelines=Pipelines(warm=True))
     use_credentials(credentials_of_server(options))  # in users' functions, too
     running.start()

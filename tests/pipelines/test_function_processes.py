@@ -38,6 +38,7 @@ from forebay.service.pipelines.python.child_blocks import (
     SLABS,
     FunctionFailed,
 )
+from forebay.service.pipelines.python.fork_server import HERE
 from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
@@ -634,3 +635,39 @@ def test_blocks_that_are_held_cost_a_bounded_number_of_descriptors() -> None:
     assert len(os.listdir("/proc/self/fd")) < before + SLABS
     assert numbers(iter(held)) == [*range(15)] * 2
     pipeline.close()
+
+
+def what_is_seen(split: int) -> Iterator[str]:
+    """By a function that looks around in its process and in those above it."""
+    parents, process = [], os.getpid()
+    for _ in range(split):
+        parents.append(pathlib.Path(f"/proc/{process}/environ").read_bytes().decode())
+        stat = pathlib.Path(f"/proc/{process}/stat").read_text()
+        process = int(stat.rpartition(")")[2].split()[1])
+    links = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing
+            links[number] = os.readlink(f"/proc/self/fd/{number}")
+    yield json.dumps([dict(os.environ), parents, links])
+
+
+def test_a_function_sees_no_secret_of_its_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    for name in ("FOREBAY_TOKEN_FILE", "FOREBAY_ANYTHING", "OTEL_EXPORTER_OTLP_HEADERS"):
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("FOR_FUNCTIONS", "is kept")
+    HERE.close()
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    with secret.open() as file:
+        os.set_inheritable(file.fileno(), True)
+        (seen,) = read(what_is_seen, [3], '{"tensor":"string","shape":[]}')
+    HERE.close()
+    environment, parents, links = json.loads(seen)
+    assert environment["FOR_FUNCTIONS"] == "is kept"
+    assert len(parents) == 3, "its own, its init's and the fork server's"
+    assert "hunter2" not in json.dumps([environment, parents])
+    assert not [name for name in environment if name.startswith("FOREBAY_")]
+    kinds = {link.partition(":")[0] for number, link in links.items() if int(number) > 2}
+    assert kinds <= {"socket", "pipe", "/memfd", "anon_inode"}, links

@@ -55,6 +55,12 @@ BEAM = "apache-beam"
 
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
+_SECRETS = {
+    f"OTEL_EXPORTER_OTLP_{signal}HEADERS" for signal in ("", "TRACES_", "METRICS_", "LOGS_")
+}
+"""Of the worker itself. FOREBAY_… variables, too, are kept from all child processes. Others may be
+meant for functions, such as those of a cloud's storage."""
+
 _HASH_SEED = "PYTHONHASHSEED"
 """It is 0 unless the worker's environment has it. So a set of strings has one order on all workers,
 and a bundle that yields from it the same elements."""
@@ -124,7 +130,11 @@ class ForkServer:
                 forebay("service.pipelines.python.fork_server", str(number), *self._imports),
                 None,
                 exit_with_parent=True,
-                environment={**_ENVIRONMENT, _HASH_SEED: os.environ.get(_HASH_SEED, "0")},
+                environment={
+                    **{name: "" for name in os.environ if name in _SECRETS},
+                    **_ENVIRONMENT,
+                    _HASH_SEED: os.environ.get(_HASH_SEED, "0"),
+                },
                 descriptors=[number],
             )
 
