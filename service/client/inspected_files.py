@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -14,9 +15,9 @@ from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.files import manifest, partitions
 from ..pipelines.files.formats import Damaged, Facts, dict_of, few, is_utf8, written
-from ..pipelines.files.known_formats import FORMATS
 from ..pipelines.files.manifest import FileEntry
 from ..structure import describe
+from .file_inspector import FileInspector
 from .file_paths import errors_named
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,19 @@ def inspected(
     paths: list[str], of: str, options: dict[str, Any], outside: partitions.Partitions
 ) -> tuple[list[FileEntry], Facts]:
     """The files, and what they have together. Raises InvalidArgument, Corrupt, NotFound."""
+    if outside.nodes:
+        options = options | {"outside": [*outside.nodes]}
+    with contextlib.closing(FileInspector(of, options)) as inspector:
+        return _together(paths, of, options, outside, inspector)
+
+
+def _together(
+    paths: list[str],
+    of: str,
+    options: dict[str, Any],
+    outside: partitions.Partitions,
+    inspector: FileInspector,
+) -> tuple[list[FileEntry], Facts]:
     entries: list[FileEntry] = []
     cuts: list[int] = []
     of_first: tuple[str, Any] | None = None
@@ -64,15 +78,13 @@ def inspected(
     wanted = options.get("columns", outside.nodes)
     nodes = {name: node for name, node in outside.nodes.items() if name in wanted}
     of_read = {name: fill[name] for name in fill if name in nodes or name not in outside.nodes}
-    if outside.nodes:
-        options = options | {"outside": [*outside.nodes]}
     left_out = 0
     absent: set[str] | None = None  # columns that no file has
     for number, path in enumerate(map(os.path.abspath, paths)):
         with errors_named(path):
             before = _state(path)
             try:
-                facts = FORMATS[of].inspect(path, options)
+                facts = inspector.facts(path)
                 of_file = nodes if facts.records else {}
                 if of_file:
                     structure = dict_of({**dict(facts.structure["dict"]), **of_file})

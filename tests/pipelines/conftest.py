@@ -7,6 +7,7 @@ import pytest
 
 from forebay.service import pipelines
 from forebay.service.client import files as module
+from forebay.service.client.file_inspector import fork_server_kept
 from forebay.service.client.files import register_files
 from forebay.service.pipelines.tf_data import pipeline
 from forebay.service.pipelines.tf_data.traces import Traces
@@ -21,6 +22,12 @@ def no_kept_drivers() -> Iterator[None]:
         patch.setattr(pipeline, "TRACES", Traces(most_with_drivers=0))
         yield
         pipelines.forget_idle()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_fork_server_for_all_registrations() -> Iterator[None]:
+    with fork_server_kept():
+        yield
 
 
 @pytest.fixture

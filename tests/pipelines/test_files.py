@@ -22,7 +22,13 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
 from forebay.service.client import files as module
-from forebay.service.errors import FailedPrecondition, ForebayError, InvalidArgument, NotFound
+from forebay.service.errors import (
+    FailedPrecondition,
+    ForebayError,
+    InvalidArgument,
+    NotFound,
+    PipelineError,
+)
 from forebay.service.order import permuted_many
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
 from forebay.service.pipelines.definitions import difference, has_no_code
@@ -389,9 +395,9 @@ def test_what_is_cut_while_it_is_read_is_an_error(
     how: str,
 ) -> None:
     """It ended the process with SIGBUS where it was mapped."""
-    written(format, tmp_path, [2000])
+    written(format, tmp_path, [200])
     (path,) = tmp_path.iterdir()
-    request = register(path, split_records=1000, **columns_of(format))
+    request = register(path, split_records=100)
     index = pathlib.Path(f"{path}.forebay-index")
     read = opened(request)
     next(read.blocks(0))
@@ -408,6 +414,40 @@ def test_what_is_cut_while_it_is_read_is_an_error(
             for block in read.blocks(split):
                 assert block.count
     assert str(index if how == "index cut" else path) in str(raised.value)
+
+
+def test_a_file_that_ends_its_reader_does_not_end_who_registers_it(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    """Arrow aborts on it: a bit of the metadata has a column of strings be one of floats."""
+    good, bad = tmp_path / "0.parquet", tmp_path / "1.parquet"
+    pq.write_table(pa.table({"s": ["x", "yy", "z"] * 100}), good)
+    strings, floats = b"\x1c\x15\x0c\x19", b"\x1c\x15\x08\x19"  # in Thrift
+    assert strings in good.read_bytes()
+    bad.write_bytes(good.read_bytes().replace(strings, floats))
+    with pytest.raises(Corrupt, match=f"{bad} cannot be .* ended .it was killed by SIGABRT"):
+        register(tmp_path)
+    assert sum(register(good).lengths) == 300
+
+
+def test_the_end_of_a_reading_process_names_the_file(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    def end(record: bytes) -> int:
+        if record == b"bad":
+            os.abort()
+        return len(record)
+
+    for name, record in (("0", b"good"), ("1", b"bad")):
+        (tmp_path / f"{name}.tfrecord").write_bytes(frame(record))
+    request = register(tmp_path, map=end, element_spec=("int64", ()), split_records=1)
+    rules = PythonRules(allowed=True, processes=1, where="here:1")
+    pipeline = open_pipeline(definition_of(request), request.python, python=rules)
+    try:
+        with pytest.raises(PipelineError, match=r"killed by SIGABRT, after it read .*/1\.tfrecord"):
+            assert len([*pipeline.run(None).blocks()]) == 1
+    finally:
+        pipeline.close()
 
 
 @pytest.mark.parametrize("name", ["../secret.mds", "/etc/secret.mds", "a/../../secret.mds", ".."])

@@ -67,4 +67,5 @@ FORMAT = Format(
     is_it=lambda begin: begin.startswith(_MAGIC),
     inspect=_inspect,
     open=ArrayRecordFile,
+    is_native=True,
 )

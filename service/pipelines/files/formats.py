@@ -79,6 +79,7 @@ class Format(NamedTuple):
     inspect: Callable[[str, Options], Facts]
     """Of the file at a path. Raises Damaged, OSError."""
     open: Callable[[str, Options], RecordFile]
+    is_native: bool = False  # a library in C++ reads it
     by_groups: bool = False  # a record costs the reading of many around it
 
 

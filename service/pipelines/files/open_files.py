@@ -29,6 +29,7 @@ class OpenFiles:
     def __init__(self, of: manifest.Manifest) -> None:
         self._manifest = of
         self._open: OrderedDict[int, RecordFile] = OrderedDict()  # used last: at the end
+        self.used: memoryview | list[int] = [-1]  # its number, if the process ends of it
         self._limit()
 
     def __len__(self) -> int:
@@ -52,6 +53,7 @@ class OpenFiles:
 
     def __getitem__(self, number: int) -> RecordFile:
         """Checked as it is opened. Raises FailedPrecondition, Corrupt."""
+        self.used[0] = number
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]

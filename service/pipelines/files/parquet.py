@@ -192,4 +192,5 @@ FORMAT = Format(
     inspect=_inspect,
     open=ParquetRows,
     by_groups=True,
+    is_native=True,
 )

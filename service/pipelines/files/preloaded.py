@@ -8,7 +8,7 @@ import contextlib
 import os
 
 from ... import malloc
-from . import reading  # noqa: F401
+from . import inspecting, reading  # noqa: F401
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # read when Arrow is imported
 malloc.keep_large_buffers_now()

@@ -57,6 +57,10 @@ class FileRecords:
         self.fault: ForebayError | None = None  # that `blocks` has raised
         self.seed_generators(None)
 
+    def tell_files(self, to: memoryview) -> None:
+        """Write the number of the file that is used into these 8 bytes."""
+        self._ranges.files.used = to
+
     @property
     def maps(self) -> bool:
         """Whether a function is mapped over the records."""

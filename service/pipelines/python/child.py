@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     from ..files.reading import FileRecords
     from .built import BuiltDataset
 
-PROGRESS_BYTES = 3 * 8
+PROGRESS_BYTES = 4 * 8
+"""Split and element that it is at, the split before which it has sent all, and the file."""
 
 
 class FunctionProcess:
@@ -154,6 +155,7 @@ class FunctionProcess:
                 from ..files.reading import FileRecords
 
                 self._function = self._files = FileRecords(self._dataset, self._leave_out)
+                self._files.tell_files(self._at[3:])
                 self._splits, self._generators = self._files.splits, generators.Generators([])
             else:
                 if self._asker is None:
@@ -438,10 +440,16 @@ def _nothing(*_: object) -> None: ...
 
 
 def main(connection: socket.socket) -> None:
-    """Serve a worker; the process must be this function's alone."""
+    """Serve a worker, or who registers files (a stream); the process must be this function's
+    alone."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)  # what the function prints goes to the worker's log
     numpys_random.seed()  # or all forks would draw the same; `random` handles forks itself
+    if connection.type == socket.SOCK_STREAM:
+        from ..files.inspecting import serve
+
+        serve(connection)
+        sys.exit(0)
     FunctionProcess(connection).serve()

@@ -92,6 +92,7 @@ class Died(NamedTuple):
     how: str
     at: ElementPlace
     sent: ElementPlace
+    file: int = -1  # that it read last, of a dataset of files
 
 
 Event = Received | Counted | Asked | AskedIfOver | AskedToSkip | Finished | Failed | Died
@@ -175,7 +176,7 @@ class ChildConnection:
             how = ended(self._control)
         except ConnectionResetError:  # it was told to end, and has not read that
             how = ended(self._control)
-        return Died(how, self.at, self.sent)
+        return Died(how, self.at, self.sent, int(self._at[3]))
 
     def _payload(self, size: int, slab: int | None, descriptors: list[int]) -> Any:
         try:

@@ -53,8 +53,9 @@ class PythonPipeline:
         self._may_skip = may_skip
         self._totals = totals
         self._rules = FailureRules(
-            dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built
-        )
+            dataset.on_error, dataset.limit, dataset.timeout_s, where, self._is_built,
+            lambda number: _path(dataset.files, number),
+        )  # fmt: skip
         fork_server = fork_servers.of(dataset)
         if self._has_files:  # a message behind another one is merged into it
             stored += PythonDataset(iteration=iteration).SerializeToString()
@@ -109,6 +110,12 @@ class PythonPipeline:
     def close(self) -> None:
         """End idle children now, and others when they become idle. Idempotent."""
         self._children.close()
+
+
+def _path(files: bytes, number: int) -> str:
+    from ..files import manifest
+
+    return manifest.decode(files).files[number].path
 
 
 def _parts(splits: int, parts: int) -> Iterator[SplitRange]:

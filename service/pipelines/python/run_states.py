@@ -12,6 +12,7 @@ cannot: its split is reported, and the rest of its range continues after the ans
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class FailureRules:
     timeout_s: float  # for an element; 0: none
     where: str  # the worker, for people
     is_built: bool = False  # all elements count as one split, whose number means nothing
+    path: Callable[[int], str] = str  # of a file, by its number
 
     def describe(self, at: ElementPlace) -> str:
         """The place in words, for people."""
@@ -260,6 +262,8 @@ class RunStates:
             behind = max(work.behind, failure.sent)
             code = "ABORTED"
             text = f"{rules.describe(at)}: the process that ran it ended: {failure.how}"
+            if failure.file >= 0:
+                text += f", after it read {rules.path(failure.file)}"
             if work.late:
                 code, text = "DEADLINE_EXCEEDED", work.late
         else:

@@ -1,0 +1,103 @@
+"""Looks at files to register, in a process of its own where a library in C++ reads them. Damaged
+bytes, or such as are made to harm, can end that process (SIGABRT); they are not to end this one.
+
+The process is a fork of a fork server that ends with the registration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import FailedPrecondition
+from ..pipelines.files.formats import Damaged, Facts, Options
+from ..pipelines.files.inspecting import ERRORS, received, send
+from ..pipelines.files.known_formats import FORMATS
+from ..pipelines.python.fork_server import ForkServer, ended
+
+_fork_server = ForkServer("..files.preloaded")
+_lock = threading.Lock()
+_users = 0
+
+
+@contextlib.contextmanager
+def fork_server_kept() -> Iterator[None]:
+    """It ends with the last context of these, in whatever threads they are."""
+    global _users
+    with _lock:
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _fork_server.close()
+
+
+class FileInspector:
+    """Looks at the files of one format. For one thread; close it."""
+
+    def __init__(self, of: str, options: Options) -> None:
+        self._of, self._options = of, options
+        self._kept = contextlib.ExitStack()
+        self._stream: Any = None
+        self._control: socket.socket
+
+    def facts(self, path: str) -> Facts:
+        """Raises Damaged, OSError, OverflowError, InvalidArgument, and FailedPrecondition where the
+        library is not installed."""
+        if not FORMATS[self._of].is_native:
+            return FORMATS[self._of].inspect(path, self._options)
+        if self._stream is None:
+            self._start()
+        try:
+            send(self._stream, path)
+            told = received(self._stream)
+        except OSError:  # the process has ended
+            told = None
+        match told:
+            case ["facts", *facts]:
+                return Facts(*facts)
+            case ["error", int(number), said, name]:
+                raise OSError(number, said, name)
+            case ["error", str(kind), said]:
+                raise ERRORS[kind](said)
+        raise Damaged(
+            f"the process that looked at it ended ({ended(self._control)}), so it is damaged, or "
+            "memory was short. Write it again, or leave it out"
+        )
+
+    def _start(self) -> None:
+        """Raises FailedPrecondition, OverflowError."""
+        fill = self._options.get("fill", {})
+        large = {name: float(value) for name, value in fill.items() if _is_large(value)}
+        about = [self._of, {**self._options, "fill": fill | large}]
+        self._kept.enter_context(fork_server_kept())
+        ours, theirs = socket.socketpair()
+        self._kept.enter_context(ours)
+        try:
+            with theirs:
+                self._control = self._kept.enter_context(_fork_server.fork(theirs))
+            self._stream = self._kept.enter_context(ours.makefile("rwb"))
+            send(self._stream, about)
+            answer = received(self._stream)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"no process can be started to look at files: {error}"
+            ) from error
+        if answer is None:
+            raise FailedPrecondition(
+                f"the process that looks at files has not started: {ended(self._control)}"
+            )
+
+    def close(self) -> None:
+        self._kept.close()
+
+
+def _is_large(value: Any) -> bool:
+    """Whether it is an integer that cannot be sent, and fits no column."""
+    return isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
