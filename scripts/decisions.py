@@ -1,9 +1,9 @@
 """Generates docs/decisions/README.md, the index by number; with --check, compares instead.
 
 `python scripts/decisions.py [--check] [FOLDER]`. Each entry is a heading `## 7. Title` and, below
-it, a line in italics: its date, then its status, as in `*2026-11-21 · amends 3 · amended by 146*`.
-The index is refused while an entry lacks that line, a number is missing or used twice, or an entry
-names another one that does not say the reverse.
+it, a line in italics: its date, then its status, as in `*2026-11-21 · in force · also 24, 86*`.
+"also" names the entries that it has taken in. The index is refused while an entry lacks that line,
+or a number is missing or used twice.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs" / "decisions"
 HEADING = re.compile(r"^## (\d+)\. (.+)$")
 STATUS = re.compile(r"^\*(\d{4}-\d\d-\d\d) · (.+)\*$")
 RELATION = re.compile(r"^(amends|amended by|supersedes|superseded by) (\d+(?:, \d+)*)$")
+ALSO = re.compile(r"^also (\d+(?:, \d+)*)$")
 REPORT = re.compile(r"^a report, now in \[[^]]+\]\([^)]+\)$")
-REVERSE = {
-    "amends": "amended by",
-    "amended by": "amends",
-    "supersedes": "superseded by",
-    "superseded by": "supersedes",
-}
 LEAD = """\
 # Decisions
 
-What was decided, why, and what else was considered. The words are those of \
-[architecture.md](../architecture.md). An entry that is amended or superseded stays, and names the \
-entry that did so. The repository begins on 2026-11-21, so no entry has an earlier date.
+What was decided, why, instead of what, and its price, as it is today. The words are those of \
+[architecture.md](../architecture.md). An entry's date is that of its last change.
 
-Code and documents refer to a decision by its number, which never changes. `scripts/decisions.py` \
-makes this index of the files beside it; `make check` fails if it is out of date.
+Code and documents refer to a decision by its number. An entry that has taken in others also has \
+their numbers. `scripts/decisions.py` makes this index of the files beside it; `make check` fails \
+if it is out of date.
 """
 
 
@@ -44,14 +39,14 @@ class Entry:
     title: str
     file: str
     date: str = ""
-    status: str = ""
-    relations: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    also: tuple[int, ...] = ()
 
     @property
     def row(self) -> str:
         words = re.sub(r"[^\w\- ]", "", f"{self.number} {self.title}".lower())
         link = f"[{self.title}]({self.file}#{words.replace(' ', '-')})"
-        return f"| {self.number} | {link} | {self.date} | {self.status} |"
+        also = f"<br>also {', '.join(map(str, self.also))}" if self.also else ""
+        return f"| {self.number} | {link}{also} | {self.date} |"
 
 
 def read(folder: pathlib.Path) -> tuple[list[Entry], list[str]]:
@@ -74,35 +69,26 @@ def read(folder: pathlib.Path) -> tuple[list[Entry], list[str]]:
             if (status := STATUS.match(below)) is None:
                 faults.append(f"{entry.number}: no line `*<date> · <status>*` below its heading")
                 continue
-            entry.date, entry.status = status[1], status[2]
-            for part in entry.status.split(" · "):
-                if relation := RELATION.match(part):
-                    numbers = {int(number) for number in relation[2].split(", ")}
-                    entry.relations.setdefault(relation[1], set()).update(numbers)
-                elif part != "in force" and not REPORT.match(part):
+            entry.date = status[1]
+            for part in status[2].split(" · "):
+                if also := ALSO.match(part):
+                    entry.also = tuple(map(int, also[1].split(", ")))
+                elif part != "in force" and not RELATION.match(part) and not REPORT.match(part):
                     faults.append(f"{entry.number}: {part!r} is no status")
     return sorted(entries, key=lambda entry: entry.number), faults
 
 
 def compare(entries: list[Entry]) -> list[str]:
-    """What is wrong among the entries: their numbers, and relations that only one side names."""
+    """What is wrong with the entries' numbers: each from 1 on is used once, none is missing."""
     faults = []
     by_number: dict[int, Entry] = {}
     for entry in entries:
-        if entry.number in by_number:
-            faults.append(f"{entry.number}: in {by_number[entry.number].file} and {entry.file}")
-        by_number[entry.number] = entry
+        for number in (entry.number, *entry.also):
+            if number in by_number:
+                faults.append(f"{number}: in {by_number[number].file} and {entry.file}")
+            by_number[number] = entry
     missing = set(range(1, max(by_number, default=0) + 1)) - set(by_number)
     faults += [f"{number}: missing" for number in sorted(missing)]
-    for entry in entries:
-        for relation, others in entry.relations.items():
-            for number in sorted(others):
-                other = by_number.get(number)
-                if other is None or entry.number not in other.relations.get(REVERSE[relation], ()):
-                    faults.append(
-                        f"{entry.number}: {relation} {number}, "
-                        f"which does not say {REVERSE[relation]} {entry.number}"
-                    )
     return faults
 
 
@@ -114,7 +100,7 @@ def main() -> int:
     if faults:
         print(*faults, sep="\n", file=sys.stderr)
         return 1
-    table = ["| | decision | date | status |", "|---|---|---|---|", *(e.row for e in entries)]
+    table = ["| | decision | date |", "|---|---|---|", *(e.row for e in entries)]
     fresh = LEAD + "\n" + "\n".join(table) + "\n"
     index = folder / "README.md"
     if index.exists() and index.read_text() == fresh:

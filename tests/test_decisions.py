@@ -11,8 +11,10 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts" / "decisions.py"
 
-FIRST = "## 1. A window of bytes\n\n*2026-11-21 · amended by 2*\n\n**Decision.** Bytes.\n"
-SECOND = "## 2. A window of time\n\n*2026-11-22 · amends 1*\n\n**Decision.** Milliseconds.\n"
+FIRST = "## 1. A window of bytes\n\n*2026-11-21 · in force*\n\n**Decision.** Bytes.\n"
+SECOND = (
+    "## 2. A window of time\n\n*2026-11-22 · in force · also 3, 4*\n\n**Decision.** Milliseconds.\n"
+)
 
 
 def decisions(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,8 +36,9 @@ def test_an_index_is_written_and_compared(tmp_path: pathlib.Path) -> None:
     assert decisions(tmp_path).returncode == 0
     first, second = (tmp_path / "README.md").read_text().splitlines()[-2:]
     link = "[A window of bytes](delivery.md#1-a-window-of-bytes)"
-    assert first == f"| 1 | {link} | 2026-11-21 | amended by 2 |"
-    assert second.endswith("| 2026-11-22 | amends 1 |")
+    assert first == f"| 1 | {link} | 2026-11-21 |"
+    assert second.startswith("| 2 | [A window of time](")
+    assert second.endswith("of-time)<br>also 3, 4 | 2026-11-22 |")
     assert decisions(tmp_path, "--check").returncode == 0
 
     (tmp_path / "worker.md").write_text(SECOND.replace("of time", "of use"))
@@ -45,14 +48,14 @@ def test_an_index_is_written_and_compared(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("second", "fault"),
     [
-        (SECOND.replace("## 2.", "## 3."), "2: missing"),
+        (SECOND.replace("## 2.", "## 5."), "2: missing"),
+        (SECOND.replace("3, 4", "4"), "3: missing"),
+        (SECOND.replace("3, 4", "1"), "1: in delivery.md and worker.md"),
         (SECOND + FIRST, "1: in delivery.md and worker.md"),
-        (SECOND.replace("*2026-11-22 · amends 1*\n\n", ""), "2: no line"),
+        (SECOND.replace("*2026-11-22 · in force · also 3, 4*\n\n", ""), "2: no line"),
         (SECOND.replace("2026-11-22 · ", ""), "2: no line"),
-        (SECOND.replace("amends 1", "widens 1"), "2: 'widens 1' is no status"),
-        (SECOND.replace("amends 1", "in force"), "1: amended by 2, which does not say amends 1"),
-        (SECOND.replace("amends 1", "supersedes 1"), "1: amended by 2, which does not"),
-        (SECOND.replace("amends 1", "amends 1 · amended by 9"), "2: amended by 9, which does not"),
+        (SECOND.replace("in force", "widens 1"), "2: 'widens 1' is no status"),
+        (SECOND.replace("also 3, 4", "also 3,4"), "2: 'also 3,4' is no status"),
         (SECOND.replace("2. A", "A"), "is not `## <number>. <title>`"),
     ],
 )
