@@ -16,6 +16,9 @@ from .part_findings import after, is_small, part_findings, silent_s
 WAITS = 0.05
 """Trainers that wait a smaller share of their time have what they need."""
 
+UNEVEN = 0.1
+"""So much of their time they wait, too, if elements come as they come, with workers to spare."""
+
 SLOW = 0.5
 """A worker is slow if it makes less than this share of what the others make while they work."""
 
@@ -136,8 +139,8 @@ class _OfJob:
             "problem", self._subject,
             f"{some} {'say' if len(gone) > 1 else 'says'} nothing any more: killed, stopped or cut "
             "off, without leaving",
-            "see its processes; an ordered read's place is free for another at once, and else they "
-            f"are let go{after(self._status.get('client_timeout_s'))}",
+            "see its process; who says nothing is given up"
+            f"{after(self._status.get('client_timeout_s'))}",
             since_s=max(one["silent_s"] for one in gone),
         )  # fmt: skip
 
@@ -298,6 +301,8 @@ class _OfJob:
                 "slow", f"{what}: they wait for room in a --memory-budget of {small:,} bytes",
                 "give workers a larger one, or leave the option out", self._demand,
             )  # fmt: skip
+        if self._waits < UNEVEN:
+            return self._say("note", f"{what}: elements come unevenly", "", self._demand)
         rate = self._load.get("bytes_per_s")
         amount = "" if rate is None else f", which carries {rate / 1e6:.3g} MB/s"
         return self._say(

@@ -36,6 +36,9 @@ MEASURING = "measuring", "is being measured"
 TELLING = 0.9
 """Who waits for a larger share of the time, and gets nothing, does nothing else."""
 
+FADES = 0.9
+"""With each judgement, what the largest rate counts for."""
+
 UNLIKELY = 20
 """So many elements do not fail to come by chance."""
 
@@ -94,6 +97,7 @@ class MeasuredJob:
     read_s: float = 0.0  # when it had consumers last
     load: Load | None = None  # None: nobody reads it, or there has been too little to go by
     judged_s: float = 0.0
+    usual_rate: float = 0.0  # the largest that was judged, fading
     wanted: Wanted = NOBODY
     caused_s: float = 0.0  # since when it is wanted for the present cause
     by_worker: dict[int, OneWorker] = field(default_factory=dict)  # as of `load`
@@ -314,7 +318,8 @@ class Loads:
                     job.judge.hold(job.wanted, now_s)  # what was wanted so far
                 room = _room(state, of, len(workers))
                 load = _load(workers.values(), consumers, room)
-                stalls = _stall(there.values(), load, job.load)
+                job.usual_rate = max(load.rate, FADES * job.usual_rate)
+                stalls = _stalls(there.values(), load, job.usual_rate)
                 job.load, job.judged_s = load._replace(stalls=stalls), now_s
                 job.by_worker = workers
                 job.wanted = job.judge.judge(job.load, now_s)
@@ -367,12 +372,11 @@ def _load(
     return Load(len(workers), busy, no_split, waits, rate, room)
 
 
-def _stall(workers: Collection[Reports], load: Load, before: Load | None) -> bool:
-    """Whether workers work, and have made nothing for longer than UNLIKELY elements take; of a job
-    that made none in the window, for as long as that is."""
+def _stalls(workers: Collection[Reports], load: Load, usual_rate: float) -> bool:
+    """Whether workers work, and made nothing in the window, or for longer than UNLIKELY elements
+    usually take."""
     since_s = max(x.told_s for x in workers) - max(x.made_s for x in workers)
-    usual = max(load.rate, 0.0 if before is None else before.rate)
-    return load.busy >= BUSY and (not load.rate or since_s * usual > UNLIKELY)
+    return load.busy >= BUSY and (not load.rate or since_s * usual_rate > UNLIKELY)
 
 
 def _room(state: State, job: Job, workers: int) -> float:

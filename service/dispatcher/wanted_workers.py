@@ -149,7 +149,7 @@ class Judge:
             demand = min(demand, load.busy / (1 - load.waits))
         if load.busy < BUSY * n or demand <= n:
             why = f"{waits}, but only {load.busy:.1f} of {_workers(n)} are busy"
-            return Wanted(n, "not the workers", f"{why}: the network or the order holds them up")
+            return Wanted(n, "not the workers", f"{why}: no further one would help")
         if plateau := self._try(load, now_s):
             some = plateau.workers if plateau.is_least else max(1, int(plateau.workers * BUSY))
             tried = f"{_workers(plateau.tried)} brought no more than {plateau.workers}"

@@ -24,7 +24,7 @@ from forebay.service.dispatcher.wanted_workers import (
 
 EVERY_S = 5.0
 HOLD_S = 120.0
-HELD_UP = "the network or the order holds them up"
+HELD_UP = "no further one would help"
 
 
 class Fluid(NamedTuple):

@@ -50,6 +50,7 @@ class Server:
         self.delay_s = this.rng.choice([1e-4, 1e-3, 1e-2])
         self.lost = 0.0  # how likely a request or its answer is lost
         self.down = False
+        self.hangs_until_s = 0.0  # until then it is stopped: it answers what was asked later
         self.cut_off = ""  # the host that does not reach it
         self.records: list[Record] = []
         self.first = 1
@@ -179,8 +180,9 @@ class RemoteStorage(Storage):
         return answers[0]
 
     def _delay(self) -> float:
-        rng = kernel().rng
-        return self.server.delay_s * (rng.uniform(10, 300) if rng.random() < 0.02 else rng.random())
+        rng, server = kernel().rng, self.server
+        delay_s = server.delay_s * (rng.uniform(10, 300) if rng.random() < 0.02 else rng.random())
+        return max(delay_s, server.hangs_until_s - kernel().now)
 
     def open_writer(self, owner: str, *, lease_ms: int = LEASE_MS, place: str = "") -> RemoteWriter:
         server, me = self.server, process()

@@ -512,6 +512,14 @@ def simulate(seed: int, *, scenario: Scenario | None = None, verbose: bool = Fal
 
 
 def _simulate(seed: int, scenario: Scenario, verbose: bool) -> Outcome:
+    with prepared(seed, scenario, verbose) as run:
+        return run.go()
+
+
+@contextmanager
+def prepared(seed: int, scenario: Scenario, verbose: bool = False) -> Iterator[Run]:
+    """The cluster of a scenario, in which nothing runs yet. To be used within
+    `patches.simulated`."""
     this = Kernel(seed, verbose=verbose)
     with ExitStack() as stack:
         directory = _make_directory(stack) if scenario.files else None
@@ -528,7 +536,7 @@ def _simulate(seed: int, scenario: Scenario, verbose: bool) -> Outcome:
         run = Run(this, scenario, directory, shared)
         stack.enter_context(dispatchers.on(run.storages))
         stack.callback(_end, run)
-        return run.go()
+        yield run
 
 
 def _make_directory(stack: ExitStack) -> Path:
