@@ -1,21 +1,34 @@
-"""Consumes elements in a measurement, and compares them in a test. Does not use TensorFlow."""
+"""What a trainer's process does in a measurement: it answers questions, and takes elements.
+
+Does not use TensorFlow, nor Forebay.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import itertools
+import json
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
 
 TURN_S = 0.01  # between two looks at the clock
 
 
-def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float, bool]:
-    """Take elements for `seconds`; return their number, the time, and whether they ended."""
+def serve(answer: Callable[..., Any]) -> None:
+    """Print "ready"; then answer each line of input, arguments in JSON, by a line of JSON."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        found = answer(**json.loads(line))
+        if dataclasses.is_dataclass(found) and not isinstance(found, type):
+            found = dataclasses.asdict(found)
+        print(json.dumps(found), flush=True)
+
+
+def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float]:
+    """Take elements for `seconds`, or all there are; return their number, and the time."""
     begun = now = time.perf_counter()
     count = 0
     turn = 1
@@ -25,10 +38,10 @@ def consume(elements: Iterator[Any], seconds: float) -> tuple[int, float, bool]:
         now = time.perf_counter()
         count += taken
         if taken < turn:
-            return count, now - begun, True
+            break
         if now - turn_begun < TURN_S:
             turn *= 2
-    return count, now - begun, False
+    return count, now - begun
 
 
 def _take(elements: Iterator[Any], most: int) -> int:
@@ -36,33 +49,3 @@ def _take(elements: Iterator[Any], most: int) -> int:
     counter = itertools.count()
     deque(zip(itertools.islice(elements, most), counter, strict=False), maxlen=0)
     return next(counter)
-
-
-def plain(element: Any) -> Any:
-    """An element that is one tensor, of whatever library, as an array, or a string as bytes."""
-    element = element.numpy() if hasattr(element, "numpy") else element
-    return element if isinstance(element, bytes) else np.asarray(element)
-
-
-def size_of(element: Any) -> int:
-    """The bytes of an element that is one tensor, without metadata."""
-    array = plain(element)
-    if isinstance(array, bytes):
-        return len(array)
-    return int(array.nbytes) if array.dtype.kind not in "OS" else sum(map(len, array.flat))
-
-
-def digest(elements: Iterable[Any]) -> tuple[int, int]:
-    """The number of elements, and a digest that does not depend on their order."""
-    count = total = 0
-    for element in elements:
-        array = plain(element)
-        if isinstance(array, bytes):
-            content = b"bytes" + array
-        elif array.dtype.kind in "OS":  # only as an object does a string keep trailing zeros
-            content = repr((array.shape, array.astype(object).tolist())).encode()
-        else:
-            content = repr((array.shape, array.dtype.name)).encode() + array.tobytes()
-        total += int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
-        count += 1
-    return count, total % 2**64

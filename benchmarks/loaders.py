@@ -2,24 +2,20 @@
 
 python -m forebay.benchmarks.loaders (tensorflow|torch|grain) DIRECTORY
 
-It prints "ready" after the import. Then each input line is a question in JSON, and each output line
-a `Reading`. `bare` is the pipeline driven in C++, by `reduce`, which calls a function for each
+`bare` is the pipeline driven in C++, by `reduce`, which calls a function for each
 element; `skipped` is the pipeline alone. `eager` is a loop over it in Python. Each loader has two
 processes. As in users' code, they make batches, or packs that the trainer unpacks.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import importlib
 import itertools
-import json
 import math
 import os
 import pathlib
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,15 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from .consume import consume, size_of
+from .consume import consume, serve
 from .contents import FILE_CASES, FileCase
 from .machine import descendants, memory_mb, process_cpu_s
 from .results import Reading
 
 PROCESSES = 2
 LEAST_S = 0.1  # of a trial pass, which determines the measured one's size
-SAMPLE = 64  # elements to measure the mean size,
-SAMPLE_BYTES = 1e6  # or as many as have these bytes
 
 Open = Callable[[FileCase, pathlib.Path, int], Iterator[Any]]
 """Yields a number of elements of a case from the directory of its files; 0: infinitely many."""
@@ -68,7 +62,7 @@ class Numbered:
 
 
 def eager_elements(case: FileCase, directory: pathlib.Path, size: int) -> Iterator[Any]:
-    from .file_pipelines import pipeline
+    from .cases import pipeline
 
     return iter(pipeline(case, directory, size))
 
@@ -156,31 +150,24 @@ def measure(
     """Read for `seconds`; child processes' CPU time counts as a worker's."""
     begun = time.perf_counter()
     elements = open_(case, directory, 0)
-    sizes = [size_of(next(elements))]
+    next(elements)
     first_s = time.perf_counter() - begun
-    while len(sizes) < SAMPLE and sum(sizes) < SAMPLE_BYTES:
-        sizes.append(size_of(next(elements)))
     consume(elements, warm_up_s)
     children = descendants(os.getpid())
-    cpu_s, children_cpu_s = time.process_time(), sum(map(process_cpu_s, children))
-    count, elapsed_s, ended = consume(elements, seconds)
-    cpu_s, children_cpu_s = (
-        time.process_time() - cpu_s,
-        sum(map(process_cpu_s, children)) - children_cpu_s,
+    cpu_s, children_s = time.process_time(), sum(map(process_cpu_s, children))
+    count, elapsed_s = consume(elements, seconds)
+    reading = Reading(
+        elements=count,
+        seconds=elapsed_s,
+        client_cpu_s=time.process_time() - cpu_s,
+        worker_cpu_s=sum(map(process_cpu_s, children)) - children_s,
+        client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
+        worker_peak_mb=sum(memory_mb(child, "VmHWM") for child in children),
+        first_s=first_s,
     )
-    peak_mb = sum(memory_mb(child, "VmHWM") for child in children)
     del elements
     gc.collect()  # ends the loader's processes
-    return _reading(
-        count,
-        count * statistics.mean(sizes),
-        elapsed_s,
-        cpu_s,
-        children_cpu_s,
-        peak_mb,
-        first_s,
-        ended,
-    )
+    return reading
 
 
 def by_reduce(dataset: Any, count: Any) -> Any:
@@ -208,8 +195,7 @@ def measure_bare(
     """Drive the pipeline in C++, for about `seconds`."""
     import tensorflow as tf
 
-    from .file_pipelines import pipeline
-    from .reader import mean_bytes
+    from .cases import pipeline
 
     dataset = pipeline(case, directory, 0)
     # Trace once: tracing costs as much as many elements.
@@ -222,42 +208,19 @@ def measure_bare(
         passed = int(driven(tf.constant(count, tf.int64)))
         elapsed_s, cpu_s = time.perf_counter() - elapsed_s, time.process_time() - cpu_s
         assert passed == count
-    return _reading(count, count * mean_bytes(dataset), elapsed_s, cpu_s, 0, 0, 0, False)
-
-
-def _reading(
-    count: int,
-    size: float,
-    elapsed_s: float,
-    cpu_s: float,
-    children_cpu_s: float,
-    peak_mb: float,
-    first_s: float,
-    ended: bool,
-) -> Reading:
     return Reading(
         elements=count,
-        bytes=size,
         seconds=elapsed_s,
         client_cpu_s=cpu_s,
-        worker_cpu_s=children_cpu_s,
+        worker_cpu_s=0,
         client_peak_mb=memory_mb(os.getpid(), "VmHWM"),
-        worker_peak_mb=peak_mb,
-        first_s=first_s,
-        ended=ended,
+        worker_peak_mb=0,
+        first_s=0,
     )
 
 
-def main(library: str, directory: str) -> None:
-    importlib.import_module(library)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        reading = answer(directory=pathlib.Path(directory), **json.loads(line))
-        print(json.dumps(dataclasses.asdict(reading)), flush=True)
-
-
 def answer(
-    way: str, row: str, directory: pathlib.Path, warm_up_s: float, seconds: float
+    way: str, row: str, warm_up_s: float, seconds: float, directory: pathlib.Path
 ) -> Reading:
     """Read in a way, for so long."""
     if way in DRIVERS:
@@ -266,4 +229,5 @@ def answer(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    importlib.import_module(sys.argv[1])
+    serve(functools.partial(answer, directory=pathlib.Path(sys.argv[2])))

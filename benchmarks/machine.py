@@ -7,7 +7,7 @@ import os
 import pathlib
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import Any
 
 TURNS = 1_000_000
@@ -15,13 +15,9 @@ EXTRAS = {
     "tensorflow": "tensorflow-cpu",
     "sklearn": "bench",
     "PIL": "bench",
-    "jax": "jax",
-    "matplotlib": "bench",
-    "torch": "torch",
 }
 PACKAGES = (
-    *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf"),
-    *("torch", "grain", "jax"),
+    *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf", "torch", "grain"),
 )
 
 
@@ -56,18 +52,12 @@ def describe(directory: pathlib.Path) -> dict[str, Any]:
         "kernel": platform.release(),
         "filesystem": filesystem(directory),
         "python": platform.python_version(),
-        **_versions(),
+        **{p: metadata.version(p) for p in PACKAGES if _is_installed(p)},
     }
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            pass  # TensorFlow comes under one of two names, and loaders are optional
-    return versions
+def _is_installed(package: str) -> bool:
+    return any(True for _ in metadata.distributions(name=package))
 
 
 def calibrate() -> float:

@@ -1,9 +1,7 @@
 """tf.data service's servers, as processes: each prints its address, and runs until stopped.
 
-python -m forebay.benchmarks.peer dispatcher PORT WORK_DIR COLLECT_MS WORKER
-python -m forebay.benchmarks.peer worker DISPATCHER PORT ADDRESS
-
-ADDRESS is the worker's address for clients, unless it is empty.
+python -m forebay.benchmarks.peer dispatcher PORT WORK_DIR COLLECT_MS
+python -m forebay.benchmarks.peer worker DISPATCHER
 """
 
 from __future__ import annotations
@@ -18,22 +16,18 @@ with without_keras():  # as our worker, whose memory is compared with this one's
 
 def main(kind: str, *arguments: str) -> None:
     if kind == "dispatcher":
-        port, work_dir, collect_ms, listed = arguments
+        port, work_dir, collect_ms = arguments
         config = service.DispatcherConfig(
             port=int(port),
             work_dir=work_dir,
             fault_tolerant_mode=True,
             job_gc_check_interval_ms=int(collect_ms),
             job_gc_timeout_ms=int(collect_ms),
-            worker_addresses=[listed] if listed else None,
         )
         server = service.DispatchServer(config)
         print(server.target, flush=True)
     else:
-        dispatcher, port, address = arguments
-        server = service.WorkerServer(
-            service.WorkerConfig(dispatcher, worker_address=address or None, port=int(port))
-        )
+        server = service.WorkerServer(service.WorkerConfig(*arguments))
         print(server._address, flush=True)
     sys.stdin.read()  # until the parent closes it, or is gone
 

@@ -1,7 +1,7 @@
 """Row `python`: Python datasets into NumPy, whose functions run in one or two processes, or build
 the dataset there.
 
-The trainer is a separate process, which answers questions for elements/s, a line of JSON each:
+The trainer is a separate process, which answers questions for elements/s:
 
 python -m forebay.benchmarks.python ADDRESS [ADDRESS …]
 """
@@ -12,15 +12,14 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from .consume import consume
-from .results import Better, Finding, Result
+from .consume import consume, serve
+from .results import Result
 from .servers import Responder, our_dispatcher, our_worker
 from .setting import Setting
 
@@ -60,11 +59,31 @@ FUNCTIONS: dict[str, Callable[[int], Iterator[Any]]] = {
     "busy": busy,
     "arrays": arrays,
 }
+IMAGES = "150 KB uint8 images"
+LOADER = "a PyTorch DataLoader with two workers"
+SIDES = {  # a function, the processes of its worker, and a DataLoader's batch if it reads
+    "trivial": ("trivial", 1, 0),
+    "busy one": ("busy", 1, 0),
+    "busy two": ("busy", 2, 0),
+    "arrays": ("arrays", 2, 0),
+    "built": ("built", 1, 0),
+    "graph": ("graph", 1, 0),
+    "loader": ("arrays", 2, 1),
+    "batches": ("arrays", 2, BATCH),
+}
+PAIRS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("a trivial function, one process", "trivial", "", {"required": 100_000}),
+    ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"required_ratio": 1.8}),
+    (f"{IMAGES}, two processes; peer: {LOADER}", "arrays", "loader", {"required_ratio": 2}),
+    (f"{IMAGES} of a tf.data.Dataset that a function builds; peer: it is registered",
+     "built", "graph", {"required_ratio": 0.95}),
+    (f"the same images; peer: {LOADER}, in batches of {BATCH}", "arrays", "batches", {}),
+)  # fmt: skip
 
 
-def python(setting: Setting) -> list[Finding]:
+def python(setting: Setting) -> list[Result]:
     """Compare with one process of ours, and with a PyTorch DataLoader of two, if installed."""
-    loader = importlib.util.find_spec("torch") is not None
+    missing = () if importlib.util.find_spec("torch") else ("loader", "batches")
     with contextlib.ExitStack() as stack:
         addresses = []
         for processes in (1, 2):
@@ -74,53 +93,33 @@ def python(setting: Setting) -> list[Finding]:
             worker = stack.enter_context(our_worker(dispatcher, "--processes", processes))
             worker.wait_until_serving()
         trainer = stack.enter_context(Responder("forebay.benchmarks.python", *addresses))
-        trainer.answer()
+        trainer.wait_until_ready()
 
-        def measured(function: str, processes: int, loader: int = 0) -> Callable[[], float]:
-            question = {"function": function, "processes": processes, "loader": loader}
-            return functools.partial(_ask, trainer, {**question, "seconds": setting.seconds})
+        def rate(function: str, processes: int, loader: int) -> float:
+            trainer.ask(
+                function=function, processes=processes, loader=loader, seconds=setting.seconds
+            )
+            return float(trainer.answer_json())
 
-        sides = {
-            "trivial": measured("trivial", 1),
-            "busy one": measured("busy", 1),
-            "busy two": measured("busy", 2),
-            "arrays": measured("arrays", 2),
-            "built": measured("built", 1),
-            "graph": measured("graph", 1),
-        }
-        if loader:
-            sides["loader"] = measured("arrays", 2, loader=1)
-            sides["batches"] = measured("arrays", 2, loader=BATCH)
-        figures = setting.alternate(**sides)
-    beside = "; peer: a PyTorch DataLoader with two workers" if loader else ""
-    rows: list[tuple[str, str, str, dict[str, float]]] = [
-        ("a trivial function, one process", "trivial", "", {"required": 100_000}),
-        ("a CPU-bound one, two processes; peer: one", "busy two", "busy one", {"ratio": 1.8}),
-        (f"150 KB uint8 images, two processes{beside}", "arrays", "loader" if loader else "",
-         {"ratio": 2} if loader else {}),
-        ("150 KB uint8 images of a tf.data.Dataset that a function builds; peer: it is registered",
-         "built", "graph", {"ratio": 0.95}),
-    ]  # fmt: skip
-    if loader:
-        rows.append((f"the same{beside}, in batches of {BATCH}", "arrays", "batches", {}))
+        found = setting.alternate(
+            **{
+                name: functools.partial(rate, *side)
+                for name, side in SIDES.items()
+                if name not in missing
+            }
+        )
     return [
         Result(
             row="python",
             what=f"Python dataset into NumPy: {what}",
             unit="elements/s",
-            better=Better.MORE,
-            ours=figures[ours],
-            peer=figures[peer] if peer else [],
-            required=wanted.get("required"),
-            required_ratio=wanted.get("ratio"),
+            ours=found[ours],
+            peer=found[peer] if peer else [],
+            **required,
         )
-        for what, ours, peer, wanted in rows
+        for what, ours, peer, required in PAIRS
+        if peer not in missing
     ]
-
-
-def _ask(trainer: Responder, question: dict[str, Any]) -> float:
-    trainer.ask(question)
-    return float(trainer.answer())
 
 
 def _elements(address: str, function: str) -> contextlib.AbstractContextManager[Iterator[Any]]:
@@ -148,21 +147,17 @@ def _torch_elements(function: str, at_once: int) -> Iterator[Any]:
     return itertools.chain.from_iterable(batch.numpy() for batch in batches)
 
 
-def main(*addresses: str) -> None:
-    """Answer questions until the input ends."""
-    print("ready", flush=True)
-    for line in sys.stdin:
-        question = json.loads(line)
-        address, function = addresses[question["processes"] - 1], question["function"]
-        with contextlib.ExitStack() as stack:
-            if question["loader"]:
-                elements = _torch_elements(function, question["loader"])
-            else:
-                elements = stack.enter_context(_elements(address, function))
-            next(elements)
-            count, seconds, _ = consume(elements, question["seconds"])
-        print(count / seconds, flush=True)
+def rate(addresses: list[str], function: str, processes: int, loader: int, seconds: float) -> float:
+    """Elements a second."""
+    with contextlib.ExitStack() as stack:
+        if loader:
+            elements = _torch_elements(function, loader)
+        else:
+            elements = stack.enter_context(_elements(addresses[processes - 1], function))
+        next(elements)
+        count, elapsed_s = consume(elements, seconds)
+    return count / elapsed_s
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(functools.partial(rate, sys.argv[1:]))

@@ -14,9 +14,10 @@ import functools
 import importlib.util
 from collections.abc import Callable
 
-from .cluster import SIDES, ReaderProcess, shared_clusters
+from .cluster import SIDES, shared_clusters
 from .contents import FILE_CASES, READ
-from .results import Feeding, Finding, Reading
+from .results import Reading, Result, compared
+from .servers import Responder
 from .setting import Setting
 
 LIBRARIES = {  # by way without a service
@@ -28,20 +29,28 @@ LIBRARIES = {  # by way without a service
 }
 MODULES = {"torch": ("torch",), "grain": ("grain", "array_record")}  # that may be missing
 WAYS = {
-    "bare": "bare pipeline, by reduce",
-    "skipped": "  by skip",
+    "bare": "the bare pipeline, by reduce",
+    "skipped": "the bare pipeline, by skip",
     "eager": "tf.data in process, eager",
-    "read": "Forebay, read",
-    "ours": "Forebay, from_dataset_id",
+    "read": "read",
+    "ours": "from_dataset_id",
     "peer": SIDES["peer"].label,
-    "uncompressed": "  compression=None",
+    "uncompressed": SIDES["uncompressed"].label,
     "torch": "PyTorch DataLoader",
     "grain": "Grain",
 }
-_NAMES = {**WAYS, "uncompressed": SIDES["uncompressed"].label}
-REQUIRED = {"read": ("bare", 1.15), "ours": ("eager", 1.1)}
-RATES = {"read": {"torch": 1.0, "grain": 1.0}, "ours": {"peer": 1.2, "uncompressed": 1.2}}
-"""At least, of who has the same: NumPy arrays, or a tf.data.Dataset."""
+RATE, CPU = "elements_per_s", "cpu_us"
+PAIRS = (  # what is compared with what, and the least ratio
+    ("read", "bare", CPU, 1 / 1.15),
+    ("read", "skipped", CPU, None),
+    ("ours", "eager", CPU, 1 / 1.1),
+    ("ours", "peer", RATE, 1.2),
+    ("ours", "uncompressed", RATE, 1.2),
+    ("ours", "peer", CPU, None),
+    ("read", "torch", RATE, 1.0),
+    ("read", "grain", RATE, 1.0),
+)
+"""The rates are of who has the same: NumPy arrays, or a tf.data.Dataset."""
 
 
 def installed() -> set[str]:
@@ -49,7 +58,7 @@ def installed() -> set[str]:
     return {w for w, modules in MODULES.items() if all(map(importlib.util.find_spec, modules))}
 
 
-def file_row(row: str, setting: Setting) -> list[Finding]:
+def file_row(row: str, setting: Setting) -> list[Result]:
     """One case, in all ways that there are."""
     case = FILE_CASES[row]
     case.content.write(setting.files, quick=setting.quick, forms=installed())
@@ -64,43 +73,32 @@ def file_row(row: str, setting: Setting) -> list[Finding]:
             if library in loaders
         },
     }
-    readings = setting.alternate(**{way: measures[way] for way in WAYS if way in measures})
-    findings: list[Finding] = []
-    for way in readings:
-        beside, at_most = REQUIRED.get(way, ("bare", None))
-        findings.append(
-            Feeding(
-                row=row,
-                what=case.what,
-                way=WAYS[way],
-                readings=readings[way],
-                bare=readings["bare"],
-                beside=beside,
-                others=readings[beside],
-                at_most=at_most,
-                at_least={
-                    _NAMES[other]: (least, readings[other])
-                    for other, least in RATES.get(way, {}).items()
-                    if other in readings
-                },
-            )
+    found = setting.alternate(**{way: measures[way] for way in WAYS if way in measures})
+    return [
+        compared(
+            row,
+            f"{case.what}: {WAYS[way]}; peer: {WAYS[peer]}",
+            figure,
+            found[way],
+            found[peer],
+            least,
         )
-    return findings
+        for way, peer, figure, least in PAIRS
+        if peer in found
+    ]
 
 
-def _loaders(setting: Setting) -> dict[str, ReaderProcess]:
+def _loaders(setting: Setting) -> dict[str, Responder]:
     """Processes that read without a service, for several rows."""
-    if not setting.loaders:
-        for library in ("tensorflow", *sorted(installed())):
-            setting.loaders[library] = ReaderProcess("loaders", library, setting.files)
-        for loader in setting.loaders.values():
-            loader.wait_until_ready()
-    return setting.loaders
+    for library in ("tensorflow", *sorted(installed())):
+        if library not in setting.shared:
+            setting.shared[library] = Responder(
+                "forebay.benchmarks.loaders", library, setting.files
+            )
+        setting.shared[library].wait_until_ready()
+    return setting.shared
 
 
-def _measure(
-    loader: ReaderProcess, way: str, row: str, warm_up_s: float, seconds: float
-) -> Reading:
-    how = {"warm_up_s": warm_up_s, "seconds": seconds}
-    loader.ask({"way": way, "row": row, **how})
-    return loader.reading()
+def _measure(loader: Responder, way: str, row: str, warm_up_s: float, seconds: float) -> Reading:
+    loader.ask(way=way, row=row, warm_up_s=warm_up_s, seconds=seconds)
+    return Reading(**loader.answer_json())

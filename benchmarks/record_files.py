@@ -22,7 +22,7 @@ import numpy as np
 
 from ..service.client.files import register_files
 from . import resumable_reader
-from .results import Better, Finding, Result
+from .results import Result
 from .resumable import (
     FOREBAY,
     FORMS,
@@ -47,7 +47,7 @@ ALL_MIXED = {"cycle_length": 1}  # the records are shuffled already
 FORMATS = {"grain": ("*.array_record", FOREBAY), "streaming": ("mds", "forebay-mds")}
 
 
-def record_files(setting: Setting) -> list[Finding]:
+def record_files(setting: Setting) -> list[Result]:
     """Raises ForebayError without the peers."""
     records = QUICK_RECORDS if setting.quick else RECORDS
     files = Files(setting.directory("record_files"), records, 1, peers_python())
@@ -60,7 +60,7 @@ def record_files(setting: Setting) -> list[Finding]:
         worker.wait_until_serving()
         files.address = dispatcher.address
         compare = functools.partial(_compared, files, setting)
-        findings: list[Finding] = []
+        findings: list[Result] = []
         for peer, (pattern, library) in FORMATS.items():
             for batched, form in FORMS.items():
                 dataset_id = register_files(
@@ -101,15 +101,9 @@ def _compared(
     how: dict[str, Any],
     peers: list[Way],
     of_peers: Mapping[str, Any] = MappingProxyType({}),
-) -> Iterator[Finding]:
+) -> Iterator[Result]:
     def rate(way: Way) -> float:
-        reply = files.ask(
-            way,
-            "rate",
-            warm_up_s=0.0 if setting.quick else setting.warm_up_s,
-            seconds=setting.seconds if setting.quick else LONGER * setting.seconds,
-            **(how if way is ours else of_peers),
-        )
+        reply = files.rate(way, setting, LONGER, **(how if way is ours else of_peers))
         return reply.records / reply.seconds
 
     found = setting.alternate(**{way.name: functools.partial(rate, way) for way in [ours, *peers]})
@@ -119,7 +113,6 @@ def _compared(
             row="record_files",
             what=f"rate; peer: {what}{beside}",
             unit="records/s",
-            better=Better.MORE,
             ours=found[ours.name],
             peer=found[way.name],
             required_ratio=RATE,

@@ -6,7 +6,7 @@ All files stay in the page cache.
 
 - Forebay: TFRecord files of FILE_RECORDS records; a file is a bundle, whose records the pipeline
   shuffles. A worker and a dispatcher, which go on while the trainer is started anew, and know the
-  bundles' lengths: a trainer that has read the first half has told them.
+  bundles' lengths: a trainer has read the epoch before.
 - Grain: ArrayRecord files of 4,000 records, not compressed: to read one record takes time in
   proportion to its file. Records come from a `MapDataset`, batches from an `ElasticIterator`.
 - MosaicML Streaming: MDS shards of 64 MB on the local disk; records come from a `StreamingDataset`,
@@ -31,13 +31,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..service import register_dataset
+from ..service import read, register_dataset
 from ..service.client.saved_states import opened, sealed
 from ..service.errors import ForebayError
 from ..storage.tfrecord import frame
 from . import resumable_reader
-from .ordered import teach
-from .results import Better, Finding, Result
+from .results import Result
 from .resumable_reader import BATCH, SAVED_AT, Question, Reply
 from .servers import Responder, our_dispatcher, our_worker
 from .setting import Setting
@@ -83,90 +82,58 @@ def ways(batched: bool) -> list[Way]:
     ]
 
 
-def resumable(setting: Setting) -> list[Finding]:
+def resumable(setting: Setting) -> list[Result]:
     """Raises ForebayError without the peers."""
-    python = peers_python()
     records = QUICK_RECORDS if setting.quick else RECORDS
     file_records = QUICK_FILE_RECORDS if setting.quick else FILE_RECORDS
-    files = Files(setting.directory("resumable"), records, file_records, python)
+    files = Files(setting.directory("resumable"), records, file_records, peers_python())
     files.write(*PEERS)
     with our_dispatcher(files.directory) as dispatcher, our_worker(dispatcher) as worker:
         worker.wait_until_serving()
         files.register(dispatcher.address)
-        findings: list[Finding] = []
-        for batched in FORMS:
-            findings += _compared(files, setting, batched, worker.pid)
-        return findings
+        return [
+            result for batched in FORMS for result in _compared(files, setting, batched, worker.pid)
+        ]
 
 
-def _compared(files: Files, setting: Setting, batched: bool, worker: int) -> Iterator[Finding]:
-    sides = {
-        way.name: functools.partial(_measured, files, setting, way, worker) for way in ways(batched)
-    }
-    found = setting.alternate(**sides)
+def _compared(files: Files, setting: Setting, batched: bool, worker: int) -> Iterator[Result]:
+    found = setting.alternate(
+        **{
+            way.name: functools.partial(_measured, files, setting, way, worker)
+            for way in ways(batched)
+        }
+    )
     what = FORMS[batched]
     half = f"{what}: the first element from half of {files.records:,}"
-    ours = found[Way(FOREBAY, batched).name]
     for way in ways(batched)[1:]:
-        peer = found[way.name]
-        for of, name, unit, better, required in (
-            ("records_per_s", f"{what}, shuffled", "records/s", Better.MORE, RATE),
-            ("cpu_us", f"{what}: processor time of a record", "µs", Better.LESS, None),
-            ("resumed_s", f"{half}, after imports", "s", Better.LESS, RESUME),
-            ("started_s", f"{half}, from the process' start", "s", Better.LESS, RESUME),
+        for figure, name, unit, required in (
+            ("records_per_s", f"{what}, shuffled", "records/s", RATE),
+            ("cpu_us", f"{what}: processor time of a record", "µs", None),
+            ("resumed_s", f"{half}, after imports", "s", RESUME),
+            ("started_s", f"{half}, from the process' start", "s", RESUME),
         ):
             yield Result(
                 row="resumable",
                 what=f"{name}; peer: {way.peer}",
                 unit=unit,
-                better=better,
-                ours=[getattr(one, of) for one in ours],
-                peer=[getattr(one, of) for one in peer],
+                less=figure != "records_per_s",
+                ours=[one[figure] for one in found[Way(FOREBAY, batched).name]],
+                peer=[one[figure] for one in found[way.name]],
                 required_ratio=required,
             )
-    uncounted = functools.partial(_uncounted_s, files, ours[0].half, batched)
-    yield Result(
-        row="resumable",
-        what=f"{half}, after imports, and no bundle's length is known",
-        unit="s",
-        better=Better.LESS,
-        ours=setting.alternate(uncounted=uncounted)["uncounted"],
-    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Of one way, in one round."""
-
-    records_per_s: float
-    cpu_us: float  # of a record, of all processes
-    resumed_s: float
-    started_s: float
-    half: Any  # the state there
-
-
-def _measured(files: Files, setting: Setting, way: Way, worker: int) -> Measurement:
-    rate = files.ask(
-        way,
-        "rate",
-        warm_up_s=0.0 if setting.quick else setting.warm_up_s,
-        seconds=setting.seconds if setting.quick else LONGER * setting.seconds,
-        servers=[worker] if way.library == FOREBAY else [],
-    )
-    half = moved(rate.state, files.records // 2)
-    resumed = files.ask(way, "resume", state=half)
-    return Measurement(
-        records_per_s=rate.records / rate.seconds,
-        cpu_us=rate.cpu_s / rate.records * 1e6,
-        resumed_s=resumed.first_s,
-        started_s=resumed.imported_s + resumed.first_s,
-        half=half,
-    )
-
-
-def _uncounted_s(files: Files, state: Any, batched: bool) -> float:
-    dataset_id = files.registered_anew(batched)
-    return files.ask(Way(FOREBAY, batched), "resume", state=state, dataset_id=dataset_id).first_s
+def _measured(files: Files, setting: Setting, way: Way, worker: int) -> dict[str, float]:
+    """Of one way, in one round; processor time is that of all processes."""
+    servers = [worker] if way.library == FOREBAY else []
+    rate = files.rate(way, setting, LONGER, servers=servers)
+    resumed = files.ask(way, "resume", state=moved(rate.state, files.records // 2))
+    return {
+        "records_per_s": rate.records / rate.seconds,
+        "cpu_us": rate.cpu_s / rate.records * 1e6,
+        "resumed_s": resumed.first_s,
+        "started_s": resumed.imported_s + resumed.first_s,
+    }
 
 
 def peers_python() -> pathlib.Path:
@@ -190,9 +157,7 @@ class Files:
         self.file_records = file_records
         self._peers = peers
         self.address = ""  # of the dispatcher
-        self._pipelines: dict[bool, Any] = {}  # by whether it is read in batches
-        self._datasets: dict[bool, str] = {}
-        self._numbers = itertools.count()
+        self._datasets: dict[bool, str] = {}  # by whether it is read in batches
 
     def write(self, *peers: str) -> None:
         for peer in peers:
@@ -207,18 +172,13 @@ class Files:
         return [self.directory / f"{number:05}.tfrecord" for number in range(count)]
 
     def register(self, address: str) -> None:
-        """Register the datasets, and tell the dispatcher their bundles' lengths."""
+        """Register the datasets, and read them: so the dispatcher learns their bundles' lengths."""
         self.address = address
-        lengths = [self.file_records] * len(self._tfrecords())
         for batched in FORMS:
-            self._pipelines[batched] = self._pipeline(batched)
-            self._datasets[batched] = self.registered_anew(batched)
-            teach(address, self._datasets[batched], bundle_splits=1, lengths=lengths)
-
-    def registered_anew(self, batched: bool) -> str:
-        """The id of a dataset whose bundles' lengths nobody knows."""
-        dataset_id = f"records-{next(self._numbers)}"
-        return register_dataset(self.address, self._pipelines[batched], dataset_id=dataset_id)
+            self._datasets[batched] = register_dataset(address, self._pipeline(batched))
+            with read(address, self._datasets[batched], ordered=True, bundle_splits=1) as elements:
+                for _ in elements:
+                    pass
 
     def _pipeline(self, batched: bool) -> Any:
         import tensorflow as tf
@@ -261,6 +221,16 @@ class Files:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)  # it ends processes of its own
         return reply
+
+    def rate(self, way: Way, setting: Setting, longer: int, **how: Any) -> Reply:
+        """How many records it takes in some time, `longer` than other rows."""
+        return self.ask(
+            way,
+            "rate",
+            warm_up_s=0.0 if setting.quick else setting.warm_up_s,
+            seconds=setting.seconds if setting.quick else longer * setting.seconds,
+            **how,
+        )
 
 
 def moved(state: Any, position: int) -> Any:

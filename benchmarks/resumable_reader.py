@@ -290,7 +290,7 @@ def _measure(question: Question, elements: Iterator[Any], found: Reply) -> None:
     consume(elements, question.warm_up_s)
     processes = [os.getpid(), *descendants(os.getpid()), *question.servers]
     cpu_s = _cpu_s(processes)
-    count, found.seconds, _ = consume(elements, question.seconds)
+    count, found.seconds = consume(elements, question.seconds)
     found.cpu_s = _cpu_s(processes) - cpu_s
     found.records = count * (question.batch if question.batched else 1)
 

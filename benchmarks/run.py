@@ -11,112 +11,44 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from ..service.errors import ForebayError, InvalidArgument
-from . import elements, ordered
-from .abandoned import abandoned
-from .beam import beam
-from .bundles import bundles
+from . import ordered
 from .contents import FILE_CASES
-from .crowd import crowd
-from .curves import elements_curve, splits_curve
-from .endurance import endurance
-from .epochs import epochs
-from .failover import failover, redis_cut
-from .first_element import first_element
-from .fleet import fleet
-from .history import history
-from .jax_arrays import jax
-from .loopback import loopback
+from .elements import KINDS, element_row, first_element
 from .machine import describe, filesystem, require
-from .materialize import materialize
-from .memory import memory
-from .mirrored import mirrored
-from .postgres import postgres
-from .preemption import preemption
 from .python import python
-from .pytorch import pytorch
 from .real_files import file_row
 from .record_files import record_files
-from .redis import redis, redis_restart
-from .restart import restart
-from .results import Costs, Curve, Feeding, Finding, Result
+from .restart import get_split, restart
+from .results import Result
 from .resumable import resumable
-from .scaling import consumers, workers
-from .secured import secured
 from .setting import Setting
-from .shares import shares
-from .silence import silence
-from .splits import get_split, leases
-from .trainers import trainers
-from .watched import watched
 
-Row = Callable[[Setting], Sequence[Finding]]
-SHARING: dict[str, Row] = {  # the clusters that elements.py and others read from
-    "scalars": elements.scalars,
-    "records": elements.records,
-    "numpy": elements.numpy,
-    "tokens": elements.tokens,
-    "dicts": elements.dicts,
-    "fine_splits": elements.fine_splits,
+Row = Callable[[Setting], Sequence[Result]]
+SHARING: dict[str, Row] = {  # clusters, with one another
+    **{row: functools.partial(element_row, row) for row in KINDS},
     "first_element": first_element,
-    "elements_curve": elements_curve,
-    "splits_curve": splits_curve,
-    "images": elements.images,
-    "batches": elements.batches,
-    "loopback": loopback,
-    "jpeg": elements.jpeg,
     **{row: functools.partial(file_row, row) for row in FILE_CASES},
 }
 ORDERED: dict[str, Row] = {
-    case.replace("file", "ordered"): functools.partial(ordered.throughput, case)
-    for case in ordered.CASES
+    **{
+        case.replace("file", "ordered"): functools.partial(ordered.throughput, case)
+        for case in ordered.CASES
+    },
+    "dead_worker": ordered.dead_worker,
 }
 ROWS: dict[str, Row] = {
     **SHARING,
-    "big_batches": elements.big_batches,
-    "static": elements.static,
-    "rounds": elements.rounds,
-    "workers": workers,
-    "consumers": consumers,
-    "trainers": trainers,
-    "mirrored": mirrored,
-    "shares": shares,
-    "jax": jax,
-    "preemption": preemption,
     **ORDERED,
-    "dead_worker": ordered.dead_worker,
-    "positions": ordered.positions,
     "resumable": resumable,
     "record_files": record_files,
-    "fleet": fleet,
-    "crowd": crowd,
-    "endurance": endurance,
-    "endurance_dispatcher": functools.partial(endurance, dispatcher_dies=True),
     "restart": restart,
-    "leases": leases,
     "get_split": get_split,
-    "memory": memory,
-    "epochs": epochs,
-    "abandoned": abandoned,
-    "bundles": bundles,
-    "history": history,
     "python": python,
-    "pytorch": pytorch,
-    "beam": beam,
-    "materialize": materialize,
-    "redis": redis,
-    "redis_restart": redis_restart,
-    "postgres": postgres,
-    "failover": failover,
-    "redis_cut": redis_cut,
-    "silence": silence,
-    "watched": watched,
-    "secured": secured,
 }
-F = TypeVar("F", bound=Finding)
-GROUPS = {"files": tuple(FILE_CASES), "ordered": (*ORDERED, "dead_worker")}  # rows by one name
+GROUPS = {"files": tuple(FILE_CASES), "ordered": tuple(ORDERED)}  # rows by one name
 ROUNDS = 5
 SECONDS = 2.0
 QUICK_SECONDS = 0.5
@@ -132,28 +64,15 @@ class BenchmarkReport:
     rounds: int
     machine: dict[str, Any]
     calibrations_ms: list[float]
-    findings: list[Finding] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     took_s: dict[str, float] = field(default_factory=dict)  # by row
     failed: dict[str, str] = field(default_factory=dict)  # why, by row
     interrupted: bool = False  # by Ctrl-C
 
-    def of(self, kind: type[F]) -> list[F]:
-        """The findings of that kind."""
-        return [finding for finding in self.findings if isinstance(finding, kind)]
-
     def as_json(self) -> dict[str, Any]:
         return {
-            "started": self.started,
-            "quick": self.quick,
-            "rounds": self.rounds,
-            "machine": self.machine,
-            "calibrations_ms": self.calibrations_ms,
-            "took_s": self.took_s,
-            "failed": self.failed,
-            "results": [result.as_json() for result in self.of(Result)],
-            "costs": [costs.as_json() for costs in self.of(Costs)],
-            "curves": [curve.as_json() for curve in self.of(Curve)],
-            "feeding": [feeding.as_json() for feeding in self.of(Feeding)],
+            **{name: value for name, value in vars(self).items() if name != "interrupted"},
+            "results": [result.as_json() for result in self.results],
         }
 
 
@@ -210,7 +129,7 @@ def run(
                 try:
                     if row not in SHARING:
                         setting.release()
-                    report.findings += ROWS[row](setting)
+                    report.results += ROWS[row](setting)
                 except (ForebayError, OSError) as error:
                     if _is_interrupt(error):
                         raise

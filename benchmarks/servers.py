@@ -12,7 +12,6 @@ from typing import Any
 
 from ..service.errors import ForebayError
 from ..service.processes import ChildProcess
-from .machine import memory_mb
 
 STOP_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 120
@@ -56,11 +55,22 @@ class Responder(ChildProcess):
             )
         return line
 
-    def ask(self, question: Mapping[str, Any]) -> None:
-        """Send it a line of JSON."""
+    def ask(self, **question: Any) -> None:
+        """Send it a line of JSON; `answer_json` is what it says to that."""
         assert self.stdin is not None
         self.stdin.write(json.dumps(question) + "\n")
         self.stdin.flush()
+
+    @functools.cached_property
+    def greeting(self) -> str:
+        return self.answer()
+
+    def wait_until_ready(self) -> None:
+        """Raises ForebayError, with its error output, if it ends instead."""
+        assert self.greeting
+
+    def answer_json(self) -> Any:
+        return json.loads(self.answer())
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -74,37 +84,24 @@ class Responder(ChildProcess):
 class Server(Responder):
     """A process that prints its address on its first line of output."""
 
-    @functools.cached_property
+    @property
     def address(self) -> str:
         """Where it serves: "host:port". Waits until it does."""
-        return self.answer().removeprefix("grpc://")
+        return self.greeting.removeprefix("grpc://")
 
-    def wait_until_serving(self) -> None:
-        """Raises ForebayError, with its error output, if it ends instead."""
-        assert self.address
+    wait_until_serving = Responder.wait_until_ready
 
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def rss_mb(self) -> float:
-        """Its resident memory, in units of 10⁶ bytes."""
-        return memory_mb(self.pid, "VmRSS")
 
-
-def our_dispatcher(
-    directory: pathlib.Path,
-    port: int = 0,
-    *options: object,
-    collect: bool = False,
-    listed: bool = False,
-    environment: Mapping[str, str] = {},
-) -> Server:
+def our_dispatcher(directory: pathlib.Path, port: int = 0, *options: object) -> Server:
     """Forebay's dispatcher. Nobody times out: what members do here may be simulated.
 
-    `collect`, `listed`: as for the peer's.
+    Jobs that nobody reads any more end soon, so that the rounds before leave no buffers behind; the
+    peer's as well.
     """
-    collect_ms = ("--job-gc-check-interval-ms", COLLECT_MS, "--job-gc-timeout-ms", COLLECT_MS)
     return Server(
         "forebay.service.cli",
         "dispatcher",
@@ -112,34 +109,21 @@ def our_dispatcher(
         *("--port", port),
         *("--worker-timeout-ms", -1),
         *("--client-timeout-ms", -1),
-        *(collect_ms if collect else ()),
-        *(("--workers", "127.0.0.1") if listed else ()),
+        *("--job-gc-check-interval-ms", COLLECT_MS, "--job-gc-timeout-ms", COLLECT_MS),
         *options,
         exit_with_parent=True,
-        environment=environment,
     )
 
 
-def our_worker(dispatcher: Server, *options: object, environment: Mapping[str, str] = {}) -> Server:
-    command = ("worker", "--dispatcher", dispatcher.address, *options)
-    return Server("forebay.service.cli", *command, environment=environment)
+def our_worker(dispatcher: Server, *options: object) -> Server:
+    return Server("forebay.service.cli", "worker", "--dispatcher", dispatcher.address, *options)
 
 
-def peer_dispatcher(
-    directory: pathlib.Path, port: int = 0, *, collect: bool = False, listed: bool = False
-) -> Server:
-    """tf.data service's dispatcher, in fault-tolerant mode.
-
-    `collect`: jobs that nobody reads any more end soon, so that the rounds before leave no buffers
-    behind.
-    `listed`: static sharding divides among one worker.
-    """
-    collect_ms = COLLECT_MS if collect else 0  # 0: its default, minutes
-    listed_worker = "localhost" if listed else ""
-    arguments = ("dispatcher", port, directory / PEERS, collect_ms, listed_worker)
+def peer_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
+    """tf.data service's dispatcher, in fault-tolerant mode."""
+    arguments = ("dispatcher", port, directory / PEERS, COLLECT_MS)
     return Server("forebay.benchmarks.peer", *arguments)
 
 
-def peer_worker(dispatcher: Server, port: int = 0, address: str = "") -> Server:
-    """tf.data service's worker; its clients are told of this address, if one is given."""
-    return Server("forebay.benchmarks.peer", "worker", dispatcher.address, port, address)
+def peer_worker(dispatcher: Server) -> Server:
+    return Server("forebay.benchmarks.peer", "worker", dispatcher.address)

@@ -24,8 +24,7 @@ class Setting:
     seconds: float  # of each measurement that has no size of its own
     warm_up_s: float  # before that
     calibrations_ms: list[float] = field(default_factory=list)  # one a round, of all rows
-    shared: dict[str, Any] = field(default_factory=dict)  # clusters by side: cluster.py fills it
-    loaders: dict[str, Any] = field(default_factory=dict)  # processes by library: real_files.py
+    shared: dict[str, Any] = field(default_factory=dict)  # clusters by side, loaders by library
 
     @functools.cached_property
     def files(self) -> pathlib.Path:
@@ -38,10 +37,9 @@ class Setting:
 
     def release(self) -> None:
         """End the processes that rows share."""
-        for shared in (self.shared, self.loaders):
-            for one in shared.values():
-                one.close()
-            shared.clear()
+        for one in self.shared.values():
+            one.close()
+        self.shared.clear()
 
     def alternate(self, **sides: Callable[[], Figure]) -> dict[str, list[Figure]]:
         """Measure each side once a round; every other round begins at the other end."""

@@ -98,7 +98,7 @@ LAYERS: dict[str, set[str]] = {
     "service.cli.bench": {"benchmarks", LOOSE, "service.cli", "service.connections.credentials"},
     "service": {"service"},  # its __init__, the public face
     "chaos": {"service.client", "service.connections", "journal", "storage", LOOSE, *WORDS},
-    "benchmarks": {"chaos", "service", "journal", "storage", "torch", "jax"},
+    "benchmarks": {"service", "journal", "storage"},
     "torch": {"service.trainers"},
     "jax": {"service.trainers"},
     "keras": {"service.trainers"},
@@ -110,7 +110,7 @@ INNER = {"storage.local", "storage.redis", "storage.postgres"}
 # Who knows TensorFlow's graphs, and what else is said in its messages.
 GRAPHS = {
     *("service.pipelines.tf_data", "service.pipelines.python.inferred"),  # an element_spec
-    *("service.materialized.records", "benchmarks.calls"),  # tensors, and a graph that nobody runs
+    "service.materialized.records",  # tensors
 }
 
 # The core is pure: no clock, no random, no I/O. So it names what it may import.
@@ -385,10 +385,10 @@ ONE_DOOR: dict[str, set[str]] = {
     "wrap_bio": {"service.connections.http_tls", "service.connections.tls_socket"},
     "wrap_socket": set(),
     "socket.create_connection": {
-        *("service.transport.dial", "service.connections.tls_socket", "benchmarks.loopback"),
+        *("service.transport.dial", "service.connections.tls_socket"),
         "service.connections.grpc_server",  # whether anybody listens
     },
-    "socket.create_server": {"benchmarks.loopback"},
+    "socket.create_server": set(),
     "listen": {"service.transport.server", "service.http.acceptor", "chaos.proxy"},
     "asyncio.open_connection": {"chaos.proxy"},
     "asyncio.start_server": {"chaos.proxy"},

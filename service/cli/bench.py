@@ -30,27 +30,20 @@ def bench(
     json_file: str = typer.Option(
         "",
         "--json",
-        help="Where the figures go, with plots (PNG) beside them; by default "
-        "forebay-bench-<date>.json here, and nowhere if --quick.",
+        help="Where the figures go; by default forebay-bench-<date>.json here, and nowhere if "
+        "--quick.",
         envvar="FOREBAY_BENCH_JSON",  # elsewhere it is a flag
     ),
     directory: str = typer.Option(tempfile.gettempdir(), help="A folder for journals, on a disk."),
-    plot: str = typer.Option(
-        "", help="Measure nothing: plot the figures in this file of an earlier run again."
-    ),
 ) -> None:
     """Measure Forebay beside TensorFlow's tf.data service, each in processes of its own."""
     require_tools("bench", "benchmarks")
     use_credentials(None)  # servers of both sides are plain
     from rich.console import Console
 
-    from ...benchmarks.plot import load, write_plots
     from ...benchmarks.run import run, write
     from ...benchmarks.tables import render
 
-    if plot:
-        _say_written(write_plots(load(pathlib.Path(plot)), pathlib.Path(plot)))
-        return
     started = time.strftime("%Y-%m-%d-%H%M", time.gmtime())
     with progress("rows") as show:
         try:
@@ -67,17 +60,8 @@ def bench(
     if json_file or not quick:
         file = pathlib.Path(json_file or f"forebay-bench-{started}.json")
         write(report, file)
-        _say_written([file])
-        try:
-            _say_written(write_plots(report.as_json(), file))
-        except ForebayError as error:
-            print(f"no plot: {error}")
+        print(f"written: {file}")
     if report.interrupted:
         raise KeyboardInterrupt
     if report.failed:
         raise ForebayError(f"not all was measured: {', '.join(report.failed)} failed, see above")
-
-
-def _say_written(files: list[pathlib.Path]) -> None:
-    for file in files:
-        print(f"written: {file}")

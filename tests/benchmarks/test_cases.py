@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 from forebay.benchmarks.cases import CASES, ENDLESS
-from forebay.benchmarks.contents import RECORDS
-from forebay.benchmarks.photographs import write_photographs
-from forebay.benchmarks.training import BATCH, PIXELS, keras_step
+from forebay.benchmarks.contents import AT_LEAST_ONCE, AT_MOST_ONCE, ORDERED, RECORDS
+from forebay.benchmarks.ordered import CASES as ROWS
 from forebay.storage.tfrecord import read_frames
 
 
@@ -20,7 +19,6 @@ from forebay.storage.tfrecord import read_frames
 def files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("files")
     RECORDS.write(directory, quick=True, forms=set())
-    write_photographs(directory)
     return directory
 
 
@@ -28,7 +26,7 @@ def size_of(batch: Any) -> int:
     return int(tf.nest.flatten(batch)[0].shape[0])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("file_")])
 def test_a_trainer_gets_as_many_elements_at_once_as_are_counted(
     name: str, files: pathlib.Path
 ) -> None:
@@ -65,9 +63,11 @@ def test_a_content_has_each_form_that_was_asked_for(tmp_path: pathlib.Path) -> N
     )
 
 
-def test_photographs_train_a_model(files: pathlib.Path) -> None:
-    images, labels = batch = next(iter(CASES["jpeg"].dataset(files, 0)))
-    assert images.shape == (BATCH, PIXELS, PIXELS, 3)
-    assert set(labels.numpy()) == {0, 1}
-    assert float(tf.math.reduce_std(images)) > 10  # there is something to be seen
-    keras_step()(batch)
+def test_all_ways_read_the_same_pipeline() -> None:
+    for row in ROWS:
+        in_order, once = CASES[row + ORDERED], CASES[row + AT_MOST_ONCE]
+        least = CASES[row + AT_LEAST_ONCE]
+        assert (least.claimed, least.ordered, least.mode) == (True, False, "OFF")
+        assert (in_order.ordered, in_order.mode) == (True, "OFF")
+        assert (once.ordered, once.mode) == (False, "DYNAMIC")
+        assert in_order.numpy and once.numpy and least.numpy

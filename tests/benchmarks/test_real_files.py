@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,8 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.benchmarks import loaders
-from forebay.benchmarks.consume import digest, size_of
+from forebay.benchmarks.cases import pipeline
 from forebay.benchmarks.contents import FILE_CASES, FileCase
-from forebay.benchmarks.file_pipelines import pipeline
 from forebay.benchmarks.loaders import (
     DRIVERS,
     Numbered,
@@ -35,13 +36,39 @@ from ..trainers.conftest import target
 __all__ = ["target"]
 
 SIZE = 3  # elements or batches
-LOADED = """
-import pathlib, sys
-from forebay.benchmarks import loaders
-from forebay.benchmarks import loaders
-from forebay.benchmarks.consume import digest
-from forebay.benchmarks.contents import FILE_CASES
 
+
+def plain(element: Any) -> Any:
+    """An element that is one tensor, of whatever library, as an array, or a string as bytes."""
+    element = element.numpy() if hasattr(element, "numpy") else element
+    return element if isinstance(element, bytes) else np.asarray(element)
+
+
+def digest(elements: Iterable[Any]) -> tuple[int, int]:
+    """The number of elements, and a digest that does not depend on their order."""
+    count = total = 0
+    for element in elements:
+        array = plain(element)
+        if isinstance(array, bytes):
+            content = b"bytes" + array
+        elif array.dtype.kind in "OS":  # only as an object does a string keep trailing zeros
+            content = repr((array.shape, array.astype(object).tolist())).encode()
+        else:
+            content = repr((array.shape, array.dtype.name)).encode() + array.tobytes()
+        total += int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
+        count += 1
+    return count, total % 2**64
+
+
+LOADED = f"""
+import hashlib, pathlib, sys
+from collections.abc import Iterable
+from typing import Any
+import numpy as np
+from forebay.benchmarks import loaders
+from forebay.benchmarks.contents import FILE_CASES
+{inspect.getsource(plain)}
+{inspect.getsource(digest)}
 if __name__ == "__main__":
     _, way, directory, size = sys.argv
     for case in FILE_CASES.values():
@@ -110,16 +137,14 @@ def test_loaders_give_the_records(way: str, files: pathlib.Path, tmp_path: pathl
         assert (row, count, content) == (row, *digest(expected(case, files)))
 
 
-def test_readings_count_and_weigh(files: pathlib.Path) -> None:
+def test_readings_count(files: pathlib.Path) -> None:
     case = FILE_CASES["file_image_batches"]
     for reading in (
         *(measure_bare(drive, case, files, seconds=0.01) for drive in DRIVERS.values()),
         measure(eager_elements, case, files, warm_up_s=0.0, seconds=0.01),
     ):
         assert reading.elements >= 1
-        assert reading.bytes == reading.elements * 32 * 224 * 224 * 3
         assert reading.client_cpu_s > 0
-        assert not reading.ended
 
 
 @pytest.mark.parametrize("drive", DRIVERS.values())
@@ -136,12 +161,6 @@ def test_a_driven_pipeline_makes_all_its_elements(drive: Callable[[Any, Any], An
     elements = tf.data.Dataset.range(100).map(made_of).batch(2)
     assert int(drive(elements, tf.constant(7, tf.int64))) == 7
     assert made[:14] == list(range(14))
-
-
-def test_strings_weigh_what_they_hold() -> None:
-    assert size_of(b"four") == 4
-    assert size_of(np.array([b"one", b"three"], object)) == 8
-    assert size_of(tf.constant([b"one", b"three"])) == 8
 
 
 def test_a_digest_knows_content_but_no_order() -> None:
