@@ -56,7 +56,8 @@ def findings(status: Status) -> list[Finding]:
         return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
     jobs = {job["job_id"]: job for job in status["jobs"]}
     for load in status.get("loads", []):
-        if (job := jobs.get(load["job_id"])) is not None:
+        job = jobs.get(load["job_id"])
+        if job is not None and job.get("state") not in ("failed", "finished"):
             found += _OfJob(status, job, load).findings()
     if "loads" not in status:
         what = "it tells nothing of the time of trainers and workers: it is of an earlier version"

@@ -49,6 +49,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Unimplemented",
+    "cut_error",
     "error_of_status",
     "status_of",
 ]
@@ -120,6 +121,16 @@ class PipelineError(ForebayError):
 
 class AddressInUse(ForebayError):
     """The address to listen on is taken, or does not belong to this host."""
+
+
+MOST_TOLD = 1_000
+"""Characters of an error that a dispatcher is told."""
+
+
+def cut_error(text: str) -> str:
+    """The text in MOST_TOLD characters: its beginning, and its end, where a traceback has the
+    error."""
+    return text if len(text) <= MOST_TOLD else f"{text[:300]} … {text[303 - MOST_TOLD :]}"
 
 
 # Names of gRPC status codes, so that the core need not import gRPC. A failed storage is

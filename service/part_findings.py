@@ -150,7 +150,8 @@ def _failures(status: Status) -> Iterator[Finding]:
         if ago_s > (FAILED_S if job.get("state") == "failed" else LATELY_S):
             continue
         more = f" ({error['times']} times)" if error["times"] > 1 else ""
-        at = f" at worker {error['worker']}" if error["worker"] else ""
+        worker = error["worker"]
+        at = f" at worker {worker}" if worker and worker not in error["message"] else ""
         what = f"its read failed{at}{more}: {error_text(error)}"
         if len(errors) > 1:
             what += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
@@ -170,8 +171,12 @@ def _failures(status: Status) -> Iterator[Finding]:
 
 
 def error_text(error: Mapping[str, Any]) -> str:
-    """One line, such as NOT_FOUND: /data/7.tfrecord; No such file or directory."""
+    """One line, such as NOT_FOUND: /data/7.tfrecord; No such file or directory. Of a traceback only
+    its last line."""
     text: str = error["message"]
+    head, is_traced, trace = text.partition("Traceback (most recent call last)")
+    if is_traced:
+        text = f"{head} {trace.strip().rpartition(chr(10))[2]}"
     return _in_one_line(f"{error['code']}: {text}" if error["code"] else text)
 
 

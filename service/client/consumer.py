@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ..blocks import Block
 from ..connections.dispatcher_client import DispatcherClient
 from ..delivery import End, EndPending
-from ..errors import ForebayError, Unavailable
+from ..errors import ForebayError, Unavailable, cut_error
 from ..proto import forebay_pb2 as pb
 from ..tracing import WaitSpans
 from ..transport import ConnectionRefused
@@ -51,9 +51,6 @@ GOODBYE_S = 0.5
 
 CLOSED_S = 5.0
 """How long `close` waits for another thread that closes the same consumer."""
-
-MOST_OF_ERROR = 1_000
-"""Characters of the error by which a read ended, that the dispatcher is told."""
 
 SHORT_S = 0.01
 """A shorter wait is for workers: why else, it does not ask."""
@@ -323,7 +320,7 @@ class Consumer:
                 pb.LeaveIterationRequest(
                     consumer_id=self.consumer_id,
                     position=self.mode.position(),
-                    error=self._failed[:MOST_OF_ERROR],
+                    error=cut_error(self._failed),
                 ),
                 pb.LeaveIterationResponse,
                 timeout_s=2,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .state import Iteration, Job
+
 STATES = ("running", "waiting", "failed", "idle", "finished")
 """Elements are read; readers wait, and get none; its last readers ended with an error, and nobody
 has come since; nobody reads it; all of its epochs so far are over."""
@@ -28,11 +30,11 @@ class Told(NamedTuple):
 NOTHING = Told()
 
 
-def job_state(*, epochs: int, unfinished: int, consumers: int, told: Told = NOTHING) -> str:
-    """One of STATES. `epochs` are those that have begun, and `consumers` those of unfinished ones,
-    gone ones included."""
-    if epochs and not unfinished:
+def job_state(job: Job, iterations: Sequence[Iteration], told: Told = NOTHING) -> str:
+    """One of STATES. `iterations` are the job's own."""
+    unfinished = [each for each in iterations if not each.finished]
+    if (iterations or job.summarized) and not unfinished:
         return "finished"
-    if consumers > len(told.gone):
+    if sum(len(each.consumers) for each in unfinished) > len(told.gone):
         return "waiting" if told.waits else "running"
     return "failed" if told.failed else "idle"

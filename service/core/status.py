@@ -185,15 +185,9 @@ def _job(
     told: Told,
 ) -> dict[str, Any]:
     its = [*iterations]
-    open_its = [each for each in its if not each.finished]
     return {
         "job_id": job.job_id,
-        "state": job_state(
-            epochs=len(its) + len(job.summarized),
-            unfinished=len(open_its),
-            consumers=sum(len(each.consumers) for each in open_its),
-            told=told,
-        ),
+        "state": job_state(job, its, told),
         "errors": told.errors,
         "gone": told.gone,
         "left": told.left,

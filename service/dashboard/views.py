@@ -124,7 +124,7 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         "id": job["job_id"], "name": job_name(job), "dataset": job["dataset_id"], "kind": kind,
         "cached": job["cross_trainer_cache"], "load": load, "order": order,
         "state": state, "is_dead": state not in ("running", "waiting"),
-        "age_s": max(0, now_ms - job["used_ms"]) / 1000,  # since somebody joined or left it last
+        "age_s": _age_s(job, now_ms),
         "errors": job["errors"][::-1], "losses": job["losses"][::-1], "gone": job["gone"],
         "left": job["left"], "iterations": job["iterations"], "running": running,
         "readers": sum(it["consumers"] for it in running) - len(job["gone"]),
@@ -149,6 +149,13 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         if row["of"] and row["splits_per_s"]:
             row["to_go_s"] = (of - done) / row["splits_per_s"]
     return row
+
+
+def _age_s(job: Mapping[str, Any], now_ms: int) -> float:
+    """How long ago it was joined or left last, or a consumer that seems to have ended was heard."""
+    silent = (gone["silent_s"] for gone in job["gone"])
+    since_s: float = min(silent, default=max(0, now_ms - job["used_ms"]) / 1000)
+    return math.floor(since_s)
 
 
 def consumers(

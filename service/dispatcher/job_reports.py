@@ -16,6 +16,7 @@ from typing import Any
 from ...journal.proto import events_pb2 as ev
 from ...journal.reasons import GOODBYE, READ_FAILED, SILENT
 from .. import ranges
+from ..errors import MOST_TOLD
 from ..proto import forebay_pb2 as pb
 from .decider import Decider
 
@@ -25,8 +26,6 @@ MOST_ERRORS = 10
 MOST_GONE = 100
 """Jobs remembered that were removed, as one without a name is when its reader leaves: a worker may
 tell of it later."""
-
-MOST_TEXT = 1_000
 
 SAME = 100
 """Characters of a worker's error by which a consumer's is known to be the same."""
@@ -98,7 +97,7 @@ class JobReports:
                 if before["times"] < error.times:  # else it is the same report again
                     job.add(key, {
                         "time_ms": now_ms - error.ago_ms, "worker": address, "code": error.code,
-                        "message": error.message[:MOST_TEXT], "times": error.times,
+                        "message": error.message[:MOST_TOLD], "times": error.times,
                         "task_id": error.task_id, "for_good": error.for_good,
                     })  # fmt: skip
 
@@ -126,12 +125,12 @@ class JobReports:
         job = self._jobs.get(self._read.pop(event.consumer_id, 0))
         if job is None:
             return
-        job.left = {"reason": event.reason[:MOST_TEXT], "time_ms": time_ms}
+        job.left = {"reason": event.reason[:MOST_TOLD], "time_ms": time_ms}
         if event.reason not in (GOODBYE, SILENT, ""):
             text = event.reason.removeprefix(READ_FAILED)
             times = job.errors.get((text,), {"times": 0})["times"] + 1
             job.add((text,), {
-                "time_ms": time_ms, "worker": None, "code": "", "message": text[:MOST_TEXT],
+                "time_ms": time_ms, "worker": None, "code": "", "message": text[:MOST_TOLD],
                 "times": times, "task_id": None, "for_good": False,
             })  # fmt: skip
 
@@ -223,7 +222,7 @@ class JobReports:
         """Saves that failed lately, the latest last."""
         found = ((self._state.ended_saves.get(i), time_ms) for i, time_ms in self._failed_saves)
         return [
-            {"path": of.path, "error": f"{of.failed}: {of.message[:MOST_TEXT]}", "time_ms": at_ms}
+            {"path": of.path, "error": f"{of.failed}: {of.message[:MOST_TOLD]}", "time_ms": at_ms}
             for of, at_ms in found if of is not None
         ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from ...journal.snapshots import decode_snapshot
 from ...storage import Storage, StorageError
 from ...storage.durations import BOUNDS_S, Durations
 from ..connections.admission import Denials
+from ..core.job_states import STATES, job_state
 from ..core.state import Job, State
 from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured, denied
 from ..slicing import in_slices
@@ -77,6 +78,14 @@ JOB_WAITS_FOR = Family(
 JOB_BUSY = Family(
     "forebay_job_busy_workers", "gauge",
     "Workers that run the job, each counted by the share of its time in which it worked.",
+    ("job_id",),
+)  # fmt: skip
+JOB_STATE = Family(
+    "forebay_job_state", "gauge", f"1; the label says what the job does: {', '.join(STATES)}.",
+    ("job_id", "state"),
+)  # fmt: skip
+JOB_ERRORS = Family(
+    "forebay_job_read_errors", "gauge", "The last errors, 10 at most, that ended reads of the job.",
     ("job_id",),
 )  # fmt: skip
 SPLITS = {
@@ -200,7 +209,7 @@ class DispatcherMetrics:
         if dispatcher is not None:
             yield STRANGERS(len(dispatcher.history.strangers()))
             yield from _totals(state)
-            yield from _jobs(state)
+            yield from _jobs(dispatcher)
             yield from _wanted(dispatcher.loads)
             yield from self._journal(dispatcher)
 
@@ -241,8 +250,9 @@ def _totals(state: State) -> Iterator[Measured]:
     yield SAVES(len(state.saves))
 
 
-def _jobs(state: State) -> Iterator[Measured | None]:
+def _jobs(dispatcher: Dispatcher) -> Iterator[Measured | None]:
     """Of the jobs that were used last, and the sums of the others."""
+    state = dispatcher.state
     jobs = sorted(state.jobs.values(), key=lambda job: job.used_ms, reverse=True)
     consumers = tasks = 0
     for number, job in enumerate(jobs):
@@ -252,6 +262,10 @@ def _jobs(state: State) -> Iterator[Measured | None]:
             yield JOB(1, job.job_id, job.user_name, job.dataset_id, sharding)
             yield JOB_CONSUMERS(its_consumers, job.job_id)
             yield JOB_TASKS(its_tasks, job.job_id)
+            told = dispatcher.told(job.job_id)
+            its = [state.iterations[i] for i in job.iterations.values() if i in state.iterations]
+            yield JOB_STATE(1, job.job_id, job_state(job, its, told))
+            yield JOB_ERRORS(len(told.errors), job.job_id)
         else:
             consumers += its_consumers
             tasks += its_tasks

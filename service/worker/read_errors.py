@@ -6,13 +6,11 @@ import threading
 import time
 from collections import OrderedDict
 
+from ..errors import cut_error
 from ..proto import forebay_pb2 as pb
 
 MOST_ERRORS = 10
 """They go with each heartbeat."""
-
-MOST_TEXT = 1_000
-"""Characters of each: TensorFlow's may name a whole graph."""
 
 
 class ReadErrors:
@@ -24,7 +22,7 @@ class ReadErrors:
 
     def add(self, task: pb.Task, code: str, message: str, *, for_good: bool) -> None:
         """`for_good`: the task has ended, too."""
-        message = message[:MOST_TEXT]
+        message = cut_error(message)  # TensorFlow's may name a whole graph
         key = task.job_id, code, message
         with self._lock:
             before = self._found.pop(key, None)

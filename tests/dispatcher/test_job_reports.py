@@ -13,6 +13,7 @@ from forebay.journal.reasons import GOODBYE, READ_FAILED, SILENT
 from forebay.service.core import commands as c
 from forebay.service.core.job_states import Told, job_state
 from forebay.service.core.machine import apply, decide
+from forebay.service.core.state import Iteration, Job
 from forebay.service.dashboard import views
 from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import job_reports
@@ -39,8 +40,16 @@ from ..core.given import Given
     ],
 )
 def test_states(expected: str, epochs: int, unfinished: int, consumers: int, told: Told) -> None:
-    found = job_state(epochs=epochs, unfinished=unfinished, consumers=consumers, told=told)
-    assert found == expected
+    """Epochs that are over may be summarized."""
+    job = Job(1, "train", "d", ev.DYNAMIC, None, False, 0)
+    over = epochs - unfinished
+    its = [Iteration(i, 1, i, [], finished=i < over) for i in range(epochs)]
+    if unfinished:
+        its[-1].consumers = {*range(consumers)}
+    assert job_state(job, its, told) == expected
+    if over:
+        job.summarized = [(0, over)]
+    assert job_state(job, its[over:], told) == expected
 
 
 class Cluster(Given):
@@ -82,10 +91,7 @@ class Cluster(Given):
     def state_of(self, job_id: int) -> str:
         job = self.state.jobs[job_id]
         its = [self.state.iterations[i] for i in job.iterations.values()]
-        open_its = [each for each in its if not each.finished]
-        readers = sum(len(each.consumers) for each in open_its)
-        told = Told(**self.reports.of(job_id))
-        return job_state(epochs=len(its), unfinished=len(open_its), consumers=readers, told=told)
+        return job_state(job, its, Told(**self.reports.of(job_id)))
 
 
 GONE = "/data/7.tfrecord; No such file or directory"

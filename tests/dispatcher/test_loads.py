@@ -26,10 +26,12 @@ class Cluster(Given):
         super().__init__()
         self.now_s = 1000
         monkeypatch.setattr(loads_module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        self.loads = Loads(self.state, 1000 * WINDOW_S)
+        self.gone: dict[int, float] = {}  # consumers, and how long they are silent
+        self.loads = Loads(self.state, 1000 * WINDOW_S, self.gone.get)
         self.joined = self.iteration("train")
         self.job_id = self.state.iterations[self.joined.iteration_id].job_id
         self.waits, self.works, self.unleased = 0.0, 1.0, 0.0
+        self.taken = 0.01  # elements a millisecond
         self.silent = False
         self.speed = 0.01  # elements of a working millisecond
         self.also: dict[str, float] = {}  # what consumers of before do not tell
@@ -59,9 +61,9 @@ class Cluster(Given):
                 load = pb.JobLoad(job_id=self.job_id, held_bytes=7, **times)
                 beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=BUDGET)
                 self.loads.worker_told(worker.address, worker.uid, beat)
-            for number in self.state.consumers:
+            for number in self.state.consumers.keys() - self.gone.keys():
                 told = self._count(
-                    "c", open_ms=1.0, waited_ms=self.waits, elements=0.01, **self.also
+                    "c", open_ms=1.0, waited_ms=self.waits, elements=self.taken, **self.also
                 )  # fmt: skip
                 self.loads.consumer_told(number, pb.ConsumerLoad(**told))
             self.now_s += EVERY_S
@@ -107,6 +109,46 @@ def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.Mo
     assert cluster.wanted.workers == 1
     cluster.go_on(2 * WINDOW_S)
     assert loads.wanted == (0, "nobody reads", "nobody reads")
+
+
+def test_who_is_gone_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    loads, consumer = cluster.loads, cluster.joined.consumer_id
+    cluster.worker(1)
+    cluster.go_on(2 * WINDOW_S)
+    assert loads.consumers(cluster.job_id)[consumer]["elements_per_s"] == pytest.approx(10)
+    cluster.gone[consumer] = 12.5
+    told = loads.consumers(cluster.job_id)[consumer]
+    assert (told["gone_s"], told["elements_per_s"]) == (12.5, None)
+    assert cluster.go_on(EVERY_S) == "nobody reads"
+    assert "elements_per_s" not in loads.status()["loads"][0]
+    del cluster.gone[consumer]  # it is back
+    assert cluster.go_on(WINDOW_S) == "enough"
+    assert loads.consumers(cluster.job_id)[consumer]["gone_s"] is None
+
+
+def test_a_job_waits_whose_readers_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    loads, job_id = cluster.loads, cluster.job_id
+    cluster.worker(1)
+    assert not loads.waits(job_id)  # nothing was told
+    for waits, taken, also, expected in (
+        (0.5, 0.01, {}, False), (1.0, 0.01, {}, False), (1.0, 0.0, {}, True), (0.0, 0.0, {}, False),
+        (0.0, 0.0, {**dict.fromkeys(("dispatcher_ms", "no_task_ms", "bytes"), 0.0),
+                    "network_ms": 1.0}, True),
+    ):  # fmt: skip
+        cluster.waits, cluster.taken, cluster.also = waits, taken, also
+        cluster.go_on(2 * WINDOW_S)
+        assert loads.waits(job_id) == expected
+    cluster.gone[cluster.joined.consumer_id] = 9.0  # as TensorFlow's, it tells nothing
+    cluster.go_on(2 * WINDOW_S)
+    assert not loads.waits(job_id)  # its worker makes elements
+    cluster.speed = 0.0
+    cluster.go_on(2 * WINDOW_S)
+    assert loads.waits(job_id)
+    cluster.works = 0.3  # trainers hold it up
+    cluster.go_on(2 * WINDOW_S)
+    assert not loads.waits(job_id)
 
 
 def test_no_more_workers_than_splits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,11 @@ def trainer(
     """Takes an element each `step_s`, if there is one."""
     arguments = (target, dataset_id, job, str(step_s), json.dumps(how))
     process = ServerProcess(forks.Fork(["-c", TRAINER, *arguments]))
-    process.first_line()
-    yield
-    process.kill()
+    try:
+        process.first_line()
+        yield
+    finally:
+        process.kill()
 
 
 def doctor(dispatcher: DispatcherProcess, *arguments: str) -> tuple[int, str]:
