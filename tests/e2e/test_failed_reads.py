@@ -70,15 +70,16 @@ def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: pathlib.Path) -
         read_until_it_fails(iter(theirs), paths)
         paths = written(tmp_path / "ours")
         dataset_id = service.register_files(target, paths)
-        once = {"delivery": "at_least_once"}
-        read_until_it_fails(service.read(target, dataset_id, job_name="ours", **once), paths)
+        ours = service.read(target, dataset_id, job_name="ours", delivery="at_least_once")
+        read_until_it_fails(ours, paths)
 
         def told(job: str) -> bool:
             """By all who tell it: the command, the page, and the metrics."""
             code, text = doctor(dispatcher, job)
             named = rf"problem.* job {job}: .*{tmp_path}/{job}/\d\d.tfrecord.*No such file"
             found = [one for one in page(port).findings if re.search(named, one)]
-            states = {of["name"].rpartition("/")[2]: of for of in status(dispatcher)["jobs"]}
+            now: Any = status(dispatcher)
+            states = {of["name"].rpartition("/")[2]: of for of in now["jobs"]}
             job_id = states[job]["job_id"]
             failed = {"job_id": str(job_id), "state": "failed"}
             shown = plain(get(port, f"/jobs/{job_id}")[1])
@@ -123,5 +124,6 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: pathlib.Path) -> None:
         with trainer(dispatcher.target, endless, "killed", 0.01):
             wait_until(lambda: of_job()[0] == "running" and (of_job()[1] or 0) > 10)
         wait_until(lambda: of_job()[:2] == ("idle", None) and "0, 1 gone" in of_job()[2])
-        (job,) = status(dispatcher)["jobs"]
+        now: Any = status(dispatcher)
+        (job,) = now["jobs"]
         assert "gone, silent for" in plain(get(port, f"/jobs/{job['job_id']}")[1])
