@@ -29,10 +29,12 @@ from ..errors import InvalidArgument
 from .admission import Identity
 from .reloaded import Reloaded
 
-TRAINER, PYTHON, WORKER, OPERATOR, VIEWER = "trainer", "python", "worker", "operator", "viewer"
+TRAINER, GRAPHS, PYTHON = "trainer", "graphs", "python"
+WORKER, OPERATOR, VIEWER = "worker", "operator", "viewer"
 
 ROLES = {
     TRAINER: "registers datasets, and reads them; has workers save them",
+    GRAPHS: "registers graphs of any operations, such as read_file; besides trainer",
     PYTHON: "registers datasets that are Python code, which workers run; besides trainer",
     WORKER: "runs the tasks of these datasets and jobs; without patterns, all of them, and saves",
     OPERATOR: "removes datasets, and sees all that a viewer sees",

@@ -48,6 +48,7 @@ from ..errors import InvalidArgument
 from ..pipelines import definitions
 from ..pipelines.definitions import (
     compresses,
+    forbidden,
     has_no_code,
     require_bytes,
     sanitize,
@@ -199,7 +200,7 @@ class ForebayFace:
             definition.python_function.SetInParent()
             definition.python_function.no_code = has_no_code(request.python)
         elif request.graph:
-            graph = await asyncio.to_thread(sanitize, request.graph)
+            graph = await self._sanitized("RegisterDataset", request)
         else:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
         is_believed = self._permissions is None  # else about its own dataset only
@@ -223,6 +224,16 @@ class ForebayFace:
         if request.dataset_id:  # without an id, only an equal dataset is reused
             differs = await self._dispatcher.graphs.difference(dataset_id, definition, graph)
         return pb.RegisterDatasetResponse(dataset_id=dataset_id, differs=differs)
+
+    async def _sanitized(
+        self, method: str, request: pb.RegisterDatasetRequest | pb.StartSaveRequest
+    ) -> bytes:
+        """The graph to keep. Raises PermissionDenied if the caller may not have such a one."""
+        graph = await asyncio.to_thread(sanitize, request.graph)
+        if self._permissions is not None:
+            found = await asyncio.to_thread(forbidden, graph)
+            self._permissions.check_graph(method, request, self._dispatcher.state, found)
+        return graph
 
     def _numbered(self, request: ev.Request) -> tuple[str, int] | None:
         """The caller and the number. Callers of one peer cannot repeat another's requests, and get
@@ -519,6 +530,8 @@ class ForebayFace:
             grants, holder = self._permissions.of_worker(request.address)
             registration = replace(registration, grants=grants, holder=holder)
             self._leave_out_others(request, grants)
+            if grants not in self._data_keys:  # before anybody hears of its tasks
+                self._data_keys[grants] = SigningKeys()
         dispatcher.user_metrics.told(request.known, request.metrics)
         dispatcher.loads.worker_told(request.address, request.uid, request)
         dispatcher.job_reports.worker_told(request.address, request.uid, request)
@@ -527,8 +540,6 @@ class ForebayFace:
             response = pb.WorkerHeartbeatResponse(worker_id=news.worker.worker_id)
             response.version = news.version
             if self._admission is not None:
-                if registration.grants not in self._data_keys:
-                    self._data_keys[registration.grants] = SigningKeys()
                 response.data_keys.extend(self._data_keys[registration.grants].all())
             response.tasks.extend(self._tasks(news.worker))
             response.streams.extend(_stream(save, number) for save, number in news.streams)
@@ -671,7 +682,7 @@ class ForebayFace:
         if not request.graph:
             raise InvalidArgument("a dataset without a graph; save a tf.data.Dataset")
         require_bytes(request.graph)
-        graph = await asyncio.to_thread(sanitize, request.graph)
+        graph = await self._sanitized("StartSave", request)
         await self._dispatcher.saves.start(
             request.path, graph, request.sources, request.metadata, self._numbered(request.request)
         )

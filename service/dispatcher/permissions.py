@@ -11,7 +11,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..connections.access import OPERATOR, PYTHON, TRAINER, VIEWER, WORKER, AccessRules, Grant
+from ..connections.access import (
+    GRAPHS,
+    OPERATOR,
+    PYTHON,
+    TRAINER,
+    VIEWER,
+    WORKER,
+    AccessRules,
+    Grant,
+)
 from ..connections.admission import Admission, Identity
 from ..connections.grpc_server import current_caller
 from ..core.state import Grants, State, Worker, WorkerGrant
@@ -194,6 +203,21 @@ class Permissions:
         excesses = [excess_of_datasets(grant, state) for grant in grants]
         if all(excesses):
             raise ResourceExhausted(f"{caller} may not register a dataset: {excesses[0]}")
+
+    def check_graph(self, method: str, request: Any, state: State, found: str) -> None:
+        """Check whether the caller may register a graph in which this was `found`, as forbidden to
+        most. Raises PermissionDenied."""
+        caller = current_caller(self._admission)
+        with self._denials_are_counted(method):
+            subject = METHODS[method][1](request, state)
+            grants = self._require(caller, f"call {method}", (TRAINER,), subject)
+            if found and not any(grant.roles & {GRAPHS, PYTHON} for grant in grants):
+                raise PermissionDenied(
+                    f"{caller} may not register this graph: {found}. Read files by datasets of "
+                    "records (TFRecordDataset, TextLineDataset, FixedLengthRecordDataset), or have "
+                    f"the role {GRAPHS} granted (--access-file {self._rules.path} of the "
+                    "dispatcher)"
+                )
 
     def check_metrics(self, caller: Identity) -> None:
         """Check a scrape: metrics tell of all jobs, as the status does. Raises PermissionDenied."""

@@ -21,6 +21,7 @@ from .tf_data.canonical import sanitize
 from .tf_data.constants import TensorFacts
 from .tf_data.graphs import Graph, InvalidGraph
 from .tf_data.graphs import without_compression as graph_without_compression
+from .tf_data.operations import forbidden
 from .tf_data.seeds import nondeterministic
 from .tf_data.source_walk import NotSplittable, SourceWalk
 from .tf_data.split_sources import Evaluate, require_splittable, split_sources
@@ -34,6 +35,7 @@ __all__ = [
     "doubts_of",
     "evaluate_in_subprocess",
     "fingerprint",
+    "forbidden",
     "graph_without_compression",
     "has_no_code",
     "metadata_of",

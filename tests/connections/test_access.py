@@ -63,6 +63,10 @@ to = ["own-*"]
 roles = ["trainer"]
 datasets = ["own/*"]
 [[grant]]
+to = ["own-graphs"]
+roles = ["trainer", "graphs"]
+datasets = ["own/*"]
+[[grant]]
 to = ["team-a"]
 roles = ["trainer"]
 datasets = ["a/*"]
@@ -156,12 +160,16 @@ def test_a_stolen_token_opens_only_its_own_doors(
         using(worker),
         WorkerServer(WorkerConfig(target, allow_python=True, **files)),
     ):
+        reading = numbers(1).map(lambda _: tf.io.read_file("/etc/hostname"))
         with using(authority.issue("team-b-7")):
+            register(target, reading, dataset_id="b/files")  # as it may register code
             register(target, function, splits=[*range(4)], dataset_id="b/code")
             register(target, numbers(10**9), dataset_id="common")
             assert sorted(read(target, "b/code", job_name="b-1")) == [*range(4)]
             theirs = read(target, "common", job_name="b-2")
             assert next(theirs) == 0
+        with using(authority.issue("own-graphs")):
+            register(target, reading, dataset_id="own/graphs")
         with using(authority.issue("team-a")):
             register(target, numbers(10), dataset_id="a/1")
             assert len([*read(target, "a/1", job_name="a-1")]) == 10
@@ -171,6 +179,10 @@ def test_a_stolen_token_opens_only_its_own_doors(
                 (
                     lambda: register(target, numbers(10)),
                     "a dataset without dataset_id=",
+                ),
+                (
+                    lambda: register(target, reading, dataset_id="a/2"),
+                    r"\(ReadFile\) .* role graphs",
                 ),
                 (lambda: [*read(target, "common", job_name="a-1")], "dataset 'common'"),
                 (lambda: [*read(target, "a/1", job_name="b-1")], "job 'b-1'"),
