@@ -11,11 +11,7 @@ from importlib import metadata
 from typing import Any
 
 TURNS = 1_000_000
-EXTRAS = {
-    "tensorflow": "tensorflow-cpu",
-    "sklearn": "bench",
-    "PIL": "bench",
-}
+EXTRAS = {"tensorflow": "tensorflow-cpu", "sklearn": "bench", "PIL": "bench"}
 PACKAGES = (
     *("forebay", "tensorflow", "tensorflow-cpu", "grpcio", "numpy", "protobuf", "torch", "grain"),
 )

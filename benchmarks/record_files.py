@@ -23,17 +23,7 @@ import numpy as np
 from ..service.client.files import register_files
 from . import resumable_reader
 from .results import Result
-from .resumable import (
-    FOREBAY,
-    FORMS,
-    PEERS,
-    QUICK_RECORDS,
-    RATE,
-    RECORDS,
-    Files,
-    Way,
-    peers_python,
-)
+from .resumable import FOREBAY, FORMS, PEERS, QUICK_RECORDS, RATE, RECORDS, Files, Way, peers_python
 from .servers import our_dispatcher, our_worker
 from .setting import Setting
 

@@ -3,15 +3,9 @@
 Delivery is at most once. So no element may come twice, none may come that was not leased, and each
 missing element needs an excuse (excuses.py). Anything else is a broken promise.
 
-No fault but a partition hits a crowd, so only its workers' faults excuse elements that its readers
-miss. Readers that share a job are checked against its leases, like trainers. Without sharding, each
-worker's process gives a reader each element once; that is checked against the completed tasks. A
-crowd that was cut off, so that a consumer of it was given up, may miss elements.
-
 A pipeline passes several times over its source, so an epoch has each id several times: once for
-each lease that was not returned, from the task with the lease. A split may have several elements,
-and each counts: even if a function's process is killed within a split, every element comes exactly
-once. This module is pure: it uses no process, storage or clock.
+each lease that was not returned, from the task with the lease. This module is pure: it uses no
+process, storage or clock.
 """
 
 from __future__ import annotations
@@ -73,43 +67,8 @@ def check(
     return verdict
 
 
-def check_crowd(
-    history: History,
-    readers: Mapping[str, Sequence[Iterable[Record]]],
-    lives: Mapping[str, Life],
-    *,
-    elements: int,
-    of_a_split: Mapping[str, int] = {},
-    wall_s: float = 0.0,
-    partitions: Sequence[Partition] = (),
-    cut_off: bool = False,
-) -> Verdict:
-    """Find every broken promise to a crowd.
-
-    `readers` are the records of each reader, by job: a job's readers share its elements, and a
-    job's only reader reads all of them, unsharded. `of_a_split` is the number of elements of a
-    split, by job; the default is one. A crowd that was `cut_off` may miss elements.
-    For the other arguments, see `check`.
-    """
-    verdict = Verdict([])
-    for job, of_job in readers.items():
-        audit = _Audit(history, lives, 0, wall_s, partitions, verdict, f"{job}, ", not cut_off)
-        for number, records in enumerate(of_job):
-            audit.take(records)
-            audit.check_end(number, records)
-        for number, epoch in audit.enter_epochs(job):
-            if len(of_job) > 1:
-                audit.check_epoch(number, epoch, elements, 1, of_a_split.get(job, 1))
-            else:
-                audit.check_unsharded(number, epoch, elements)
-        audit.check_strays()
-    return verdict
-
-
 class _Audit:
-    """The audit of one job's readers. `prefix` begins its messages. Unless `whole`, elements
-    may be missing.
-    """
+    """The audit of one job's readers."""
 
     def __init__(
         self,
@@ -119,18 +78,14 @@ class _Audit:
         wall_s: float,
         partitions: Sequence[Partition],
         verdict: Verdict,
-        prefix: str = "",
-        whole: bool = True,
     ) -> None:
         self._history = history
         self._lives = lives
         self._excuses = Excuses(
             history, lives, lost_with_a_trainer, wall_s, partitions, verdict.lost
         )
-        self._whole = whole
         # By epoch: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
-        self._prefix = prefix
         self.verdict = verdict
 
     def take(self, records: Iterable[Record]) -> None:
@@ -168,16 +123,9 @@ class _Audit:
         self.verdict.epochs += len(epochs)
         return epochs
 
-    def check_epoch(
-        self, number: int, epoch: Epoch, elements: int, passes: int, of_a_split: int = 1
-    ) -> None:
-        """Check an epoch whose split n has `of_a_split` elements, from n × `of_a_split` on."""
+    def check_epoch(self, number: int, epoch: Epoch, elements: int, passes: int) -> None:
         got = self._got.pop(number, Counter())
-        lease_of = {
-            (in_pass, i): lease
-            for (in_pass, split), lease in epoch.lease_of.items()
-            for i in range(of_a_split * split, of_a_split * (split + 1))
-        }
+        lease_of = epoch.lease_of
         # By task and id.
         leases: defaultdict[tuple[int, int], list[LeasedSplits]] = defaultdict(list)
         for (_, i), lease in lease_of.items():
@@ -195,8 +143,6 @@ class _Audit:
         outside = [i for in_pass, i in lease_of if in_pass >= passes or i >= elements]
         if outside:
             self._broken(f"epoch {number}: {listed(outside)} leased that it does not have")
-        if not self._whole:
-            return
         # If a task had several leases of an id, nobody knows which one's element is missing.
         missing = [
             (i, lease)
@@ -227,39 +173,6 @@ class _Audit:
             rest = self._excuses.excuse_held(HANDED_BACK_TO_NOBODY, last_leavers, lost)
             self._check_lost(number, worker_id, rest)
 
-    def check_unsharded(self, number: int, epoch: Epoch, elements: int) -> None:
-        """Check that the only reader got each element once from each worker's process."""
-        got = self._got.pop(number, Counter())
-        if stray := sorted({i for task, i in got if task not in epoch.tasks or i >= elements}):
-            self._broken(f"epoch {number}: {listed(stray)} delivered that it does not have")
-        by_process: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        for (task, i), times in got.items():
-            by_process[self._process(task)][i] += times
-        for process, counts in by_process.items():
-            if twice := sorted(i for i, times in counts.items() if times > 1):
-                self._broken(
-                    f"epoch {number}: {listed(twice)} of {process} delivered more than once"
-                )
-                self.verdict.twice += sum(counts[i] - 1 for i in twice)
-        if not self._whole:
-            return
-        if not epoch.completed:
-            self._broken(f"epoch {number} ended, and no worker had read it to its end")
-        for task in sorted(epoch.completed):
-            lease = LeasedSplits(task, 0, 0, elements, 0)
-            delivered = by_process[self._process(task)]
-            if lost := [(i, lease) for i in range(elements) if i not in delivered]:
-                self._check_lost(number, self._history.worker_of[task], lost)
-
-    def _process(self, task: int) -> str:
-        worker_id = self._history.worker_of.get(task, 0)
-        return self._history.workers[worker_id].name if worker_id else ""
-
-    def check_end(self, number: int, records: Iterable[Record]) -> None:
-        """Check that the reader came to the end."""
-        if self._whole and not any(isinstance(record, ReadToEnd) for record in records):
-            self._broken(f"reader {number} did not come to the end")
-
     def check_strays(self) -> None:
         """Check that no element came from an epoch that is not in the journal."""
         for number, got in self._got.items():
@@ -271,7 +184,7 @@ class _Audit:
         for life in self._lives.values():
             if life.name in cut_off and not life.stuck:
                 continue
-            if life.role in ("worker", *TRAINERS, "crowd") and life.ended_by_itself:
+            if life.role in ("worker", *TRAINERS) and life.ended_by_itself:
                 self._broken(f"{life.name} ended by itself, with {life.code}")
             elif life.stopped_badly:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
@@ -290,4 +203,4 @@ class _Audit:
         self._broken(f"epoch {number}: {listed(ids)} lost: {what}, and nothing excuses it")
 
     def _broken(self, promise: str) -> None:
-        self.verdict.broken.append(self._prefix + promise)
+        self.verdict.broken.append(promise)

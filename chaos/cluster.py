@@ -18,7 +18,7 @@ import msgspec
 from ..service.blocks import BLOCK_BYTES
 from ..service.errors import ForebayError
 from ..service.processes import forebay, free_port, redis_program, tail
-from . import crowd, postgres
+from . import postgres
 from .authority import Authority
 from .dataset import ELEMENT_BYTES
 from .hosts import LOOPBACK, Host, Network
@@ -88,7 +88,6 @@ class Options(msgspec.Struct, frozen=True):
             "trainer": self.trainers,
             "claimer": CLAIMERS,
             "ordered": MOST_CONSUMERS,
-            "crowd": 1,
         }
         own = {"redis": {"redis": 1}, "postgres": {"postgres": 1}, "files": {"storage": 1}}
         network = {"network": 1} if self.hosts else {}
@@ -227,8 +226,7 @@ class Cluster:
     def _worker(self, number: int) -> Callable[[str], list[str]]:
         options = [
             *(f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"),
-            *(f"--host={self._host(f'worker{number}').address}", "--allow-python"),
-            *(["--insecure"] if self._authority is None else []),
+            f"--host={self._host(f'worker{number}').address}",
         ]
         # The tag identifies the process in the journal.
         if number % 2:
@@ -270,17 +268,6 @@ class Cluster:
 
         return command
 
-    def _crowd(
-        self, dataset_id: str, endless_id: str, python_id: str
-    ) -> Callable[[str], list[str]]:
-        def command(name: str) -> list[str]:
-            records = str(self._directory / name)
-            ids = (dataset_id, endless_id, python_id)
-            task = crowd.CrowdTask(name, self.service, *ids, records)
-            return forebay("chaos.crowd", msgspec.json.encode(task).decode())
-
-        return command
-
     # -- its life ------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -304,15 +291,13 @@ class Cluster:
             if not member.running:
                 member.start()
         self.wait(lambda: not registering.running, START_S, starting=True)
-        dataset_id, claimed_id, *of_crowds = answer.read_text().split()
+        dataset_id, claimed_id = answer.read_text().split()
         del self.members["dataset"]
         for role, read_id in (("trainer", dataset_id), ("claimer", claimed_id)):
             command = partial(self._trainer, role, dataset_id=read_id)
             self._add(role, self._options.members[role], command)
         self._add("ordered", MOST_CONSUMERS, partial(self._ordered, dataset_id=claimed_id))
         self._hold_others()
-        self._add("crowd", 1, lambda _: self._crowd(*of_crowds))
-        self.members["crowd"][0].retired = True  # only a "start" fault starts it
         for member in self.readers():
             member.start()
         self.wait(self._everybody_reads, START_S, starting=True)
@@ -381,8 +366,7 @@ class Cluster:
             for member in self.readers():
                 finished = member.life.code == 0 and member.life.terminated_s is None
                 member.retired = member.retired or finished
-            readers = [*self.readers(), *self.members["crowd"]]
-            return not any(m.running or not m.retired for m in readers)
+            return not any(m.running or not m.retired for m in self.readers())
 
         return self.wait(ended, SETTLE_S)
 

@@ -4,7 +4,6 @@ kill        SIGKILL; the cluster restarts it, as after any other end
 terminate   SIGTERM: a worker drains, a trainer is preempted
 pause       SIGSTOP, and SIGCONT a while later
 cut         its connections are reset; a trainer's include those to workers
-start       a crowd comes: many readers, for a short while (crowd.py)
 re-form     all trainers that read in order are killed, and so many as the fault's number says and
             one begin together, at a saved position that all had passed (ordered.py)
 leave       all trainers leave their epoch at once, and continue with the next
@@ -76,15 +75,11 @@ class Faults:
             return
         member = self._members[fault.role][fault.number]
         proxy = f"{fault.role}{fault.number}"
-        able = {"kill": member.running, "start": not member.running, "re-form": True}.get(
-            fault.action, member.undisturbed
-        )
+        able = {"kill": member.running, "re-form": True}.get(fault.action, member.undisturbed)
         at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
         match fault.role, fault.action:
             case _ if not able:
                 pass
-            case "crowd", "start":
-                member.start()
             case _, "kill":
                 member.kill()
             case _, "terminate":
@@ -129,12 +124,7 @@ class Faults:
     def _may_empty_storage(self) -> bool:
         """Wait until everybody knows the journal that will go away; whether they do."""
         members = [*self._members["worker"], *self._cluster.readers()]
-        [readers] = self._members["crowd"]
-
-        def everybody_knows() -> bool:
-            return not readers.running and all(map(self._knows_the_journal, members))
-
-        return self._cluster.wait(everybody_knows, KNOWN_S)
+        return self._cluster.wait(lambda: all(map(self._knows_the_journal, members)), KNOWN_S)
 
     def _empty_storage(self, seconds: float) -> None:
         dispatchers = self._members["dispatcher"]

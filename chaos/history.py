@@ -33,8 +33,6 @@ class Epoch:
     finished: bool = False
     lease_of: dict[tuple[int, int], LeasedSplits] = field(default_factory=dict)
     tasks: set[int] = field(default_factory=set)
-    completed: set[int] = field(default_factory=set)  # of the tasks
-    shard_of: dict[int, int] = field(default_factory=dict)  # by task, under static sharding
     paused_ms: dict[int, int] = field(default_factory=dict)
 
 
@@ -58,7 +56,6 @@ class History:
     jobs: dict[str, dict[int, Epoch]] = field(default_factory=dict)  # by name and number
     workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by id
     worker_of: dict[int, int] = field(default_factory=dict)  # by task
-    places: list[str] = field(default_factory=list)  # of static sharding
     no_worker_ms: list[tuple[int, float]] = field(default_factory=list)  # from when until when
     left: dict[int, str] = field(default_factory=dict)  # why, by consumer
     given_up_ms: dict[int, int] = field(default_factory=dict)
@@ -87,7 +84,6 @@ class _Fold:
         self._jobs: dict[int, dict[int, Epoch]] = {}
         self._iterations: dict[int, Epoch] = {}
         self._leases: dict[int, tuple[Epoch, LeasedSplits]] = {}
-        self._epoch_of: dict[int, Epoch] = {}
         self._iteration_of: dict[int, int] = {}  # by consumer
         self._cursors: dict[tuple[int, int], int] = {}  # by iteration and place
 
@@ -105,7 +101,6 @@ class _Fold:
                 term = elected.term
                 history.terms += 1
                 history.leaders.append((event.time_ms, elected.address))
-                history.places = [place.configured for place in elected.places]
             if record_term != term:
                 self._broken(f"event {sequence} of term {record_term} was written in term {term}")
             self._apply(sequence, kind or "", event)
@@ -167,14 +162,6 @@ class _Fold:
                 created = event.task_created
                 history.worker_of[created.task_id] = created.worker_id
                 self._iterations[created.iteration_id].tasks.add(created.task_id)
-                self._epoch_of[created.task_id] = self._iterations[created.iteration_id]
-                if created.HasField("shard"):
-                    self._begin_shard(sequence, created)
-            case "task_proposed":
-                history.worker_of[event.task_proposed.task_id] = event.task_proposed.worker_id
-            case "task_completed":
-                task_id = event.task_completed.task_id
-                self._epoch_of[task_id].completed.add(task_id)
             case "splits_leased":
                 self._lease(sequence, event)
             case "lease_returned":
@@ -182,18 +169,6 @@ class _Fold:
                 stop = lease.first + lease.count
                 for split in range(stop - event.lease_returned.count, stop):
                     epoch.lease_of.pop((lease.in_pass, split), None)
-
-    def _begin_shard(self, sequence: int, created: ev.TaskCreated) -> None:
-        epoch = self._iterations[created.iteration_id]
-        for task_id, shard in epoch.shard_of.items():
-            if shard != created.shard or task_id == created.task_id or epoch.paused_ms:
-                continue
-            if task_id in epoch.completed or self._history.worker_of[task_id] in self._present:
-                self._broken(
-                    f"epoch {epoch.number}: shard {shard}, which task {task_id} has, is begun anew "
-                    f"by event {sequence}"
-                )
-        epoch.shard_of[created.task_id] = created.shard
 
     def _lease(self, sequence: int, event: ev.Event) -> None:
         leased = event.splits_leased

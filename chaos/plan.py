@@ -32,7 +32,6 @@ WEIGHTS: dict[str, dict[str, int]] = {
         for server in ("redis", "postgres")
     },
     "storage": {"empty": 1},
-    "crowd": {"start": 2},
 }
 """The relative frequency of each action, by role. faults.py explains the actions."""
 
@@ -57,7 +56,7 @@ Sides = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of one member of the cluster, or of its storage; or the start of a crowd."""
+    """A fault of one member of the cluster, or of its storage."""
 
     at_s: float  # after the faults' beginning
     role: str

@@ -7,10 +7,8 @@ import contextlib
 import ctypes
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .hosts import LOOPBACK, Host
@@ -43,34 +41,6 @@ def keep_packets(connection: _Socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """How many bytes of answers a proxy passes on each connection, and what it does then."""
-
-    answer_bytes: int
-    silent: bool  # then swallow everything; otherwise, reset the connection
-    connections: int = sys.maxsize  # how many connections it limits, from the first one on
-
-
-class _ConnectionLimit:
-    """Applies a limit to one connection through a proxy."""
-
-    def __init__(self, limit: Limit | None) -> None:
-        self._limit = limit
-        self._left = sys.maxsize if limit is None else limit.answer_bytes
-
-    def passing(self, chunk: bytes, *, answers: bool) -> bytes:
-        if answers:
-            chunk = chunk[: self._left]
-            self._left -= len(chunk)
-            return chunk
-        return chunk if self._left else b""
-
-    @property
-    def over(self) -> bool:
-        return not self._left and self._limit is not None and not self._limit.silent
-
-
 class _Proxy:
     """One listening port, and the connections that came through it to a port of the same host."""
 
@@ -84,8 +54,6 @@ class _Proxy:
         self._mute: asyncio.TimerHandle | None = None
         self._silenced: list[_Socket] = []
         self._whole: asyncio.TimerHandle | None = None
-        self._limit: Limit | None = None
-        self._limited = 0  # connections
 
     async def listen(self) -> int:
         listening = self._host.socket()
@@ -97,10 +65,6 @@ class _Proxy:
     async def cut(self) -> None:
         """Reset every connection. New ones are accepted at once."""
         self._reset_all()
-
-    async def limit(self, limit: Limit | None) -> None:
-        """Limit each new connection from now on."""
-        self._limit, self._limited = limit, 0
 
     async def mute(self, seconds: float) -> None:
         """Pass requests on and drop the answers, for `seconds`; then reset every connection."""
@@ -156,13 +120,9 @@ class _Proxy:
             return
         ends = (writer, target[1])
         self._connections.add(ends)
-        limited = self._limit is not None and self._limited < self._limit.connections
-        self._limited += limited
-        connection = _ConnectionLimit(self._limit if limited else None)
         try:
             await asyncio.gather(
-                self._pass(reader, target[1], connection),
-                self._pass(target[0], writer, connection, answers=True),
+                self._pass(reader, target[1]), self._pass(target[0], writer, answers=True)
             )
         except OSError:  # cut, by us or by an end
             pass
@@ -183,21 +143,14 @@ class _Proxy:
             raise
 
     async def _pass(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        connection: _ConnectionLimit,
-        *,
-        answers: bool = False,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False
     ) -> None:
         while chunk := await reader.read(CHUNK_BYTES):
             await self._flows.wait()
             if answers and self._mute is not None:
                 continue
-            writer.write(connection.passing(chunk, answers=answers))
+            writer.write(chunk)
             await writer.drain()
-            if connection.over:
-                raise ConnectionResetError
         writer.write_eof()
 
 
@@ -230,10 +183,6 @@ class Proxies:
     def cut(self, name: str) -> None:
         """Reset every connection through the proxy."""
         self._call(self._proxies[name].cut())
-
-    def limit(self, name: str, limit: Limit | None) -> None:
-        """Limit each new connection through the proxy from now on."""
-        self._call(self._proxies[name].limit(limit))
 
     def mute(self, name: str, seconds: float) -> None:
         """Drop the answers through the proxy for `seconds`; then reset every connection."""

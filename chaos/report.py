@@ -12,17 +12,12 @@ import msgspec
 from ..journal.codec import decode
 from ..journal.verification import verify
 from ..storage import open_storage
-from .audit import Verdict, check, check_crowd
+from .audit import Verdict, check
 from .claims_audit import check_claims
 from .cluster import LOST_WITH_A_TRAINER, Cluster, Options
-from .crowd import ELEMENTS as CROWD_ELEMENTS
-from .crowd import PYTHON_READERS, READERS, job_of
 from .dataset import PASSES
 from .faults import DoneFault, Faults
-from .function import SPLIT_ELEMENTS
 from .history import History, read_history
-from .modes import EACH, MODES
-from .modes_audit import check_modes, check_saved
 from .ordered_audit import check_order
 from .ordered_audit import consumers as members
 from .partitions import Partition, failed_cut_off
@@ -31,7 +26,7 @@ from .trainer import JOB
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """A fault that hit a process, for the plot and for reading the logs."""
+    """A fault that hit a process, for reading the logs."""
 
     at_s: float  # after the faults' beginning
     kind: str
@@ -52,9 +47,6 @@ class ChaosReport(msgspec.Struct):
     verdict: Verdict  # of the trainers, and all broken promises
     claims: Verdict  # of the trainers that read at least once
     ordered: Verdict  # of the trainers that read in order
-    crowds: dict[str, Verdict]  # by process
-    modes: dict[str, Verdict]  # of the crowds' readers in other modes, by process
-    saves: dict[str, Verdict]  # of the crowds' saves, by process
     waits: dict[str, Waits]  # by kind of fault
     throughput: list[int]  # elements, in each second since the faults began
     journal_events: int
@@ -103,33 +95,7 @@ def judge(
         history, cluster.records.of_trainers("claimer"), elements=options.elements
     )
     ordered = check_order(cluster.records.of_trainers("ordered"), elements=options.elements)
-    crowds = {
-        name: check_crowd(
-            history,
-            readers,
-            lives,
-            elements=CROWD_ELEMENTS,
-            of_a_split={job_of(name, READERS): SPLIT_ELEMENTS},
-            wall_s=wall_s,
-            partitions=partitions,
-            cut_off=name in cut_off,
-        )
-        for name, readers in cluster.records.crowds().items()
-    }
-    modes = {
-        name: check_modes(
-            history, name, readers, lives,
-            elements=CROWD_ELEMENTS, partitions=partitions, cut_off=name in cut_off,
-        )
-        for name, readers in cluster.records.modes().items()
-    }  # fmt: skip
-    try:
-        saved = cluster.records.saved()
-        saves = {name: check_saved(name, saved.get(name), name in cut_off) for name in modes}
-    except ValueError as error:
-        saves = {"all": Verdict([str(error)])}
-    found = [claims, ordered, *crowds.values(), *modes.values(), *saves.values()]
-    verdict.broken += [promise for crowd in found for promise in crowd.broken]
+    verdict.broken += [*claims.broken, *ordered.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
     if elsewhere:
         verdict.broken.append(
@@ -158,9 +124,6 @@ def judge(
         verdict=verdict,
         claims=claims,
         ordered=ordered,
-        crowds=crowds,
-        modes=modes,
-        saves=saves,
         waits=waits_by_kind(done, got, no_worker_s),
         throughput=throughput(got, began_s),
         journal_events=history.events,
@@ -178,16 +141,6 @@ def decided(journal: pathlib.Path) -> list[str]:
         storage.close()
     kinds = {event.WhichOneof("event") or "" for event in events}
     return sorted(kinds - {"leader_elected"})
-
-
-def _crowds(crowds: dict[str, Verdict]) -> str:
-    delivered = sum(crowd.delivered for crowd in crowds.values())
-    lost: Counter[str] = Counter()
-    for crowd in crowds.values():
-        lost.update(crowd.lost)
-    allowed = [f"{count} lost, as allowed: {excuse}" for excuse, count in sorted(lost.items())]
-    whole = f"{len(crowds)} of {READERS + PYTHON_READERS} readers; delivered {delivered} elements"
-    return "\n".join([whole, *allowed])
 
 
 def _kind(done: DoneFault, cluster: Cluster, history: History) -> str:
@@ -235,13 +188,6 @@ def render(report: ChaosReport) -> Any:
         f"{ordered.epochs} epochs of {options.elements} elements; delivered {ordered.delivered}, "
         f"{ordered.twice} of them again, {ordered.lost_unexplained} lost",
     )
-    if report.crowds:
-        found.add_row("crowds", _crowds(report.crowds))
-        delivered = sum(verdict.delivered for verdict in report.modes.values())
-        kinds = ", ".join(MODES)
-        found.add_row("", f"and {EACH} each of {kinds}: delivered {delivered} elements")
-        delivered = sum(verdict.delivered for verdict in report.saves.values())
-        found.add_row("", f"and saves: {delivered} elements")
     journal = f"{report.journal_events} events in {report.journal_terms} terms, "
     found.add_row("journal", journal + ("sound" if report.journal_sound else "NOT SOUND"))
     waits = Table("fault", "hits", "waits", "p50", "p99", "longest", title_justify="left",

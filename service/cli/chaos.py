@@ -67,11 +67,6 @@ def chaos(
         help="Write the report to this file.",
         envvar="FOREBAY_CHAOS_JSON",  # elsewhere it is a flag
     ),
-    plot: str = typer.Option(
-        "",
-        help="Write throughput over time, with the faults marked, to this PNG.",
-        envvar="FOREBAY_CHAOS_PLOT",  # bench reads its own
-    ),
 ) -> None:
     """Run a cluster on this machine under random faults, and check what it promises.
 
@@ -90,9 +85,8 @@ def chaos(
     from ...chaos.report import render
     from ...chaos.run import run_chaos
 
-    for option, file in (("--json", json_file), ("--plot", plot)):
-        if file and not pathlib.Path(file).parent.is_dir():  # check before the run
-            raise ForebayError(f"{option} {file} cannot be written: its directory does not exist")
+    if json_file and not pathlib.Path(json_file).parent.is_dir():  # check before the run
+        raise ForebayError(f"--json {json_file} cannot be written: its directory does not exist")
     options = Options(
         seed=random.randrange(1 << 32) if seed is None else seed,
         duration_s=60 * minutes,
@@ -114,7 +108,8 @@ def chaos(
             report = run_chaos(options, directory, lambda what: shown.update(f"chaos: {what}"))
         keep = bool(out) or not report.kept
         console.print(render(report))
-        _write(report, json_file, plot)
+        if json_file:
+            _write(report, json_file)
         for promise in report.verdict.broken:
             console.print(f"BROKEN: {promise}", style="bold red", markup=False, soft_wrap=True)
         if report.kept:
@@ -140,19 +135,11 @@ def _make_directory(out: str) -> pathlib.Path:
     return pathlib.Path(out)
 
 
-def _write(report: ChaosReport, json_file: str, plot: str) -> None:
+def _write(report: ChaosReport, json_file: str) -> None:
     import msgspec
 
-    from ...chaos.plot import write_plot
-
-    if json_file:
-        text = msgspec.json.format(msgspec.json.encode(report), indent=2)
-        try:
-            pathlib.Path(json_file).write_bytes(text + b"\n")
-        except OSError as error:
-            raise ForebayError(f"--json {json_file} cannot be written: {error}") from None
-    if plot:
-        try:
-            write_plot(report, pathlib.Path(plot))
-        except ForebayError as error:
-            print(f"no plot: {error}")
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+    try:
+        pathlib.Path(json_file).write_bytes(text + b"\n")
+    except OSError as error:
+        raise ForebayError(f"--json {json_file} cannot be written: {error}") from None

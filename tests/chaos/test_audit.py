@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.chaos.audit import Verdict, check, check_crowd
+from forebay.chaos.audit import Verdict, check
 from forebay.chaos.excuses import (
     EPOCH_LEFT,
     EPOCH_PAUSED,
@@ -450,143 +450,6 @@ class TestLeaving:
         assert run.verdict(reader(0, *range(9))).lost_unexplained == 1
 
 
-class Crowd(Run):
-    """Two readers that share the epoch, and a third that reads all of the dataset, unsharded."""
-
-    ALONE, TASKS_ALONE = 3, (22, 23)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add(job_created=ev.JobCreated(job_id=self.ALONE, name="alone", sharding="OFF"))
-        self.add(iteration_created=ev.IterationCreated(
-            iteration_id=ITERATION + 1, job_id=self.ALONE, epoch=1))  # fmt: skip
-        for worker, task in zip(WORKERS, self.TASKS_ALONE, strict=True):
-            self.add(task_created=ev.TaskCreated(
-                task_id=task, iteration_id=ITERATION + 1, worker_id=worker))  # fmt: skip
-        self.lives["crowd0.1"] = Life("crowd0.1", "crowd", 0, 0.0, ended_s=100.0, code=0)
-
-    def complete(self, *tasks: int) -> None:
-        for task in tasks:
-            self.add(task_completed=ev.TaskCompleted(task_id=task))
-
-    def judge(self, alone: list[Record], *together: list[Record]) -> Verdict:
-        self.finish()
-        records = [(n, term, event) for n, (term, event) in enumerate(self.events, 1)]
-        readers = {"chaos": together, "alone": [alone]}
-        return check_crowd(read_history(records), readers, self.lives, elements=ELEMENTS)
-
-
-def of_crowd(*got: tuple[int, list[int]], ended: bool = True) -> list[Record]:
-    """What a reader got, by task."""
-    records: list[Record] = [Started("crowd0.1", 0.0), Joined(1, 30, 1.0)]
-    records += [Got(1, 2.0, task, ids) for task, ids in got]
-    return [*records, ReadToEnd(1, 50.0)] if ended else records
-
-
-ALL = list(range(ELEMENTS))
-
-
-class TestSplitsOfSeveralElements:
-    """Five of them in each of two splits, of which each worker has one."""
-
-    def verdict(self, run: Run, *trainers: list[Record]) -> Verdict:
-        run.lease(0, 0, 1)
-        run.lease(1, 1, 1)
-        run.finish()
-        records = [(n, term, event) for n, (term, event) in enumerate(run.events, 1)]
-        history, readers = read_history(records), {"chaos": trainers}
-        return check_crowd(history, readers, run.lives, elements=ELEMENTS, of_a_split={"chaos": 5})
-
-    @pytest.fixture
-    def run(self) -> Run:
-        run = Run()
-        for lease_id in run.leases:
-            run.give_back(lease_id, 5)
-        return run
-
-    def test_all_is_well(self, run: Run) -> None:
-        verdict = self.verdict(run, reader(0, 0, 2, 4, 6, 8), reader(1, 1, 3, 5, 7, 9))
-        assert verdict == Verdict([], 1, 10, 0, 0, {}, 0)
-
-    def test_begun_again_too_early(self, run: Run) -> None:
-        verdict = self.verdict(run, reader(0, *ALL), reader(1, 3))
-        assert "1 elements (3) delivered more often" in broken(verdict)
-
-    def test_begun_again_too_late(self, run: Run) -> None:
-        verdict = self.verdict(run, reader(0, *(i for i in ALL if i != 3)), reader(1))
-        assert "1 elements (3) lost: worker0.1 had them" in broken(verdict)
-
-    def test_a_killed_worker_excuses_what_is_left_of_its_own(self, run: Run) -> None:
-        run.lives["worker0.1"].killed_s = 10.0
-        verdict = self.verdict(run, reader(0, 0, 1), reader(1, 5, 6, 7, 8, 9))
-        assert verdict == Verdict([], 1, 7, 0, 0, {WORKER_KILLED: 3}, 0)
-
-
-class TestCrowds:
-    TOGETHER = (of_crowd((TASKS[0], ALL[:5])), of_crowd((TASKS[1], ALL[5:])))
-    ALONE = of_crowd((22, ALL), (23, ALL))
-
-    @pytest.fixture
-    def run(self) -> Crowd:
-        return Crowd()
-
-    def test_all_is_well(self, run: Crowd) -> None:
-        run.complete(22, 23)
-        assert run.judge(self.ALONE, *self.TOGETHER) == Verdict([], 2, 30, 0, 0, {}, 0)
-
-    def test_a_live_worker_was_given_up(self, run: Crowd) -> None:
-        """Once a whole crowd found: nothing, or everything twice, and nobody saw an error."""
-        again, anew = TASKS[1] + 10, WORKERS[1] + 10
-        run.complete(22, 23)
-        run.add(worker_lost=ev.WorkerLost(worker_id=WORKERS[1], reason="no sign of life"))
-        run.add(worker_registered=ev.WorkerRegistered(worker_id=anew, tags=["worker1.1"]))
-        run.add(task_created=ev.TaskCreated(
-            task_id=again, iteration_id=ITERATION + 1, worker_id=anew))  # fmt: skip
-        verdict = run.judge(
-            of_crowd((22, ALL), (23, ALL), (again, ALL)),
-            of_crowd((TASKS[0], ALL[:5])), of_crowd(),
-        )  # fmt: skip
-        assert verdict.twice == 10 and verdict.lost_unexplained == 5
-        nothing, twice = verdict.broken
-        assert "chaos, epoch 1: 5 elements (5, 6, 7, 8, 9) lost: worker1.1 had them" in nothing
-        assert "alone, epoch 1: 10 elements (0, 1, 2, 3, 4, …) of worker1.1 delivered more" in twice
-
-    def test_what_a_killed_worker_had_may_be_missing(self, run: Crowd) -> None:
-        run.complete(22, 23)
-        run.lives["worker1.1"].killed_s = 20.0
-        verdict = run.judge(of_crowd((22, ALL)), self.TOGETHER[0], of_crowd())
-        assert verdict.broken == [] and verdict.lost == {WORKER_KILLED: 15}
-
-    def test_no_other_worker_is_excused_by_that(self, run: Crowd) -> None:
-        run.complete(22, 23)
-        run.lives["worker1.1"].killed_s = 20.0
-        verdict = run.judge(of_crowd((22, ALL[1:])), *self.TOGETHER)
-        assert "alone, epoch 1: 1 elements (0) lost: worker0.1 had them" in broken(verdict)
-
-    def test_a_task_that_did_not_complete_owes_nothing(self, run: Crowd) -> None:
-        run.complete(22)
-        verdict = run.judge(of_crowd((22, ALL), (23, [3])), *self.TOGETHER)
-        assert verdict.broken == []
-
-    def test_some_task_has_to_complete(self, run: Crowd) -> None:
-        verdict = run.judge(of_crowd(), *self.TOGETHER)
-        assert "no worker had read it to its end" in broken(verdict)
-
-    def test_elements_of_another_job(self, run: Crowd) -> None:
-        run.complete(22)
-        verdict = run.judge(of_crowd((22, ALL), (TASKS[0], [1])), *self.TOGETHER)
-        found = "alone, epoch 1: 1 elements (1) delivered that it does not have"
-        assert found in verdict.broken
-
-    def test_a_reader_without_an_end(self, run: Crowd) -> None:
-        run.complete(22, 23)
-        alone = of_crowd((22, ALL), (23, ALL), ended=False)
-        assert "alone, reader 0 did not come to the end" in broken(run.judge(alone, *self.TOGETHER))
-
-    def test_a_reader_that_never_began(self, run: Crowd) -> None:
-        assert "alone, reader 0 did not come to the end" in run.judge([], *self.TOGETHER).broken
-
-
 class TestJournal:
     def test_a_split_leased_twice(self, run: Run) -> None:
         run.lease(1, 9, 1)
@@ -642,10 +505,6 @@ class TestProcesses:
     def test_one_that_ends_by_itself(self, run: Run, name: str) -> None:
         run.lives[name].code = 1
         assert f"{name} ended by itself, with 1" in broken(run.verdict(reader(0, *range(10))))
-
-    def test_a_crowd_that_ends_by_itself(self, run: Run) -> None:
-        run.lives["crowd0.1"] = Life("crowd0.1", "crowd", 0, 0.0, ended_s=9.0, code=1)
-        assert "crowd0.1 ended by itself, with 1" in broken(run.verdict(reader(0, *range(10))))
 
     def test_one_that_was_killed_did_not(self, run: Run) -> None:
         run.lives["worker0.1"].code = -9

@@ -36,5 +36,5 @@ def test_whose_storage_is_emptied(storage: str, own: set[str]) -> None:
         seed=1, duration_s=1.0, kill_every_s=1.0, storage=storage,
         dispatchers=1, workers=1, trainers=1, elements=1,
     )  # fmt: skip
-    everywhere = {"dispatcher", "worker", *TRAINERS, "crowd"}
+    everywhere = {"dispatcher", "worker", *TRAINERS}
     assert options.members.keys() - everywhere == own

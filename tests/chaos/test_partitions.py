@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.chaos.audit import Verdict, check, check_crowd
+from forebay.chaos.audit import Verdict, check
 from forebay.chaos.excuses import CUT_OFF, NOBODY_READ, WORKER_GIVEN_UP
 from forebay.chaos.history import History, read_history
 from forebay.chaos.members import Life
-from forebay.chaos.modes_audit import check_modes, check_saved
 from forebay.chaos.partitions import Partition, failed_cut_off
-from forebay.chaos.records import Joined, Record, Started
 from forebay.journal.proto import events_pb2 as ev
 
 from .test_audit import WORKERS, Run, broken, reader
@@ -98,7 +96,7 @@ class TestDraining:
 
 
 class TestFailedCutOff:
-    """Trainers and crowds that failed because they were cut off."""
+    """Trainers that failed because they were cut off."""
 
     def history(self, reason: str = "no sign of life") -> History:
         events = [
@@ -131,19 +129,3 @@ class TestFailedCutOff:
         )  # fmt: skip
         ended = [promise for promise in verdict.broken if "ended by itself" in promise]
         assert len(ended) == (not excused)
-
-    @pytest.mark.parametrize("excused", [False, True])
-    def test_a_crowd_may_miss_elements(self, excused: bool) -> None:
-        lives = {"crowd0.1": Life("crowd0.1", "crowd", 0, 0.0, ended_s=20.0, code=1)}
-        records: list[Record] = [Joined(1, 7, 2.0)]
-        started = [Started("crowd0.1", 1.0), *records]
-        crowd = check_crowd(
-            self.history(), {"chaos": [started]}, lives, elements=5, cut_off=excused
-        )
-        modes = check_modes(
-            self.history(), "crowd0.1", {"rounds": [records], "cached": [records], "static": []},
-            lives, elements=0, cut_off=excused,
-            partitions=[Partition((DISPATCHER, ("crowd0",)), 3.0, 33.0)],
-        )  # fmt: skip
-        save = check_saved("crowd0.1", None, cut_off=excused)
-        assert bool(crowd.broken) == bool(modes.broken) == bool(save.broken) == (not excused)

@@ -24,7 +24,6 @@ MEMBERS = {
     "redis": 1,
     "postgres": 1,
     "storage": 1,
-    "crowd": 1,
 }
 
 
@@ -70,7 +69,7 @@ def test_partitions() -> None:
         (role, action) for role, actions in PARTITIONS.items() for action in actions
     }
     hosts = set(host_names(members))
-    assert "crowd0" in hosts and not hosts & {"storage0", "network0"}
+    assert "ordered2" in hosts and not hosts & {"storage0", "network0"}
     for fault in plan:
         one, other = map(set, fault.sides)
         assert one and other and not one & other and one | other <= hosts

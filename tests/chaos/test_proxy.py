@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.chaos.proxy import Limit, Proxies
+from forebay.chaos.proxy import Proxies
 from forebay.service.processes import free_port
 
 TIMEOUT_S = 30
@@ -151,33 +151,3 @@ def test_it_closes_while_connections_are_open(echo: int) -> None:
     proxies.close()
     with pytest.raises(ConnectionRefusedError):
         connect(port)
-
-
-def test_connections_are_reset_after_so_many_bytes(proxies: Proxies, echo: int) -> None:
-    port = proxies.add("a", echo)
-    with connect(port) as before:
-        assert ask(before, b"passes") == b"passes"
-        proxies.limit("a", Limit(answer_bytes=10, silent=False, connections=2))
-        assert ask(before, bytes(1000)) == bytes(1000)
-    for _ in range(2):
-        with connect(port) as limited:
-            assert ask(limited, b"123456") == b"123456"
-            with pytest.raises(ConnectionResetError):
-                answer = ask(limited, b"7890 and more")
-                assert b"7890".startswith(answer) and limited.recv(1)
-    with connect(port) as later:
-        assert ask(later, bytes(1000)) == bytes(1000)
-
-
-def test_connections_fall_silent_after_so_many_bytes(proxies: Proxies, echo: int) -> None:
-    """All that is sent on them is acknowledged, however much, and none of it is passed on."""
-    port = proxies.add("a", echo)
-    proxies.limit("a", Limit(answer_bytes=10, silent=True))
-    for _ in range(3):
-        with connect(port) as limited:
-            assert ask(limited, b"1234567890 and more"[:10]) == b"1234567890"
-            limited.sendall(bytes(32 << 20))
-            assert select.select([limited], [], [], 0.2)[0] == []
-    proxies.limit("a", None)
-    with connect(port) as later:
-        assert ask(later, bytes(1000)) == bytes(1000)
