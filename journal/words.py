@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import MutableSequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -11,6 +12,15 @@ from .proto.events_pb2 import Event
 
 MOST_BYTES = 1 << 14
 """Of an event that `brief` tells in full: one may name a million splits."""
+
+QUIET = {
+    *("SplitsLeased", "LeaseBegun", "LeaseReturned", "PassStarted", "SplitsFound"),
+    *("BundlesClaimed", "ClaimsMoved", "BundlesChecked", "LengthsLearned", "ConsumersMoved"),
+    *("DeliveryReported", "DatasetUsed", "RoundTargeted", "StreamAssigned", "StreamCompleted"),
+    *("TaskProposed", "TaskCreated", "TaskStarted", "TaskCompleted", "TaskRemoved"),
+    *("SaveSplitAssigned", "ChunkCommitted"),
+}
+"""Kinds of events that a healthy run has many of."""
 
 _WIDTH = 60
 
@@ -53,6 +63,18 @@ def summary(sequence: int, event: Event) -> dict[str, Any]:
         "sequence": sequence, "time_ms": event.time_ms, "name": kind_of(event),
         "fields": brief(event),
     }  # fmt: skip
+
+
+def fold(told: MutableSequence[dict[str, Any]], sequence: int, event: Event) -> None:
+    """Append the event's summary; if it is quiet, only its number and count, together with those of
+    quiet ones right before it: first `sequence`, last one `to`, and how many of each kind."""
+    if (kind := kind_of(event)) not in QUIET:
+        told.append(summary(sequence, event))
+    elif told and "quiet" in told[-1]:
+        counts = told[-1]["quiet"]
+        told[-1] |= {"to": sequence, "quiet": {**counts, kind: counts.get(kind, 0) + 1}}
+    else:
+        told.append({"sequence": sequence, "to": sequence, "quiet": {kind: 1}})
 
 
 def _short(value: Any) -> str:

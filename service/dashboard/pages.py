@@ -94,7 +94,9 @@ class DispatcherView(Protocol):
     async def status(self) -> dict[str, Any]: ...
     def consumers(self, job_id: int) -> dict[int, dict[str, float | None]]: ...
     async def maps(self, job_id: int, worker: str) -> dict[int, list[dict[str, Any]]]: ...
-    def recent(self, after: int, most: int) -> tuple[list[dict[str, Any]], int]: ...
+    def recent(
+        self, after: int, most: int, folded: dict[str, Any] | None
+    ) -> tuple[list[dict[str, Any]], int]: ...
 
 
 class JournalReader(Protocol):
@@ -125,7 +127,7 @@ class Pages:
         self._templates.filters |= views.FILTERS
         self._templates.globals |= {
             "states": split_map.STATES, "plot_width": WIDTH, "plot_height": HEIGHT,
-            "worker_columns": [*views.COLUMNS],
+            "worker_columns": [*views.COLUMNS], "mark_kinds": views.MARKS,
         }  # fmt: skip
         routes = server.app.router
         for path, handler in (
@@ -170,11 +172,18 @@ class Pages:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         query = request.query
         before = _whole(query.get("before", "0"), "before")
-        text = query.get("q", "")[:200]
+        text, shows_all = query.get("q", "")[:200], bool(query.get("all"))
         found = await self._reader.ask(
-            do="events", before=before, query=text, known=self._source.durable()
+            do="events", before=before, query=text, known=self._source.durable(),
+            folds=not (text or shows_all),
+        )  # fmt: skip
+        kinds: Counter[str] = Counter()
+        for event in found["events"]:
+            kinds.update(event.get("quiet") or (event["name"],))
+        about = {"q": text, **({"all": "1"} if shows_all else {})}
+        return await self._page(
+            "events", about, found=found, newest=not before, kinds=kinds.most_common()
         )
-        return await self._page("events", {"q": text}, found=found, newest=not before)
 
     async def _past_page(self, request: web.Request) -> web.StreamResponse:
         query, role = request.query, self._source.role()
@@ -190,7 +199,8 @@ class Pages:
         page = views.workers(status, "worker", "", _whole(query.get("page", "1"), "page"))
         text = await self._rendered(
             "past.html", role=role, found=found, status=status, jobs=rows, workers=page, job=job,
-            job_id=job_id, pictures=maps, query=query, sort="worker", past=sequence, live="",
+            view="past", job_id=job_id, pictures=maps, query=query, sort="worker", past=sequence,
+            live="",
         )  # fmt: skip
         return _html(text)
 
@@ -233,6 +243,7 @@ class Pages:
         about: dict[str, Any] = {
             "role": role,
             "query": query,
+            "view": view,
             "past": 0,
             "now_ms": time.time_ns() // 10**6,
         }
@@ -250,7 +261,7 @@ class Pages:
             sort, page = query.get("sort", "worker"), _whole(query.get("page", "1"), "page")
             about |= {
                 "findings": findings(status), "now_s": time.time(), "jobs": views.jobs(status),
-                "plots": views.plots(source.samples.series), "sort": sort,
+                "plots": views.plots(source.samples.series, source.samples.notes), "sort": sort,
                 "workers": views.workers(status, sort, query.get("worker", "")[:200], page),
                 "notes": [*source.samples.notes][::-1],
             }  # fmt: skip
@@ -262,9 +273,10 @@ class Pages:
                     f"there is no job {job_id}, or it is no more: the overview lists those there "
                     "are, and the past those there were"
                 )
-            maps = await source.maps(job_id, worker)
+            maps, series = await source.maps(job_id, worker), source.samples.job_series.get(job_id)
             about |= {
-                "job": found[0], "plots": views.job_plots(source.samples.job_series.get(job_id)),
+                "job": found[0],
+                "plots": views.job_plots(series, source.samples.notes, found[0]["errors"]),
                 "pictures": [(i, views.picture(each)) for i, of in maps.items() for each in of],
                 "consumers": views.consumers(found[0]["running"], source.consumers(job_id)),
                 "worker": worker, "by_worker": views.of_job(found[0]["load"], status["memory"]),
@@ -296,7 +308,7 @@ class Pages:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         sent: dict[str, str] = {}
-        after = self._source.durable()
+        after, folded = self._source.durable(), dict[str, Any]()
         with contextlib.suppress(ConnectionError):  # the browser has left
             while not self._closing.is_set():
                 try:
@@ -310,16 +322,21 @@ class Pages:
                         await _send(response, "part", {"name": name, "html": html})
                 sent = parts
                 if view == "events":
-                    events, missed = self._source.recent(after, MOST_LIVE_EVENTS)
+                    text = query.get("q", "").lower()
+                    folds = not (text or query.get("all"))
+                    events, missed = self._source.recent(
+                        after, MOST_LIVE_EVENTS, folded if folds else None
+                    )
                     if events:
-                        text = query.get("q", "").lower()
+                        after = events[-1].get("to", events[-1]["sequence"])
                         html = self._templates.get_template("parts/rows.html").render(
                             events=[e for e in events[::-1]
-                                    if text in f"{e['name']} {e['fields']}".lower()],
+                                    if folds or text in f"{e['name']} {e['fields']}".lower()],
                             missed=missed,
                         )  # fmt: skip
-                        await _send(response, "events", html)
-                        after = events[-1]["sequence"]
+                        # The newest row is of quiet events, which go on: it comes again.
+                        await _send(response, "events", {"html": html, "again": bool(folded)})
+                        folded = events[-1] if "quiet" in events[-1] else {}
                 await _send(response, "alive", "")
                 self._server.stays(request)
                 with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 MOST_POINTS = 360
@@ -37,6 +38,14 @@ class Series:
         place = self.fields.index(field)
         return [(time_s, values[place]) for time_s, values in self.points]
 
+    def x(self, time_s: float) -> int | None:
+        """Where a time is in a plot; None before the first point. What has just been is at its
+        right edge."""
+        first, last = (self.points[0][0], self.points[-1][0]) if self.points else (time_s, time_s)
+        if time_s < first - 1:
+            return None
+        return round(WIDTH * min(max(0.0, (time_s - first) / ((last - first) or 1)), 1))
+
     def last(self, field: str) -> float | None:
         """The newest value."""
         newest = (self._waiting or self.points)[-1:]
@@ -49,6 +58,14 @@ def _mean(points: Sequence[tuple[float, Values]]) -> tuple[float, Values]:
         known = [value for value in column if value is not None]
         values.append(sum(known) / len(known) if known else None)
     return points[0][0], tuple(values)
+
+
+def round_up(value: float) -> float:
+    """The next of 1, 2, 4, 6, 8, 10, 20 …, so that a scale has short numbers, also halved."""
+    if value <= 0:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(value))
+    return next(unit * step for step in (1, 2, 4, 6, 8, 10) if unit * step >= value * (1 - 1e-9))
 
 
 def line(points: Sequence[tuple[float, float | None]], most: float) -> str:

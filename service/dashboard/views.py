@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from ..finding import duration, job_name
 from ..http.families import label_value, printable
 from ..part_findings import error_text
 from . import split_map
-from .series import Series, line
+from .series import Series, line, round_up
 
 MOST_ROWS = 50
 """Rows of a table on a page; links lead to the next ones."""
@@ -33,15 +34,32 @@ COLUMNS = {
 """By what workers can be sorted: numbers from the largest on."""
 
 
+MARKS = {
+    "lost": "a worker or trainer was given up",
+    "change": "workers came, left or drain",
+    "leader": "another dispatcher leads",
+    "error": "a read failed, or something was left out",
+}
+"""What is marked in plots, by kind, in words."""
+
+
 class Plot(NamedTuple):
     """A plot of one or more lines over the run."""
 
     title: str
     now: str
-    most: str  # at the upper edge
+    scale: tuple[str, ...]  # at the upper edge, the middle and the lower edge
     lines: list[tuple[str, str, str]]  # name, newest value, SVG path
+    marks: list[tuple[str, int, str]]  # kind, x, what happened
     from_ms: int
     said: str  # for those who do not see it
+
+
+class Plots(NamedTuple):
+    """Plots of the same time."""
+
+    all: list[Plot]
+    marks: set[str]  # their kinds
 
 
 # -- texts ----------------------------------------------------------------------------------
@@ -125,7 +143,8 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         "cached": job["cross_trainer_cache"], "load": load, "order": order,
         "state": state, "is_dead": state not in ("running", "waiting"),
         "age_s": _age_s(job, now_ms),
-        "errors": job["errors"][::-1], "losses": job["losses"][::-1], "gone": job["gone"],
+        "errors": sorted(job["errors"], key=lambda one: (one["worker"] or "", -one["time_ms"])),
+        "losses": job["losses"][::-1], "gone": job["gone"],
         "left": job["left"], "iterations": job["iterations"], "running": running,
         "readers": sum(it["consumers"] for it in running) - len(job["gone"]),
         "epochs": ["all" if kind == "ordered" else it["epoch"] for it in running],
@@ -254,38 +273,70 @@ def _loads_of_workers(status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 # -- pictures -------------------------------------------------------------------------------
 
 
-def plots(series: Series) -> list[Plot]:
+Note = Mapping[str, Any]
+
+
+def plots(series: Series, notes: Iterable[Note]) -> Plots:
     """Of the whole service."""
-    return [
-        _plot(series, "Rate", {"rate": "made"}, "elements/s", number),
-        _plot(series, "Trainers wait for", {
-            f"for_{cause}": what for cause, what in WAITS_FOR.items()
-        }, "", percent, most=1.0),
-        _plot(series, "Workers' time: they", WORKERS_DO, "", percent, most=1.0),
-        _plot(series, "Buffers", {"held": "held", "budget": "may be held"}, "", size),
-        _plot(series, "Workers", {"workers": "there", "wanted": "wanted"}, "", number),
-        _plot(series, "Consumers", {"consumers": "read"}, "", number),
-        _plot(series, "Journal", {"events": "events"}, "a second", number),
-    ]  # fmt: skip
+    waits = {f"for_{cause}": what for cause, what in WAITS_FOR.items()}
+    return _plots(series, notes, [
+        ("Rate", {"rate": "made"}, "elements/s", number, 0.0),
+        ("Trainers wait for", waits, "", percent, 1.0),
+        ("Workers' time: they", WORKERS_DO, "", percent, 1.0),
+        ("Buffers", {"held": "held", "budget": "may be held"}, "", size, 0.0),
+        ("Workers", {"workers": "there", "wanted": "wanted"}, "", number, 0.0),
+        ("Consumers", {"consumers": "read"}, "", number, 0.0),
+        ("Journal", {"events": "events"}, "events/s", number, 0.0),
+    ])  # fmt: skip
 
 
-def job_plots(series: Series | None) -> list[Plot]:
-    """Of a job."""
+def job_plots(series: Series | None, notes: Iterable[Note], errors: Iterable[Note]) -> Plots:
+    """Of a job, with its errors."""
+    told = ({"mark": "error", "text": error_text(one), **one} for one in errors)
+    return _plots(series, [*notes, *told], [
+        ("Rate", {"rate": "made"}, "elements/s", number, 0.0),
+        ("Trainers wait", {"waits": "of their time"}, "", percent, 1.0),
+        ("Workers", {"busy": "busy", "wanted": "wanted"}, "", number, 0.0),
+    ])  # fmt: skip
+
+
+def _plots(series: Series | None, notes: Iterable[Note], which: Iterable[Any]) -> Plots:
     if series is None:
-        return []
-    return [
-        _plot(series, "Rate", {"rate": "made"}, "elements/s", number),
-        _plot(series, "Trainers wait", {"waits": "of their time"}, "", percent, most=1.0),
-        _plot(series, "Workers", {"busy": "busy", "wanted": "wanted"}, "", number),
-    ]
+        return Plots([], set())
+    marks: dict[tuple[str, int], list[str]] = {}
+    for note in sorted(notes, key=lambda note: note["time_ms"]):
+        if note["mark"] and (x := series.x(note["time_ms"] / 1000)) is not None:
+            marks.setdefault((note["mark"], x), []).append(note["text"])
+    shown = [(kind, x, _told(texts)) for (kind, x), texts in marks.items()]
+    known = [  # not what was nothing all the time
+        each for each in which
+        if any(v is not None and (v or each[-1]) for field in each[1] for _, v in series.of(field))
+    ]  # fmt: skip
+    return Plots([_plot(series, shown, *each) for each in known], {kind for kind, _ in marks})
+
+
+def _brief(text: str) -> str:
+    """A number without zeros behind the point."""
+    return re.sub(r"\.(\d*?)0+(?!\d)", lambda found: f".{found[1]}" * bool(found[1]), text)
+
+
+def _told(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - 1} more" * (len(texts) > 1)
+    return printable(texts[0])[:MOST_TITLE] + more
 
 
 def _plot(
-    series: Series, title: str, lines: Mapping[str, str], unit: str, told: Any, most: float = 0.0
+    series: Series,
+    marks: list[tuple[str, int, str]],
+    title: str,
+    lines: Mapping[str, str],
+    unit: str,
+    told: Any,
+    most: float,
 ) -> Plot:
     of = {field: series.of(field) for field in lines}
     values = [v for points in of.values() for _, v in points if v is not None]
-    top = most or max(values, default=0.0)
+    top = most or round_up(max(values, default=0.0)) or 1.0
     newest = {field: told(series.last(field)) for field in lines}
     said = f"{title}: " + ", ".join(f"{name} {newest[field]}" for field, name in lines.items())
     if values and not most:
@@ -293,8 +344,9 @@ def _plot(
     return Plot(
         title,
         f"{newest[next(iter(lines))]} {unit}" if len(lines) == 1 else "",
-        told(top) if values else "",
+        (_brief(told(top)), _brief(told(top / 2)), "0"),
         [(name, newest[field], line(of[field], top)) for field, name in lines.items()],
+        marks,
         int(series.points[0][0] * 1000) if series.points else 0,
         said,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ...journal.words import summary
+from ...journal.words import fold, summary
 from ..dashboard.split_map import mapped, shown_iterations
 from ..slicing import in_slices
 from .candidate import Candidate
@@ -50,6 +50,7 @@ class DashboardSource:
         for worker in found["workers"]:
             held = memory.get(worker["address"])
             worker["silent_s"] = dispatcher.failure_detector.silent_s(worker["worker_id"])
+            worker["host"] = held and held["host"]
             worker["budget_bytes"] = held and held["budget_bytes"]
             worker["held_bytes"] = held and sum(job["held_bytes"] for job in held["jobs"])
         for job in found["jobs"]:
@@ -79,17 +80,22 @@ class DashboardSource:
             found[iteration.iteration_id] = [each for each in made if each is not None]
         return found
 
-    def recent(self, after: int, most: int) -> tuple[list[dict[str, Any]], int]:
+    def recent(
+        self, after: int, most: int, folded: dict[str, Any] | None
+    ) -> tuple[list[dict[str, Any]], int]:
         """The newest events behind `after` that are durable, the latest last; and how many older
-        ones are left out."""
+        ones are left out. Quiet ones are folded (words.fold), first of all into `folded`, which may
+        be empty; None: they are not."""
         dispatcher = self._metrics.dispatcher
         if dispatcher is None:
             return [], 0
-        found: list[dict[str, Any]] = []
         durable = dispatcher.journal.durable_sequence
-        for sequence, event in reversed(dispatcher.state.recent):
-            if sequence <= after or len(found) == most:
-                break
-            if sequence <= durable:
-                found.append(summary(sequence, event))
-        return found[::-1], max(0, durable - after - len(found))
+        new = [each for each in dispatcher.state.recent if after < each[0] <= durable]
+        missed = durable - after - len(new)
+        if folded is None:
+            found = [summary(*each) for each in new[-most:]]
+            return found, missed + len(new) - len(found)
+        found = [folded] if folded else []
+        for each in new:
+            fold(found, *each)
+        return found if new else [], missed

@@ -16,11 +16,11 @@ import json
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from ...journal.codec import decode
-from ...journal.words import summary
+from ...journal.words import fold, summary
 from ...storage import Missing, Storage, StorageError, open_storage
 from ..core.state import State
 from ..core.status import status
@@ -160,9 +160,12 @@ class StorageReader:
         except StorageError as error:
             return {"error": str(error)}
 
-    def events(self, before: int = 0, query: str = "", known: int = 0) -> dict[str, Any]:
+    def events(
+        self, before: int = 0, query: str = "", known: int = 0, folds: bool = False
+    ) -> dict[str, Any]:
         """The newest events below `before` (0: all), newest first, that have the text `query`.
 
+        `folds`: quiet ones are counted instead (words.fold), and there is no query.
         `known` is the newest event that is durable (0: whatever the storage has).
         """
         extent = self._storage.extent()
@@ -173,18 +176,26 @@ class StorageReader:
         while stop > extent.first and len(found) < MOST_EVENTS:
             if time.monotonic() > give_up_s:
                 break
-            window = _WINDOW if query else MOST_EVENTS
+            window = _WINDOW if query or folds else MOST_EVENTS
             start = max(extent.first, stop - window)
             some: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS - len(found))
             for record in self._storage.read(start - 1):
                 if record.sequence >= stop:
                     break
-                told = summary(record.sequence, decode(record.sequence, record.data))
+                event = decode(record.sequence, record.data)
+                if folds:
+                    fold(some, record.sequence, event)
+                    continue
+                told = summary(record.sequence, event)
                 if query in f"{told['name']} {told['fields']}".lower():
                     some.append(told)
             full = len(some) == some.maxlen
+            if found and some and "quiet" in found[-1] and "quiet" in some[-1]:
+                older, newer = some.pop(), found[-1]
+                counts = Counter(older["quiet"]) + Counter(newer["quiet"])
+                newer |= {"sequence": older["sequence"], "quiet": dict(counts)}
             found += reversed(some)
-            stop = some[0]["sequence"] if full else start
+            stop = found[-1]["sequence"] if full else start
         return {"first": extent.first, "last": last, "events": found, "before": stop}
 
     def at(self, sequence: int, job_id: int = 0) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class Loads:
         self._jobs: dict[int, MeasuredJob] = {}
         self.memory: dict[int, tuple[int, dict[int, pb.JobLoad]]] = {}
         """By worker: its budget in bytes, and the newest load of each of its jobs."""
+        self._hosts: dict[int, pb.HostLoad] = {}  # by worker, in the same way
         self.wanted: Wanted | None = None  # before the first judgement
         self._saves = Held(HOLDS * self._window_s)
 
@@ -146,6 +147,8 @@ class Loads:
         worker_id = worker.worker_id
         loads = {load.job_id: load for load in told.loads if load.job_id in state.jobs}
         self.memory[worker_id] = told.memory_budget, loads
+        if told.HasField("host"):
+            self._hosts[worker_id] = told.host
         if worker.draining:
             return  # its tasks go on elsewhere
         for job_id, job in self._jobs.items():
@@ -191,6 +194,7 @@ class Loads:
                 {
                     "address": self._state.workers[worker_id].address,
                     "budget_bytes": budget,
+                    "host": self._host(worker_id),
                     "jobs": [
                         {
                             "job_id": i,
@@ -263,6 +267,16 @@ class Loads:
             self._jobs[job_id] = MeasuredJob(judge, caused_s=time.monotonic())
         return self._jobs[job_id]
 
+    def _host(self, worker_id: int) -> dict[str, float] | None:
+        if (host := self._hosts.get(worker_id)) is None:
+            return None  # a worker of before, or not on Linux
+        return {
+            "busy": host.busy_permille / 1000,
+            "processors": host.processors,
+            "memory_bytes": host.memory_bytes,
+            "memory_used_bytes": host.memory_used_bytes,
+        }
+
     def _ready(self) -> int:
         return sum(not worker.draining for worker in self._state.workers.values())
 
@@ -270,6 +284,7 @@ class Loads:
         """A step for each job."""
         state, now_s = self._state, time.monotonic()
         self.memory = {i: of for i, of in self.memory.items() if i in state.workers}
+        self._hosts = {i: of for i, of in self._hosts.items() if i in state.workers}
         read = {
             state.iterations[c.iteration_id].job_id
             for i, c in state.consumers.items()

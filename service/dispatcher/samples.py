@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.reasons import SILENT
 from ...journal.words import brief, kind_of
 from ..dashboard.series import Series
 from ..diagnosis import WAITS_FOR, WORKERS_DO
@@ -35,8 +36,14 @@ JOB_FIELDS = "rate", "waits", "busy", "wanted"
 
 NOTED = {
     *("leader_elected", "worker_registered", "worker_lost", "worker_drains", "split_skipped"),
-    *("save_failed", "save_finished", "dataset_removed"),
+    *("save_failed", "save_finished", "dataset_removed", "consumer_left"),
 }
+
+MARKED = {
+    "worker_registered": "change", "worker_drains": "change", "leader_elected": "leader",
+    "split_skipped": "error", "save_failed": "error", "consumer_left": "lost",
+}  # fmt: skip
+"""The marks of events in plots (dashboard/views.py)."""
 
 
 class LoadSampler:
@@ -134,10 +141,15 @@ class LoadSampler:
         kind = event.WhichOneof("event")
         if kind not in NOTED:
             return
-        about = getattr(event, kind)
+        about, mark = getattr(event, kind), MARKED.get(kind, "")
         match kind:
+            case "consumer_left" if about.reason != SILENT:
+                return  # in order
+            case "consumer_left":
+                text = f"a trainer was given up: {about.reason}"
             case "leader_elected":
                 text = f"{about.address} leads in term {about.term}"
+                mark *= about.term > 1
             case "worker_registered":
                 self._addresses[about.worker_id] = about.address
                 text = f"{about.address} is there"
@@ -145,11 +157,12 @@ class LoadSampler:
                 text = f"{self._addresses.get(about.worker_id)} drains"
             case "worker_lost":
                 address = self._addresses.pop(about.worker_id, "a worker")
+                mark = "change" if about.left else "lost"
                 text = f"{address} {'has left' if about.left else 'was given up'}: {about.reason}"
             case "split_skipped":
                 where = f"split {about.split} from element {about.element} on"
                 text = f"{about.worker_address} left out {where}: {about.reason}"
             case _:
                 text = brief(event)
-        told = {"time_ms": event.time_ms, "name": kind_of(event), "text": text}
+        told = {"time_ms": event.time_ms, "name": kind_of(event), "text": text, "mark": mark}
         self.notes.append(told)

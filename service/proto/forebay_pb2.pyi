@@ -366,7 +366,7 @@ class LeaveIterationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerHeartbeatRequest(_message.Message):
-    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget", "errors")
+    __slots__ = ("address", "uid", "tags", "transfer_servers", "version", "wait_ms", "known", "draining", "no_python", "metrics", "checked", "loads", "memory_budget", "errors", "host")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +381,7 @@ class WorkerHeartbeatRequest(_message.Message):
     LOADS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BUDGET_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     address: str
     uid: int
     tags: _containers.RepeatedScalarFieldContainer[str]
@@ -395,7 +396,20 @@ class WorkerHeartbeatRequest(_message.Message):
     loads: _containers.RepeatedCompositeFieldContainer[JobLoad]
     memory_budget: int
     errors: _containers.RepeatedCompositeFieldContainer[ReadError]
-    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[ReadError, _Mapping]]] = ...) -> None: ...
+    host: HostLoad
+    def __init__(self, address: _Optional[str] = ..., uid: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., transfer_servers: _Optional[_Iterable[_Union[_events_pb2.TransferServer, _Mapping]]] = ..., version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known: _Optional[_Union[JournalPosition, _Mapping]] = ..., draining: bool = ..., no_python: bool = ..., metrics: _Optional[_Iterable[_Union[_metrics_pb2.TaskMetrics, _Mapping]]] = ..., checked: _Optional[_Iterable[_Union[BundleChecksums, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[JobLoad, _Mapping]]] = ..., memory_budget: _Optional[int] = ..., errors: _Optional[_Iterable[_Union[ReadError, _Mapping]]] = ..., host: _Optional[_Union[HostLoad, _Mapping]] = ...) -> None: ...
+
+class HostLoad(_message.Message):
+    __slots__ = ("memory_bytes", "memory_used_bytes", "busy_permille", "processors")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_PERMILLE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    memory_used_bytes: int
+    busy_permille: int
+    processors: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., busy_permille: _Optional[int] = ..., processors: _Optional[int] = ...) -> None: ...
 
 class ReadError(_message.Message):
     __slots__ = ("job_id", "task_id", "code", "message", "ago_ms", "times", "for_good")

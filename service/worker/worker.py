@@ -54,6 +54,7 @@ from . import not_a_dispatcher
 from .bundle_reports import BundleReports
 from .bundle_tasks import BundleTask
 from .element_face import ElementFace
+from .host import HostWatch
 from .idle import IdleTasks
 from .memory import default_budget
 from .metrics import Condition, WorkerMetrics
@@ -124,6 +125,7 @@ class Worker:
         )  # fmt: skip
         self.tasks = RunningTasks(self._make, self._blocks.sessions, self._observer)
         self._errors = ReadErrors()
+        self._host = HostWatch()
         self._needs = TaskDependencies(
             self._dispatcher, threading.Semaphore(STARTING), self._pipelines, self._observer,
             self.tasks.report, Datasets(self._dispatcher), self._errors,
@@ -354,6 +356,7 @@ class Worker:
         request = pb.WorkerHeartbeatRequest(
             metrics=self._metrics(), checked=checked, loads=self.tasks.loads(),
             memory_budget=self.idle.budget.max_bytes, errors=self._errors.told(),
+            host=self._host.load(),
         )  # fmt: skip
         request.MergeFrom(self._registration)
         try:

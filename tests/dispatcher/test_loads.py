@@ -59,7 +59,8 @@ class Cluster(Given):
                     no_split_ms=self.unleased, elements=self.works * self.speed,
                 )  # fmt: skip
                 load = pb.JobLoad(job_id=self.job_id, held_bytes=7, **times)
-                beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=BUDGET)
+                host = pb.HostLoad(memory_bytes=9, busy_permille=250) if worker.uid == 2 else None
+                beat = pb.WorkerHeartbeatRequest(loads=[load], memory_budget=BUDGET, host=host)
                 self.loads.worker_told(worker.address, worker.uid, beat)
             for number in self.state.consumers.keys() - self.gone.keys():
                 told = self._count(
@@ -91,7 +92,11 @@ def test_a_job_from_its_first_worker_to_its_last_consumer(monkeypatch: pytest.Mo
     assert told["loads"][0]["waits"] == pytest.approx(0.5)
     assert told["loads"][0]["elements_per_s"] == pytest.approx(20)
     held = {"job_id": cluster.job_id, "held_bytes": 7, "parked_tasks": 0, "shed_elements": 0}
-    assert told["memory"][1] == {"address": "w:2", "budget_bytes": BUDGET, "jobs": [held]}
+    host = {"busy": 0.25, "processors": 0, "memory_bytes": 9, "memory_used_bytes": 0}
+    assert told["memory"][1] == {
+        "address": "w:2", "budget_bytes": BUDGET, "host": host, "jobs": [held]
+    }  # fmt: skip
+    assert told["memory"][0]["host"] is None
 
     third = cluster.worker(3)  # before it is measured, nothing is said of three workers
     assert cluster.go_on(EVERY_S) == "trainers wait"

@@ -43,7 +43,9 @@ function follow() {
   source.addEventListener("events", (event) => {
     const rows = document.getElementById("events");
     if (!rows) return;
-    rows.insertAdjacentHTML("afterbegin", JSON.parse(event.data));
+    const { html, again } = JSON.parse(event.data);
+    if (again) rows.deleteRow(0);
+    rows.insertAdjacentHTML("afterbegin", html);
     while (rows.rows.length > MOST_ROWS) rows.deleteRow(-1);
   });
   source.addEventListener("alive", () => say("Live"));
