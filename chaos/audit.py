@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from .excuses import EPOCH_LEFT, EPOCH_PAUSED, HANDED_BACK_TO_NOBODY, Excuses, Visit
+from .excuses import EPOCH_PAUSED, Excuses, Visit
 from .history import Epoch, History, LeasedSplits, listed
 from .members import TRAINERS, Life
 from .partitions import Partition
@@ -114,7 +114,7 @@ class _Audit:
                     visit.ended_s = record.at_s
                 case Left():
                     assert visit is not None, f"{name} left what it had not joined"
-                    visit.gone_s, visit.left_for_good = record.at_s, record.for_good
+                    visit.gone_s = record.at_s
                     visit.unheard = record.unheard
 
     def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
@@ -151,11 +151,7 @@ class _Audit:
         ]
         leased = Counter(i for _, i in lease_of)
         never = [i for i in range(elements) for _ in range(passes - leased[i])]
-        if self._excuses.was_left(number):
-            self._excuses.count(EPOCH_LEFT, len(missing) + len(never))
-            return
-        last_leavers = [] if epoch.finished else self._excuses.last_leavers(number)
-        if not epoch.finished and (never or not missing or not last_leavers):
+        if not epoch.finished:
             undelivered = sorted({*never, *(i for i, _ in missing)})
             self._broken(
                 f"epoch {number} never finished: {listed(undelivered)} had not been delivered"
@@ -170,8 +166,7 @@ class _Audit:
             else:
                 by_worker[self._history.worker_of[lease.task_id]].append((i, lease))
         for worker_id, lost in by_worker.items():
-            rest = self._excuses.excuse_held(HANDED_BACK_TO_NOBODY, last_leavers, lost)
-            self._check_lost(number, worker_id, rest)
+            self._check_lost(number, worker_id, lost)
 
     def check_strays(self) -> None:
         """Check that no element came from an epoch that is not in the journal."""

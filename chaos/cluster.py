@@ -89,7 +89,7 @@ class Options(msgspec.Struct, frozen=True):
             "claimer": CLAIMERS,
             "ordered": MOST_CONSUMERS,
         }
-        own = {"redis": {"redis": 1}, "postgres": {"postgres": 1}, "files": {"storage": 1}}
+        own = {role: {role: 1} for role in SERVES}
         network = {"network": 1} if self.hosts else {}
         return counts | own.get(self.storage, {}) | network
 

@@ -8,11 +8,8 @@ A missing element has an excuse if:
 - a trainer may have had it in its buffers, and was killed in the midst of the epoch, or left when
   the worker could not hear what it handed back;
 - a trainer may have handed it back to a worker that had been told to stop;
-- a trainer that left for good may have handed it back when all others had come to the end: the
-  epoch waits for somebody who joins it;
 - its worker was told to stop while no trainer read from it, or while a trainer was cut off from it;
-- the dispatcher stopped its task, while nobody read the epoch;
-- every trainer left the epoch for good, so that nobody asked for the rest.
+- the dispatcher stopped its task, while nobody read the epoch.
 
 "May have had" has limits: the element was leased before the trainer left, and of one worker a
 trainer holds no more elements than its credit allows. This module is pure: it uses no process,
@@ -36,9 +33,7 @@ TRAINER_GONE = "in the buffers of a trainer that left"
 HANDED_BACK_LATE = "handed back to a worker that was stopping"
 NOBODY_READ = "its worker stopped while nobody read"
 EPOCH_PAUSED = "its epoch was paused while nobody read"
-EPOCH_LEFT = "of an epoch that every trainer left"
 CUT_OFF = "its worker stopped, and a trainer was cut off from it"
-HANDED_BACK_TO_NOBODY = "handed back when all others had come to the end"
 
 HANDING_BACK_S = 1.0
 """The longest time from a trainer's leaving until the workers know of it."""
@@ -53,7 +48,6 @@ class Visit:
     joined_s: float
     ended_s: float | None = None  # when it had everything
     gone_s: float = math.inf  # when it left before that
-    left_for_good: bool = False
     unheard: Collection[int] | None = None  # tasks whose workers did not hear of its return
 
     @property
@@ -88,24 +82,6 @@ class Excuses:
     def count(self, excuse: str, elements: int) -> None:
         """Note that so many elements have this excuse."""
         self._counts[excuse] = self._counts.get(excuse, 0) + elements
-
-    def _last_visits(self, number: int) -> list[Visit]:
-        """The last visit of each trainer."""
-        return list({self._lives[v.name].number: v for v in self.visits[number]}.values())
-
-    def was_left(self, number: int) -> bool:
-        """Whether every trainer that read it left it for good."""
-        return all(visit.left_for_good for visit in self._last_visits(number))
-
-    def last_leavers(self, number: int) -> list[Visit]:
-        """The visits that left it for good, if all others had come to its end by then."""
-        last = self._last_visits(number)
-        leavers = [visit for visit in last if visit.left_for_good]
-        left_s = max((visit.gone_s for visit in leavers), default=0.0)
-        others = [visit.ended_s for visit in last if not visit.left_for_good]
-        if all(ended_s is not None and ended_s < left_s + HANDING_BACK_S for ended_s in others):
-            return leavers
-        return []
 
     def was_paused_unread(self, number: int, paused_ms: int | None) -> bool:
         """Whether the dispatcher stopped a task then, and no trainer read the epoch."""

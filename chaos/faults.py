@@ -1,4 +1,4 @@
-"""The faults of a run: each disturbs one member of the cluster, or its storage.
+"""The faults of a run: each disturbs one member of the cluster.
 
 kill        SIGKILL; the cluster restarts it, as after any other end
 terminate   SIGTERM: a worker drains, a trainer is preempted
@@ -6,7 +6,6 @@ pause       SIGSTOP, and SIGCONT a while later
 cut         its connections are reset; a trainer's include those to workers
 re-form     all trainers that read in order are killed, and so many as the fault's number says and
             one begin together, at a saved position that all had passed (ordered.py)
-leave       all trainers leave their epoch at once, and continue with the next
 stall       its connections stay, but pass nothing for a while
 mute        requests reach it, but answers are lost; a while later, all connections are reset
 silence     its network is silently cut for a while: packets to it vanish
@@ -14,30 +13,18 @@ isolate     its host is silently cut off from all others for a while
 deafen      packets to its host vanish for a while, and what it sends arrives
 split       hosts are divided into two groups that cannot reach each other, for a while
 sever       the same, but there are three groups, and the third one reaches both others
-empty       dispatchers are killed, and one serves an empty storage for a while, as if a disk
-            had not been mounted; then the storage is back
 """
 
 from __future__ import annotations
 
-import pathlib
-import re
 import signal
 import time
 
 import msgspec
 
-from .cluster import LEADS, START_S, Cluster
+from .cluster import Cluster
 from .members import Member
 from .plan import PARTED, Fault
-from .records import Joined, OrderedStep, Started, read_records
-
-KNOWN_S = 20.0
-"""How long to wait until all members know the journal, before it may go away: a member that joins
-meanwhile would join another journal."""
-
-_ADDRESS = re.compile(r"^[\d.]+:\d+$", re.MULTILINE)
-"""A worker's output once it is registered."""
 
 
 class DoneFault(msgspec.Struct, frozen=True):
@@ -55,21 +42,12 @@ class Faults:
 
     def __init__(self, cluster: Cluster) -> None:
         self.done: list[DoneFault] = []
-        self.emptied: list[pathlib.Path] = []  # journals that were begun on an empty storage
         self._cluster = cluster
         self._members = cluster.members
         self._proxies = cluster.proxies
 
     def hit(self, fault: Fault) -> None:
         """Inject the fault, if its member is in a state for it."""
-        if fault.role == "storage":
-            hits = self._may_empty_storage()
-            at_s, at_ms = time.monotonic(), time.time_ns() // 1_000_000
-            if hits:
-                self._empty_storage(fault.lasts_s)
-            name = "storage" if hits else None
-            self.done.append(DoneFault(fault, at_s, at_ms, name, time.monotonic()))
-            return
         if fault.action in PARTED:
             self._cut_network(fault)
             return
@@ -89,11 +67,7 @@ class Faults:
             case "ordered", "re-form":
                 self._cluster.begin_group(fault.number + 1)
             case "trainer" | "claimer" | "ordered", "cut":
-                able = self._signal(member, signal.SIGUSR1)
-            case "trainer", "leave":
-                # All of them, because the others would finish an epoch that one leaves.
-                reached = [self._signal(m, signal.SIGUSR2) for m in self._members["trainer"]]
-                able = any(reached)
+                able = self._cut_own(member)
             case _, "cut":
                 self._proxies.cut(proxy)
             case _, "stall":
@@ -121,48 +95,9 @@ class Faults:
             name = lives[-1].name if lives else None  # its process has not started yet
         self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
 
-    def _may_empty_storage(self) -> bool:
-        """Wait until everybody knows the journal that will go away; whether they do."""
-        members = [*self._members["worker"], *self._cluster.readers()]
-        return self._cluster.wait(lambda: all(map(self._knows_the_journal, members)), KNOWN_S)
-
-    def _empty_storage(self, seconds: float) -> None:
-        dispatchers = self._members["dispatcher"]
-        for member in dispatchers:
-            member.held = True
-            member.kill()
-        kept, begun = (self._cluster.journal.with_name(f"{name}{len(self.emptied)}")
-                       for name in ("kept", "emptied"))  # fmt: skip
-        self._cluster.journal.rename(kept)
-        alone = dispatchers[0]
-        alone.start()
-        self._cluster.wait(lambda: LEADS in alone.said or not alone.running, START_S)
-        self._cluster.wait(lambda: False, seconds)
-        alone.kill()
-        if self._cluster.journal.exists():
-            self._cluster.journal.rename(begun)
-            self.emptied.append(begun)
-        kept.rename(self._cluster.journal)
-        for member in dispatchers:
-            member.held = False
-
-    def _knows_the_journal(self, member: Member) -> bool:
-        """Whether it has had a dispatcher's answer, and nobody has told it to end."""
-        if not member.undisturbed:
-            return False
-        if member.role == "worker":
-            return _ADDRESS.search(member.said) is not None
-        started, joined = "", ""
-        for record in read_records(self._cluster.records.path_of(member.role, member.number)):
-            if isinstance(record, Started):
-                started = record.name
-            elif isinstance(record, Joined | OrderedStep):
-                joined = started
-        return joined == member.life.name
-
-    def _signal(self, trainer: Member, number: signal.Signals) -> bool:
+    def _cut_own(self, trainer: Member) -> bool:
         # The signal would kill a trainer that has not set its handlers yet.
         ready = f'"{trainer.life.name}"'.encode() in self._cluster.records.content(trainer)
         if ready:
-            trainer.send(number)
+            trainer.send(signal.SIGUSR1)
         return ready

@@ -24,14 +24,13 @@ WEIGHTS: dict[str, dict[str, int]] = {
         "silence": 1,
     },
     "worker": {"kill": 3, "terminate": 2, "pause": 2},
-    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2, "leave": 2},
+    "trainer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 2},
     "claimer": {"kill": 2, "terminate": 1, "pause": 1, "cut": 1},
     "ordered": {"kill": 2, "pause": 1, "cut": 1, "re-form": 2},
     **{
         server: {"kill": 2, "pause": 1, "cut": 1, "mute": 1, "silence": 1}
         for server in ("redis", "postgres")
     },
-    "storage": {"empty": 1},
 }
 """The relative frequency of each action, by role. faults.py explains the actions."""
 
@@ -46,7 +45,7 @@ PARTITIONS: dict[str, dict[str, int]] = {
 }
 """The same of partitions, where each member has a host of its own."""
 
-LASTING = {"pause", "stall", "mute", "silence", "empty"}
+LASTING = {"pause", "stall", "mute", "silence"}
 LASTS_S = (0.3, 3.0)  # less than any failure detector's timeout
 PARTED = {"isolate", "deafen", "split", "sever"}
 PARTED_S = (1.0, 30.0)  # some longer than the timeouts; as many below 5.5 s as above
@@ -56,7 +55,7 @@ Sides = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of one member of the cluster, or of its storage."""
+    """A fault of one member of the cluster."""
 
     at_s: float  # after the faults' beginning
     role: str
@@ -72,8 +71,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 def host_names(members: Mapping[str, int]) -> list[str]:
     """The hosts of these members: each process has one."""
-    counts = {role: n for role, n in members.items() if role not in ("storage", "network")}
-    return [f"{role}{number}" for role, n in counts.items() for number in range(n)]
+    return [f"{role}{i}" for role, n in members.items() if role != "network" for i in range(n)]
 
 
 def make_plan(

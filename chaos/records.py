@@ -54,14 +54,13 @@ class ReadToEnd(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """It leaves the epoch early, and returns unused elements. `for_good`: it continues with the
-    next epoch. The workers of the `unheard` tasks did not hear of the return.
+    """It is preempted, and returns unused elements; its next process continues with the epoch. The
+    workers of the `unheard` tasks did not hear of the return.
     """
 
     epoch: int
     at_s: float
     unheard: list[int]
-    for_good: bool
 
 
 class OrderedGroup(msgspec.Struct, frozen=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections import Counter
 from typing import Any
@@ -63,7 +62,6 @@ def judge(
     cluster: Cluster, faults: Faults, options: Options, began_s: float, ended_s: float
 ) -> ChaosReport:
     """Check everything, after all dispatchers have ended. The storage must be readable."""
-    elsewhere = [kind for path in faults.emptied for kind in decided(path)]
     storage = open_storage(cluster.storage)
     try:
         verified = verify(storage)
@@ -97,10 +95,6 @@ def judge(
     ordered = check_order(cluster.records.of_trainers("ordered"), elements=options.elements)
     verdict.broken += [*claims.broken, *ordered.broken]
     verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
-    if elsewhere:
-        verdict.broken.append(
-            f"members that knew the journal began on an empty one: {', '.join(elsewhere)}"
-        )
     got = deliveries(records)
     no_worker_s = [(a / 1000 - wall_s, b / 1000 - wall_s) for a, b in history.no_worker_ms]
     kinds = [(_kind(done, cluster, history), done) for done in faults.done]
@@ -130,17 +124,6 @@ def judge(
         journal_terms=history.terms,
         journal_sound=verified.ok,
     )
-
-
-def decided(journal: pathlib.Path) -> list[str]:
-    """The kinds of events in a journal, except its dispatcher's election."""
-    storage = open_storage(str(journal))
-    try:
-        events = [decode(record.sequence, record.data) for record in storage.read()]
-    finally:
-        storage.close()
-    kinds = {event.WhichOneof("event") or "" for event in events}
-    return sorted(kinds - {"leader_elected"})
 
 
 def _kind(done: DoneFault, cluster: Cluster, history: History) -> str:

@@ -2,9 +2,9 @@
 
 It reads like `forebay.service.read`, with less credit, so that its buffers hold little when it is
 killed. It continues with its last process's epoch. SIGTERM makes it return unused elements, even
-within a block, and end. SIGUSR1 cuts all its connections, to workers and dispatchers. SIGUSR2 makes
-it leave the epoch like SIGTERM, and continue with the next. In every other epoch it reads slowly,
-so that workers run ahead of it, and faults find full buffers. With `claims` it reads at least once.
+within a block, and end. SIGUSR1 cuts all its connections, to workers and dispatchers. In every
+other epoch it reads slowly, so that workers run ahead of it, and faults find full buffers. With
+`claims` it reads at least once.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class NextEpoch(msgspec.Struct, frozen=True):
 
 
 def next_epoch(records: list[Record]) -> NextEpoch:
-    """The epoch to continue with: the last one, unless it ended or the trainer left it for good."""
+    """The epoch to continue with: the last one, unless it ended."""
     for record in reversed(records):
-        if isinstance(record, Joined) or (isinstance(record, Left) and not record.for_good):
+        if isinstance(record, Joined | Left):
             return NextEpoch(record.epoch, begun=True)
-        if isinstance(record, ReadToEnd | Left):
+        if isinstance(record, ReadToEnd):
             return NextEpoch(record.epoch + 1)
     return NextEpoch(1)
 
@@ -111,7 +111,6 @@ def read_epoch(
     consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=reading)
     try:
         recorder.add(Joined(epoch, consumer.consumer_id, time.monotonic()))
-        _told.discard(signal.SIGUSR2)
         _reading = True
         for block in consumer.blocks(NOTHING):
             left = block.count // 2 if _told else 0
@@ -126,8 +125,7 @@ def read_epoch(
             if _told:
                 left_s = time.monotonic()
                 consumer.close(left)
-                for_good = signal.SIGTERM not in _told
-                recorder.add(Left(epoch, left_s, consumer.not_handed_back, for_good))
+                recorder.add(Left(epoch, left_s, consumer.not_handed_back))
                 return
         recorder.add(ReadToEnd(epoch, time.monotonic()))
     finally:
@@ -145,16 +143,14 @@ def unpack(block: Block) -> tuple[list[int], list[int]]:
 
 def _leave(number: int, _: Any) -> None:
     _told.add(number)
-    if number == signal.SIGTERM:
-        _ignore_others()
-    if number == signal.SIGTERM and not _reading:
+    _ignore_cuts()
+    if not _reading:
         sys.exit(0)
 
 
-def _ignore_others() -> None:
-    """Ignore these signals: Python removes its handlers at exit, and then they would kill it."""
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+def _ignore_cuts() -> None:
+    """Ignore SIGUSR1: Python removes its handlers at exit, and then it would kill the process."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def cut_connections(*_: Any) -> None:
@@ -169,7 +165,6 @@ def cut_connections(*_: Any) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, cut_connections)
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, _leave)
+    signal.signal(signal.SIGTERM, _leave)
     main(msgspec.json.decode(sys.argv[1], type=TrainerTask))
-    _ignore_others()
+    _ignore_cuts()

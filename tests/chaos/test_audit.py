@@ -11,10 +11,8 @@ import pytest
 
 from forebay.chaos.audit import Verdict, check
 from forebay.chaos.excuses import (
-    EPOCH_LEFT,
     EPOCH_PAUSED,
     HANDED_BACK_LATE,
-    HANDED_BACK_TO_NOBODY,
     NOBODY_READ,
     TRAINER_GONE,
     WORKER_GIVEN_UP,
@@ -117,7 +115,7 @@ def reader(
         Got(1, 2.0, TASKS[1], [i for i in ids if i >= 5]),
     ]
     if left_s is not None:
-        return [*records, Left(1, left_s, [*unheard], for_good=True)]
+        return [*records, Left(1, left_s, [*unheard])]
     return records if ended_s is None else [*records, ReadToEnd(1, ended_s)]
 
 
@@ -329,7 +327,7 @@ class TestHandingBack:
 
     @staticmethod
     def preempted(*ids: int, unheard: Sequence[int] = ()) -> list[Record]:
-        return [*reader(0, *ids, ended_s=None), Left(1, 3.0, [*unheard], for_good=False)]
+        return [*reader(0, *ids, ended_s=None), Left(1, 3.0, [*unheard])]
 
     def test_all_of_it_is_owed(self, run: Run) -> None:
         assert run.verdict(self.preempted(0), reader(1, *range(1, 10))).broken == []
@@ -363,53 +361,7 @@ class TestHandingBack:
         assert run.verdict(*trainers, finished=False).lost_unexplained == 1
 
 
-class TestNobodyIsLeft:
-    """Who had waited long enough for it has ended: what comes back waits for who joins."""
-
-    def verdict(
-        self, run: Run, *lost: int, ended_s: float = 3.5, left: Sequence[int] = (0,)
-    ) -> Verdict:
-        others = [i for i in range(10) if i not in (*left, *lost)]
-        leaver = reader(0, *left, left_s=3.0, unheard=[])
-        return run.verdict(leaver, reader(1, *others, ended_s=ended_s), finished=False)
-
-    def test_what_it_can_have_had(self, run: Run) -> None:
-        verdict = self.verdict(run, 3, 8, 9)
-        assert verdict.broken == [] and verdict.lost == {HANDED_BACK_TO_NOBODY: 3}
-
-    def test_more(self, run: Run) -> None:
-        assert self.verdict(run, 7, 8, 9).lost_unexplained == 1
-
-    def test_somebody_was(self, run: Run) -> None:
-        assert "epoch 1 never finished: 1 elements (9)" in broken(
-            self.verdict(run, 9, ended_s=50.0)
-        )
-
-    def test_something_was_never_leased(self, run: Run) -> None:
-        run.give_back(run.leases[1], 1)
-        assert "epoch 1 never finished: 1 elements (9)" in broken(self.verdict(run, 9))
-
-    def test_nothing_is_missing(self, run: Run) -> None:
-        assert "epoch 1 never finished" in broken(self.verdict(run))
-
-    def test_and_a_worker_was_killed(self, run: Run) -> None:
-        run.lives["worker1.1"].killed_s = 2.0
-        verdict = self.verdict(run, 5, 6, 7, 8, 9)
-        assert verdict.lost == {HANDED_BACK_TO_NOBODY: HELD, WORKER_KILLED: 3}
-        assert verdict.broken == []
-
-
 class TestLeaving:
-    """Trainers leave an epoch for good, and nobody asks for its rest."""
-
-    def test_all_of_them(self, run: Run) -> None:
-        verdict = run.verdict(reader(0, 0, left_s=3.0), reader(1, 5, left_s=3.0), finished=False)
-        assert verdict == Verdict([], 1, 2, 0, 0, {EPOCH_LEFT: 8}, 0)
-
-    def test_all_of_them_and_nothing_comes_twice(self, run: Run) -> None:
-        verdict = run.verdict(reader(0, 0, left_s=3.0), reader(1, 0, left_s=3.0), finished=False)
-        assert "(0) delivered more often than they were leased" in broken(verdict)
-
     def test_one_and_the_other_is_owed_the_rest(self, run: Run) -> None:
         trainers = reader(0, 0, left_s=3.0), reader(1, 1, 2, 3, 4, *range(7, 10))
         verdict = run.verdict(*trainers)
@@ -420,12 +372,6 @@ class TestLeaving:
     def test_one_and_the_other_sees_no_end(self, run: Run) -> None:
         trainers = reader(0, 0, left_s=3.0), reader(1, 1, ended_s=None)
         assert "epoch 1 never finished" in broken(run.verdict(*trainers, finished=False))
-
-    def test_who_was_killed_and_left_after_that(self, run: Run) -> None:
-        run.lives["trainer0.2"] = Life("trainer0.2", "trainer", 0, 10.0)
-        again = reader(0, 1, name="trainer0.2", left_s=12.0)
-        verdict = run.verdict([*reader(0, 0, ended_s=None), *again], finished=False)
-        assert verdict.broken == [] and verdict.lost == {EPOCH_LEFT: 8}
 
     def test_a_pause_while_nobody_read(self, run: Run) -> None:
         run.lives["trainer0.1"].ended_s = 30.0

@@ -81,7 +81,7 @@ def test_what_a_dead_trainer_had_not_reported_comes_again(run: Run) -> None:
 
 
 def left_in_order(run: Run) -> None:
-    run.first.append(Left(1, 3, [], for_good=False))
+    run.first.append(Left(1, 3, []))
     run.why = GOODBYE
 
 
@@ -108,5 +108,5 @@ def test_a_broken_promise_is_found(run: Run, lie: Callable[[Run], None], what: s
 
 
 def test_who_left_and_could_not_say_so_is_excused(run: Run) -> None:
-    run.first.append(Left(1, 3, [], for_good=False))
+    run.first.append(Left(1, 3, []))
     assert run.broken() == []

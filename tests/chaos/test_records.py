@@ -67,25 +67,22 @@ def test_where_a_trainer_goes_on(count: int, expected: NextEpoch) -> None:
     assert next_epoch(list(RECORDS[:count])) == expected
 
 
-def test_it_goes_on_behind_what_it_has_left() -> None:
-    assert next_epoch([*RECORDS[:3], Left(1, 4.0, [], for_good=True)]) == NextEpoch(2)
-    preempted = Left(1, 4.0, [], for_good=False)
+def test_it_goes_on_with_what_it_had_to_leave() -> None:
+    preempted = Left(1, 4.0, [])
     assert next_epoch([*RECORDS[:3], preempted]) == NextEpoch(1, begun=True)
 
 
 def test_who_is_told_to_stop_heeds_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Python takes handlers away before it ends, what comes then would kill it."""
-    others = (signal.SIGUSR1, signal.SIGUSR2)
-    before = [signal.getsignal(number) for number in others]
+    before = signal.getsignal(signal.SIGUSR1)
     monkeypatch.setattr(trainer, "_reading", True)
     monkeypatch.setattr(trainer, "_told", set())
     try:
         trainer._leave(signal.SIGTERM, None)
-        assert [signal.getsignal(number) for number in others] == [signal.SIG_IGN] * 2
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
         assert trainer._told == {signal.SIGTERM}
         monkeypatch.setattr(trainer, "_reading", False)
         with pytest.raises(SystemExit):
             trainer._leave(signal.SIGTERM, None)
     finally:
-        for number, handler in zip(others, before, strict=True):
-            signal.signal(number, handler)
+        signal.signal(signal.SIGUSR1, before)

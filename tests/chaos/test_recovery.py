@@ -96,7 +96,13 @@ def test_a_wait_during_another_fault_that_lasts_is_counted_apart() -> None:
         "kill leader, during another": [1, 3.8],
         "silence redis": [1, 3.4],
     }
-    for kind in ("stall leader", "pause dispatcher", "mute redis", "pause worker", "empty storage"):
+    for kind in (
+        "stall leader",
+        "pause dispatcher",
+        "mute redis",
+        "pause worker",
+        "silence postgres",
+    ):
         assert set(rows(kill, lasting(kind, 2.6, 5.6))) == {"kill leader, during another", kind}
 
 
