@@ -50,7 +50,7 @@ LAYERS: dict[str, set[str]] = {
     "service.core": {"journal", "storage", "service.errors", "service.ranges"},
     "service.connections": {
         *("service.address_forms", "service.complaints", "service.errors", "service.processes"),
-        *("service.proto", "service.tracing", "journal.proto"),
+        *("service.proto", "service.tracing", "service.memory_limit", "journal.proto"),
     },
     "service.http": {
         *("service.connections.admission", "service.connections.credentials"),

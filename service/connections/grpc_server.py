@@ -59,15 +59,19 @@ DISPATCHER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 """For long-polling calls: keepalives detect a peer that is paused or silently cut off."""
 
 
-def server_options(credentials: Credentials | None) -> list[tuple[str, Any]]:
+def server_options(
+    credentials: Credentials | None, *, datasets: bool = True
+) -> list[tuple[str, Any]]:
     """For every server. Without SO_REUSEPORT, a used port is an error. Clients may ping.
 
-    One with credentials serves Forebay's clients only, which send large requests in pieces.
+    One with credentials serves Forebay's clients only, which send large requests in pieces. Nobody
+    compresses a message: gRPC before 1.80 bounds it before it is inflated, and not behind that.
     """
-    most = MAX_DATASET_BYTES if credentials is None else PIECE_BYTES
+    most = MAX_DATASET_BYTES if credentials is None and datasets else PIECE_BYTES
     return [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", most),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none but "identity"
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
@@ -320,10 +324,10 @@ def threaded_handler(
     )
 
 
-def parsed(kind: type[Message], data: bytes) -> Message:
+def parsed(kind: type[Message], data: bytes | bytearray) -> Message:
     """Raises InvalidArgument."""
     try:
-        return kind.FromString(data)
+        return kind.FromString(data)  # type: ignore[arg-type] # also a bytearray, uncopied
     except DecodeError as error:
         raise InvalidArgument(
             f"the request is no {kind.DESCRIPTOR.name} message ({len(data)} bytes that do not "
@@ -331,7 +335,7 @@ def parsed(kind: type[Message], data: bytes) -> Message:
         ) from error
 
 
-async def _parsed_async(kind: type[Message], data: bytes) -> Message:
+async def _parsed_async(kind: type[Message], data: bytes | bytearray) -> Message:
     return parsed(kind, data)
 
 
@@ -341,7 +345,7 @@ def generic_handler(
     *,
     of_datasets: Collection[str] = (),
     admit: Callable[[str, Any], Hashable] = lambda _, call: call.peer(),
-    parse: Callable[[type[Message], bytes], Awaitable[Message]] = _parsed_async,
+    parse: Callable[[type[Message], bytes | bytearray], Awaitable[Message]] = _parsed_async,
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """A handler for the service of that full name, for a `grpc.aio` server.
 
@@ -353,15 +357,15 @@ def generic_handler(
     receiver = RequestReceiver()
 
     def handler(name: str, function: Callable[..., Any], kind: type[Message]) -> Any:
-        most = MAX_DATASET_BYTES if name in of_datasets else MAX_REQUEST_BYTES
+        most = receiver.most_of_one if name in of_datasets else MAX_REQUEST_BYTES
 
         async def answer(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             _call.set(context)
             _caller.set(None)
             try:
                 peer = admit(name, context)
-                async with receiver.request(context, peer, most) as data:
-                    answered: Message = await function(await parse(kind, data))
+                async with receiver.request(context, peer, most) as received:
+                    answered: Message = await function(await parse(kind, received.pop()))
                     return answered.SerializeToString()
             except ForebayError as error:
                 await context.abort(grpc.StatusCode[status_of(error)], str(error))

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from ..errors import InvalidArgument, Unavailable
+from ..memory_limit import memory_limit
 
 PIECE_BYTES = 1 << 20
 
@@ -31,6 +32,10 @@ service/pipelines/definitions.py), and what is around it."""
 
 MAX_UNDER_WAY = MAX_DATASET_BYTES + (512 << 20)
 """Bytes of the requests that a server has received and not answered: a dataset, and others."""
+
+DATASET_SHARE, UNDER_WAY_SHARE = 8, 6
+"""Neither is more than this part of the memory that the server may use: to register a dataset takes
+four to seven times its bytes."""
 
 SMALL_BYTES = 64 << 10
 """A request of no more is received, however many bytes are under way."""
@@ -59,16 +64,22 @@ def ask(
 class RequestReceiver:
     """The requests that are under way at one server. For its event loop."""
 
-    def __init__(self, most: int = MAX_UNDER_WAY, most_of_one: int = MAX_DATASET_BYTES) -> None:
-        """`most` bytes in all, and `most_of_one` peer."""
-        self._most, self._most_of_one = most, most_of_one
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        """Of what may use so much memory, by default what this process may."""
+        memory_bytes = memory_bytes or memory_limit()
+        self.most_of_one = min(MAX_DATASET_BYTES, memory_bytes // DATASET_SHARE)
+        """Bytes of a request with a dataset, and of a peer's requests together."""
+        self._most = min(MAX_UNDER_WAY, memory_bytes // UNDER_WAY_SHARE)
         self._bytes: Counter[Hashable] = Counter()  # by peer
         self._turns: weakref.WeakValueDictionary[Hashable, asyncio.Semaphore]
         self._turns = weakref.WeakValueDictionary()
 
     @contextlib.asynccontextmanager
-    async def request(self, call: Any, peer: Hashable, most: int) -> AsyncIterator[bytes]:
+    async def request(
+        self, call: Any, peer: Hashable, most: int
+    ) -> AsyncIterator[list[bytes | bytearray]]:
         """The request of a call (grpc.aio.ServicerContext), which counts until the context ends.
+        Take it out of the list, so that its memory is free when it is parsed.
 
         Raises InvalidArgument if it has more than `most` bytes; Unavailable if it does not arrive,
         or others leave it no room.
@@ -78,23 +89,26 @@ class RequestReceiver:
             turn = self._turns.get(call.peer())
             if turn is None:
                 turn = self._turns[call.peer()] = asyncio.Semaphore(TURNS)
-            pieces: list[bytes] = []
+            whole: list[bytes | bytearray] = []
             async with turn, _in_time():
                 while True:
                     piece = await call.read()
                     if piece is grpc.aio.EOF:  # type: ignore[attr-defined] # not in its stubs
-                        if len(pieces) > 1:  # else it may be of an earlier version
+                        if whole and len(whole[0]) > PIECE_BYTES:  # or of an earlier version
                             raise Unavailable("the request broke off")
                         break
                     taken += len(piece)
                     self._bytes[peer] += len(piece)
-                    pieces.append(piece)
                     self._check(peer, taken, most)
+                    if not whole:
+                        whole.append(piece)
+                    elif isinstance(whole[0], bytearray):
+                        whole[0] += piece  # of which no copy is kept
+                    else:
+                        whole[0] = bytearray(whole[0]) + piece
                     if len(piece) != PIECE_BYTES:
                         break
-            data = pieces.pop() if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            yield data
+            yield whole or [b""]
         finally:
             self._bytes[peer] -= taken
             if not self._bytes[peer]:
@@ -103,10 +117,11 @@ class RequestReceiver:
     def _check(self, peer: Hashable, size: int, most: int) -> None:
         if size > most:
             raise InvalidArgument(
-                f"the request has more than {most} bytes, which is too large for this method"
+                f"the request has more than {most} bytes, which is too large for this method or "
+                "for this server's memory"
             )
         # What only tells of life is never refused.
-        full = self._bytes[peer] > self._most_of_one or self._bytes.total() > self._most
+        full = self._bytes[peer] > self.most_of_one or self._bytes.total() > self._most
         if full and size > SMALL_BYTES:
             raise Unavailable(
                 f"{self._bytes[peer]} bytes of the requests of {peer}, and {self._bytes.total()} "

@@ -17,6 +17,9 @@ from ..proto import transfer_pb2 as pb
 MAX_CONSUMERS = 1 << 16
 """Bounds the consumers that read together."""
 
+MAX_TRAINER_ID = 1_000
+"""Characters. A task remembers many of them."""
+
 MAX_INDEX = 1 << 62
 
 UNNEEDED = MAX_INDEX
@@ -160,6 +163,11 @@ class Cached(Order):
         if not self.trainer_id:
             raise InvalidArgument(
                 "tf.data service cross-trainer cache requires a non-empty trainer ID."
+            )
+        if len(self.trainer_id) > MAX_TRAINER_ID:
+            raise InvalidArgument(
+                f"trainer_id {self.trainer_id!r:.50} has {len(self.trainer_id)} characters, and "
+                f"may have {MAX_TRAINER_ID}"
             )
 
 

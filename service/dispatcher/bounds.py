@@ -83,21 +83,21 @@ _INTEGERS = {
 }
 
 
-async def parse(kind: type[Message], data: bytes) -> Message:
+async def parse(kind: type[Message], data: bytes | bytearray) -> Message:
     """A serialized request. Raises InvalidArgument."""
     if len(data) <= SMALL_BYTES:
         return _parse(kind, data)
     return await asyncio.to_thread(_parse, kind, data)
 
 
-def _parse(kind: type[Message], data: bytes) -> Message:
+def _parse(kind: type[Message], data: bytes | bytearray) -> Message:
     _count_parts(kind.DESCRIPTOR, data)
     request = parsed(kind, data)
     check(request)
     return request
 
 
-def _count_parts(kind: Any, data: bytes) -> None:
+def _count_parts(kind: Any, data: bytes | bytearray) -> None:
     """Two bytes of a request are a message of a hundred in memory, so they are counted before that.
 
     What is no message of that kind is left to the parser. Raises InvalidArgument.
@@ -141,7 +141,7 @@ _VARINT, _LENGTH, _FIXED = 0, 2, {1: 8, 5: 4, 3: 0, 4: 0}
 """Wire types: those of fixed sizes by their bytes; groups begin and end without any."""
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
     """A number, and where it ends; the end of the data, if it is cut off or none."""
     number = 0
     for shift in range(0, 70, 7):

@@ -194,15 +194,15 @@ class ForebayFace:
             structure=request.structure,
             compression=request.compression,
         )
-        graph = request.python
-        require_bytes(graph or request.graph)
+        graph = request.python or request.graph  # each access copies it
+        require_bytes(graph)
+        if not graph:
+            raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
         if request.python:
             definition.python_function.SetInParent()
-            definition.python_function.no_code = has_no_code(request.python)
-        elif request.graph:
-            graph = await self._sanitized("RegisterDataset", request)
+            definition.python_function.no_code = await asyncio.to_thread(has_no_code, graph)
         else:
-            raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
+            graph = await self._sanitized("RegisterDataset", request)
         is_believed = self._permissions is None  # else about its own dataset only
 
         def admit() -> None:

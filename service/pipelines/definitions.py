@@ -65,8 +65,9 @@ def has_no_code(stored: bytes) -> bool:
 
 
 MAX_BYTES = 1 << 30
-"""Limit of a dataset's graph, or of its pickled function and splits. Registering one takes up to
-seven times its size of the dispatcher's memory."""
+"""Limit of a dataset's graph, or of its pickled function and splits. Registering one takes four
+to seven times its size of the dispatcher's memory, so a smaller limit of that bounds it, too
+(connections/requests.py)."""
 
 
 def require_bytes(stored: bytes) -> None:

@@ -45,6 +45,7 @@ from ..delivery import (
 )
 from ..errors import ForebayError, Unavailable
 from ..http.opening import open_http_thread
+from ..memory_limit import memory_limit
 from ..part_findings import SMALL_BUDGET, is_small
 from ..pipelines import PythonRules
 from ..proto import forebay_pb2 as pb
@@ -56,7 +57,6 @@ from .bundle_tasks import BundleTask
 from .element_face import ElementFace
 from .host import HostWatch
 from .idle import IdleTasks
-from .memory import default_budget
 from .metrics import Condition, WorkerMetrics
 from .observer import Observer
 from .options import WorkerOptions
@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from ..http.server import HttpThread
 
 log = logging.getLogger(__name__)
+
+SHARE = 8
+"""Tasks hold up to 1/SHARE of the memory limit by default."""
 
 GRPC_THREADS = 256
 """A waiting stock client holds a thread, so this bounds how many can wait at a time. In a
@@ -109,7 +112,7 @@ class Worker:
         self._dispatcher = DispatcherClient(options.dispatcher, credentials=own)
         # Heartbeats never queue behind the tasks' calls: the dispatcher gives up a late worker.
         self._beats = DispatcherClient(options.dispatcher, own_connection=True, credentials=own)
-        budget_bytes = options.memory_budget or default_budget()
+        budget_bytes = options.memory_budget or memory_limit() // SHARE
         if is_small(budget_bytes):
             log.warning(
                 "--memory-budget is %d bytes for the elements of all tasks: each waits until "
@@ -159,7 +162,7 @@ class Worker:
                 *not_a_dispatcher.handlers(options.dispatcher),
             ],
             interceptors=interceptors(self._admission),
-            options=[*server_options(own), *tunnel.SERVER_OPTIONS],
+            options=[*server_options(own, datasets=False), *tunnel.SERVER_OPTIONS],
         )
 
     def start(self) -> None:

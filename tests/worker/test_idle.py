@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import ANY, AnyOutput, EndOfTask, Subscription
+from forebay.service.memory_limit import memory_limit
 from forebay.service.pipelines import SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker import idle as idle_module
 from forebay.service.worker.idle import Decided, IdleTask, IdleTasks, decide
-from forebay.service.worker.memory import memory_limit
 from forebay.service.worker.observer import Observer
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Complete

@@ -6,14 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-SHARE = 8
-"""A worker's tasks hold up to 1/SHARE of the limit by default."""
-
-
-def default_budget() -> int:
-    """The default budget in bytes for the elements of a worker's tasks."""
-    return memory_limit() // SHARE
-
 
 def memory_limit(root: Path = Path("/")) -> int:
     """In bytes. `root` is the directory of /proc and /sys."""
