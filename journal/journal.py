@@ -8,6 +8,7 @@ batch, so that a crash leaves all of them or none.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -21,9 +22,13 @@ from .codec import encode
 from .proto.events_pb2 import Event
 from .snapshots import Retention, decode_snapshot, encode_snapshot, plan_retention
 
+log = logging.getLogger(__name__)
+
 BATCH_BYTES = 8 << 20
 FLUSH_S = 5.0
 """How long `close` waits for the last events to become durable."""
+CLOSE_S = 10.0
+"""How long it waits for the storage's calls to end: a disk that hangs does not let them."""
 
 
 class _Group:
@@ -144,6 +149,7 @@ class Journal:
         """Flush, then close the writer. Idempotent.
 
         Waits FLUSH_S at most for an unreachable storage; pending waiters then get the failure.
+        Calls that hang for CLOSE_S are left behind.
         Never raises for a failed journal: the waiters and `on_failure` already got the error.
         """
         if self._closed:
@@ -154,12 +160,20 @@ class Journal:
                 await asyncio.wait_for(self.wait_durable(self.sequence), FLUSH_S)
             except (StorageError, TimeoutError):
                 pass  # on_failure gets it
+        hangs = False
+        try:
+            await asyncio.wait_for(self._end_writing(), CLOSE_S)
+        except TimeoutError:
+            hangs = True
+            log.warning("%s hangs: its threads end with this process", self._storage.url)
+        for executor in self._own_executors:
+            executor.shutdown(wait=not hangs)
+
+    async def _end_writing(self) -> None:
         loop = asyncio.get_running_loop()
         # Runs after a snapshot that is under way; closing the writer ends a waiting append.
         await loop.run_in_executor(self._snapshots, self._writer.close)
         await loop.run_in_executor(self._appends, int)
-        for executor in self._own_executors:
-            executor.shutdown()
 
     # -- the commit path ---------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class Pages:
         query = request.query
         before = _whole(query.get("before", "0"), "before")
         text, shows_all = query.get("q", "")[:200], bool(query.get("all"))
-        found = await self._reader.ask(
+        found = await self._ask(
             do="events", before=before, query=text, known=self._source.durable(),
             folds=not (text or shows_all),
         )  # fmt: skip
@@ -191,7 +191,7 @@ class Pages:
         job_id = _whole(query.get("job", "0"), "job")
         if (durable := self._source.durable()) and sequence > durable:
             raise InvalidArgument(f"there is no event {sequence}: the newest one is {durable}")
-        found = await self._reader.ask(do="at", sequence=sequence, job_id=job_id)
+        found = await self._ask(do="at", sequence=sequence, job_id=job_id)
         status = {"journal": None, "storage": None, "wanted_workers": None, **found["status"]}
         rows = views.jobs(status)
         job = next((row for row in rows if row["id"] == job_id), None)
@@ -203,6 +203,13 @@ class Pages:
             live="",
         )  # fmt: skip
         return _html(text)
+
+    async def _ask(self, **request: Any) -> Any:
+        """What the journal's reader answers. Raises Unavailable at once while the storage hangs."""
+        role = self._source.role()
+        if role["leads"] and role["why_not"]:
+            raise Unavailable(f"the past cannot be read: this dispatcher {role['why_not']}")
+        return await self._reader.ask(**request)
 
     def _answered(self, handler: Handler) -> Handler:
         """The handler, with a page for each error."""

@@ -46,6 +46,8 @@ LISTENS_S = 0.2  # a refusal takes a round trip
 PATIENCE_LEASES = 2.0
 """A dispatcher that is no standby waits this many leases to see if the current leader is alive."""
 
+NO_LEADER = "no leader is known yet"
+
 
 class Follower:
     """A state that follows a journal. Blocking; for one thread at a time."""
@@ -109,7 +111,7 @@ class Candidate:
         self._threads = ThreadPool(STORAGE_THREADS, "forebay-candidate")
         self._follower = Follower(storage)
         self._known = pb.JournalPosition()  # the newest acknowledged event known here
-        self._complained = False
+        self.trouble = ""  # why the journal cannot be followed now
         self._exists = False  # a journal was found
         self._resolved: tuple[tuple[int, str], str] = (0, ""), ""  # a leader, and its IP address
         storage.listens = self._listens
@@ -123,6 +125,12 @@ class Candidate:
         """The leader's address by the followed journal; "" if unknown or this one."""
         leader = self._follower.state.leader
         return leader if leader != self._address else ""
+
+    def stands_by(self) -> str:
+        """Who leads, as far as it knows, or why it does not know; for those who ask it."""
+        if leader := self.leader():
+            return f"ask {leader}"
+        return self.trouble or f"{NO_LEADER}; ask again"
 
     def _listens(self, term: int) -> bool | None:
         """See `Storage.listens`. Called by `open_writer`, while nobody follows."""
@@ -274,12 +282,12 @@ class Candidate:
         except StorageError as error:
             self._complain(error)
         else:
-            self._complained = False
+            self.trouble = ""
 
     def _complain(self, error: StorageError) -> None:
-        if not self._complained:
+        if not self.trouble:
             log.warning("the journal cannot be followed, and is tried again: %s", error)
-        self._complained = True
+        self.trouble = str(error)
 
 
 def no_journal(storage: Storage) -> StorageUnusable:

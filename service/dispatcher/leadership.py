@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 
+from ...journal.journal import FLUSH_S
 from ...storage import Corrupt, Fenced, StorageError, Writer
 from ...storage.thread_pool import ThreadPool
 
@@ -81,9 +82,9 @@ class Leadership:
             await asyncio.sleep(interval_s)
 
     async def close(self) -> None:
-        """Wait for the renewal in flight."""
+        """Wait for the renewal in flight, FLUSH_S at most."""
         if self._renewal is not None:
-            await asyncio.wait([self._renewal])
+            await asyncio.wait([self._renewal], timeout=FLUSH_S)
         self._thread.shutdown(wait=False)
 
     async def _renew(self) -> None:

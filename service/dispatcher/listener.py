@@ -103,9 +103,10 @@ class StandbyHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generi
     The metadata names the leader, for clients that understand it.
     """
 
-    def __init__(self, leader: Callable[[], str]) -> None:
-        """`leader` returns the leader's address; "" if it is unknown."""
-        self._leader = leader
+    def __init__(self, leader: Callable[[], str], stands_by: Callable[[], str]) -> None:
+        """`leader` returns the leader's address; "" if it is unknown. `stands_by` says the same in
+        words."""
+        self._leader, self._stands_by = leader, stands_by
         self.refused = 0  # calls
         self._handler = grpc.unary_unary_rpc_method_handler(self._refuse)
 
@@ -115,9 +116,8 @@ class StandbyHandler(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generi
     async def _refuse(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         self.refused += 1
         leader = self._leader()
-        where = f"ask {leader}" if leader else "no leader is known yet; ask again"
         await context.abort(
             grpc.StatusCode.UNAVAILABLE,
-            f"this dispatcher stands by: {where}",
+            f"this dispatcher stands by: {self._stands_by()}",
             ((LEADER_KEY, leader),) if leader else (),
         )

@@ -15,7 +15,7 @@ from ..core.job_states import STATES, job_state
 from ..core.state import Job, State
 from ..http.families import MOST_LABELLED, OTHER, Buckets, Family, Measured, denied
 from ..slicing import in_slices
-from .candidate import Candidate
+from .candidate import NO_LEADER, Candidate
 from .dispatcher import Dispatcher
 from .event_counts import EventCounts
 from .listener import StandbyHandler
@@ -120,6 +120,10 @@ SYNCS = Family(
     "forebay_journal_sync_seconds", "histogram",
     "Time of an append's fdatasync, for a journal in local files.",
 )  # fmt: skip
+SILENT = Family(
+    "forebay_storage_silent_seconds", "gauge",
+    "For how long the storage has not answered, so that all wait for it; 0: it answers.",
+)  # fmt: skip
 REPLAY = Family(
     "forebay_journal_replay_events", "gauge",
     "Events since the newest snapshot: what a restart has to replay.",
@@ -177,8 +181,10 @@ class DispatcherMetrics:
     def unready(self) -> str:
         dispatcher = self.dispatcher
         if dispatcher is None:
-            leader = self._candidate.leader()
-            return f"stands by, {f'leader {leader}' if leader else 'no leader is known yet'}"
+            if leader := self._candidate.leader():
+                return f"stands by, leader {leader}"
+            hangs = self._candidate.trouble  # which has the storage's URL, and strangers ask here
+            return f"stands by, {'its storage does not answer' if hangs else NO_LEADER}"
         if dispatcher.stopped.is_set():
             return "stops: its log says why"  # not here, where strangers ask
         if silent_s := dispatcher.storage_watch.silent_s:
@@ -215,6 +221,7 @@ class DispatcherMetrics:
 
     def _journal(self, dispatcher: Dispatcher) -> Iterator[Measured]:
         journal, state = dispatcher.journal, dispatcher.state
+        yield SILENT(dispatcher.storage_watch.silent_s)
         yield NOT_DURABLE(journal.sequence - journal.durable_sequence)
         yield APPENDS(_buckets(journal.appends))
         if dispatcher.writer.syncs is not None:

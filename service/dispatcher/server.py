@@ -56,7 +56,7 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
     address = advertised_address(options.address, bound)
     storage = open_storage(options.storage, allow_volatile=options.allow_volatile)
     candidate = Candidate(storage, options, address, place_of(bound))
-    refusal = StandbyHandler(candidate.leader)
+    refusal = StandbyHandler(candidate.leader, candidate.stands_by)
     may_see = None if permissions is None else permissions.check_metrics
     metrics = None
     if options.http_port >= 0:
@@ -162,7 +162,7 @@ async def _lead(
     metrics: DispatcherMetrics | None = None,
 ) -> None:
     """Stand by and lead in turn, until the journal fails; without `standby`, lead once."""
-    refusal = refusal or StandbyHandler(candidate.leader)
+    refusal = refusal or StandbyHandler(candidate.leader, candidate.stands_by)
     if candidate.standby:
         await listener.open([refusal], standby=True)
         ready()

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from forebay.journal import journal
 from forebay.service.core import commands as c
 from forebay.service.diagnosis import findings
-from forebay.service.dispatcher import storage_watch
+from forebay.service.dispatcher import leadership, storage_watch
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.forebay_face import ForebayFace
 from forebay.service.errors import Unavailable
@@ -39,6 +40,7 @@ class Hanging(MemoryStorage):
         super().__init__()
         self.answers = threading.Event()
         self.answers.set()
+        self.hanging = 0  # calls
         self.renews = renews  # even then: a disk on which fsync alone hangs
 
     def open_writer(self, owner: str, **options: Any) -> Any:
@@ -46,19 +48,24 @@ class Hanging(MemoryStorage):
         append, renew = writer.append, writer.renew
 
         def slow_append(records: Sequence[bytes]) -> int:
-            self.answers.wait(60)
+            self._wait()
             return append(records)
 
         def slow_renew() -> None:
             if not self.renews:
-                self.answers.wait(60)
+                self._wait()
             renew()
 
         writer.append, writer.renew = slow_append, slow_renew  # type: ignore[method-assign]
         return writer
 
-    def read_blob(self, name: str) -> bytes:
+    def _wait(self) -> None:
+        self.hanging += 1
         self.answers.wait(60)
+        self.hanging -= 1
+
+    def read_blob(self, name: str) -> bytes:
+        self._wait()
         return super().read_blob(name)
 
 
@@ -109,6 +116,26 @@ def test_the_first_finding_is_the_storage_until_it_answers(
     run_dispatcher(storage, hangs, leader_lease_ms=400)
 
 
+@pytest.mark.parametrize("renews", [False, True], ids=["server", "disk"])
+def test_a_dispatcher_ends_though_its_storage_hangs(
+    renews: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module, name in (journal, "FLUSH_S"), (journal, "CLOSE_S"), (leadership, "FLUSH_S"):
+        monkeypatch.setattr(module, name, 0.2)
+    storage = Hanging(renews)
+
+    async def hangs(dispatcher: Dispatcher) -> None:
+        storage.answers.clear()
+        waits = asyncio.create_task(dispatcher.execute(c.RegisterWorker(address="w:2", uid=2)))
+        await asyncio.sleep(0)
+        waits.cancel()
+
+    run_dispatcher(storage, hangs, leader_lease_ms=400)
+    assert storage.hanging > 0, "it was not waited for"
+    assert "memory: hangs: its threads end with this process" in caplog.text
+    storage.answers.set()
+
+
 @contextlib.contextmanager
 def stopped_server(kind: str, tmp_path: pathlib.Path) -> Iterator[tuple[str, Any]]:
     """A storage on a server of its own."""
@@ -124,7 +151,7 @@ def forebay(dispatcher: DispatcherProcess, *command: str) -> tuple[int, list[str
     done = forks.run(
         ["-m", "forebay.service.cli", *command, dispatcher.target], 60, forks.DISPATCHER
     )
-    return done.returncode, done.stdout.splitlines()
+    return done.returncode, (done.stdout or done.stderr).splitlines()
 
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
@@ -145,6 +172,9 @@ def test_a_stopped_server_is_what_the_page_and_the_commands_say_first(
             assert "it does not answer" in said[0] and "see whether its server runs" in said[1]
             code, said = forebay(dispatcher, "status")
             assert code == 0 and said[0].startswith("as of "), said
+            code, said = forebay(dispatcher, "dataset", "list")
+            assert code == 1 and "has not answered for" in said[-1], said
+            assert get(port, "/events")[0] == 503
             assert "waits for its storage, which has not answered" in get(port, "/readyz")[1]
             findings = get(port, "/")[1].partition("What is wrong")[2]
             assert findings.partition("</li>")[0].count("f-problem") == 1
