@@ -220,6 +220,7 @@ def test_an_operator_follows_a_cluster_through_faults(
         expect(lost).to_contain_text("it was given up")
         expect(lost).to_contain_text(re.compile(r"since \d\d:\d\d:\d\d"))
         expect(page.get_by_role("region", name="Jobs").locator(".bad")).to_be_visible()
+        expect(page.locator("path.m-lost title").first).to_contain_text(workers[0].address)
         pair[0].kill()
         expect(page.locator("#state")).to_contain_text("No answer")
         expect(second.locator(".banner")).to_have_count(0)  # by itself

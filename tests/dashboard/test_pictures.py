@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.service.connections.admission import Admission
 from forebay.service.connections.credentials import Credentials
-from forebay.service.dashboard.series import HEIGHT, Series, line
+from forebay.service.dashboard.series import HEIGHT, WIDTH, Series, line
 from forebay.service.dashboard.split_map import (
     CELL,
     COLUMNS,
@@ -21,6 +21,8 @@ from forebay.service.dashboard.split_map import (
     marks,
     paths,
 )
+from forebay.service.dashboard.views import MARKS, job_plots
+from forebay.service.dispatcher.samples import JOB_FIELDS
 from forebay.service.errors import Unauthenticated
 
 from ..certificates import Authority, token
@@ -88,6 +90,28 @@ def test_a_series_keeps_the_whole_run_in_bounded_memory() -> None:
     assert series.last("x") == 999
     assert line(series.of("y"), 2.0).count(f" {HEIGHT // 2}") == sum(t >= 500 - 127 for t in times)
     assert line([(0, 1.0), (1, None), (2, 1.0)], 1.0).count("M") == 2  # a gap is no line
+
+
+def test_a_plot_has_a_scale_of_short_numbers_and_marks_what_happened() -> None:
+    series = Series(JOB_FIELDS)
+    for second in range(100, 201):
+        series.add(second, (6.33 * (second - 100), None, 0.0, 3.0))
+    happened = (("lost", 150), ("lost", 150), ("", 160), ("change", 50), ("leader", 99))
+    notes = [
+        {"mark": mark, "time_ms": 1000 * second, "text": f"{mark} at {second}"}
+        for mark, second in happened
+    ]
+    failed = {"time_ms": 175_000, "code": "NOT_FOUND", "message": "/data/7", "worker": None}
+    plots = job_plots(series, notes, [failed])
+    rate, workers = plots.all  # nobody has told how long trainers wait
+    assert rate.scale == ("800", "400", "0") and workers.scale == ("4", "2", "0")
+    assert rate.marks == [
+        ("leader", 0, "leader at 99"),
+        ("lost", WIDTH // 2, "lost at 150 and 1 more"),
+        ("error", 3 * WIDTH // 4, "NOT_FOUND: /data/7"),
+    ]
+    assert plots.marks == {"leader", "lost", "error"} <= MARKS.keys()
+    assert job_plots(None, notes, []).all == []
 
 
 def test_a_pass_lasts_until_its_time_and_as_long_as_its_token(tmp_path: pathlib.Path) -> None:

@@ -89,6 +89,7 @@ def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: pathlib.Path) -
                 and states[job]["state"] == "failed"
                 and value(scraped(port), "forebay_job_state", **failed) == 1
                 and "To go–" in shown and f"{job} · Forebay" in shown
+                and worker.address in shown.partition("Errors, by worker")[2]
             )  # fmt: skip
 
         for job in ("theirs", "ours"):
