@@ -1,7 +1,7 @@
 """Generates docs/decisions/README.md, the index by number; with --check, compares instead.
 
 `python scripts/decisions.py [--check] [FOLDER]`. Each entry is a heading `## 7. Title` and, below
-it, a line in italics: its date, then its status, as in `*2026-11-21 · in force · also 24, 86*`.
+it, the date of its last change and its status: `*2026-11-21 · in force · also 24, 86*`, where
 "also" names the entries that it has taken in. The index is refused while an entry lacks that line,
 or a number is missing or used twice.
 """
@@ -15,10 +15,7 @@ import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs" / "decisions"
 HEADING = re.compile(r"^## (\d+)\. (.+)$")
-STATUS = re.compile(r"^\*(\d{4}-\d\d-\d\d) · (.+)\*$")
-RELATION = re.compile(r"^(amends|amended by|supersedes|superseded by) (\d+(?:, \d+)*)$")
-ALSO = re.compile(r"^also (\d+(?:, \d+)*)$")
-REPORT = re.compile(r"^a report, now in \[[^]]+\]\([^)]+\)$")
+STATUS = re.compile(r"^\*(\d{4}-\d\d-\d\d) · in force(?: · also (\d+(?:, \d+)*))?\*$")
 LEAD = """\
 # Decisions
 
@@ -67,14 +64,12 @@ def read(folder: pathlib.Path) -> tuple[list[Entry], list[str]]:
             entries.append(entry)
             below = next((text for text in lines[at + 1 :] if text), "")
             if (status := STATUS.match(below)) is None:
-                faults.append(f"{entry.number}: no line `*<date> · <status>*` below its heading")
+                faults.append(
+                    f"{entry.number}: {below!r} is not `*<date> · in force · also <numbers>*`"
+                )
                 continue
             entry.date = status[1]
-            for part in status[2].split(" · "):
-                if also := ALSO.match(part):
-                    entry.also = tuple(map(int, also[1].split(", ")))
-                elif part != "in force" and not RELATION.match(part) and not REPORT.match(part):
-                    faults.append(f"{entry.number}: {part!r} is no status")
+            entry.also = tuple(map(int, re.findall(r"\d+", status[2] or "")))
     return sorted(entries, key=lambda entry: entry.number), faults
 
 
