@@ -1,10 +1,10 @@
 """Chaos: runs a cluster on this machine under random faults, and checks its promises.
 
     plan ─► cluster (members, proxy) ─► trainers' records ┐
-                                        the journal ───────┴► audit ─► report, plot
+                                        the journal ───────┴► audit ─► report
 
 plan.py derives the plan of faults from the seed. cluster.py runs the processes, and faults.py
-injects the faults. Trainers record every element that they get (records.py, record_files.py).
+injects the faults. Trainers record every element that they get (records.py).
 audit.py, which is pure, checks those records against the journal, and excuses.py says which missing
 elements a fault excuses. With hosts.py each process runs on a host of its own, and partitions
 (partitions.py) are faults, too.

@@ -57,10 +57,12 @@ def check(
     (`failed_cut_off` in partitions.py).
     """
     verdict = Verdict(list(history.broken))
-    audit = _Audit(history, lives, lost_with_a_trainer, wall_s, partitions, verdict)
+    excuses = Excuses(history, lives, lost_with_a_trainer, wall_s, partitions, verdict.lost)
+    audit = _Audit(history, lives, excuses, verdict)
     for records in trainers:
         audit.take(records)
-    for number, epoch in audit.enter_epochs(job):
+    for number, epoch in sorted(history.jobs.get(job, {}).items()):
+        verdict.epochs += 1
         audit.check_epoch(number, epoch, elements, passes)
     audit.check_strays()
     audit.check_lives(cut_off)
@@ -71,22 +73,14 @@ class _Audit:
     """The audit of one job's readers."""
 
     def __init__(
-        self,
-        history: History,
-        lives: Mapping[str, Life],
-        lost_with_a_trainer: int,
-        wall_s: float,
-        partitions: Sequence[Partition],
-        verdict: Verdict,
+        self, history: History, lives: Mapping[str, Life], excuses: Excuses, verdict: Verdict
     ) -> None:
+        self.verdict = verdict
         self._history = history
         self._lives = lives
-        self._excuses = Excuses(
-            history, lives, lost_with_a_trainer, wall_s, partitions, verdict.lost
-        )
+        self._excuses = excuses
         # By epoch: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
-        self.verdict = verdict
 
     def take(self, records: Iterable[Record]) -> None:
         """Enter one trainer's records."""
@@ -117,15 +111,8 @@ class _Audit:
                     visit.gone_s = record.at_s
                     visit.unheard = record.unheard
 
-    def enter_epochs(self, job: str) -> list[tuple[int, Epoch]]:
-        """The job's epochs in the journal."""
-        epochs = sorted(self._history.jobs.get(job, {}).items())
-        self.verdict.epochs += len(epochs)
-        return epochs
-
     def check_epoch(self, number: int, epoch: Epoch, elements: int, passes: int) -> None:
-        got = self._got.pop(number, Counter())
-        lease_of = epoch.lease_of
+        got, lease_of = self._got.pop(number, Counter()), epoch.lease_of
         # By task and id.
         leases: defaultdict[tuple[int, int], list[LeasedSplits]] = defaultdict(list)
         for (_, i), lease in lease_of.items():
@@ -166,7 +153,9 @@ class _Audit:
             else:
                 by_worker[self._history.worker_of[lease.task_id]].append((i, lease))
         for worker_id, lost in by_worker.items():
-            self._check_lost(number, worker_id, lost)
+            if rest := self._excuses.excuse(number, worker_id, lost):
+                name = self._history.workers[worker_id].name or worker_id
+                self._unexplained(number, rest, f"{name} had them")
 
     def check_strays(self) -> None:
         """Check that no element came from an epoch that is not in the journal."""
@@ -184,14 +173,6 @@ class _Audit:
             elif life.stopped_badly:
                 how = "had to be killed" if life.stuck else f"ended with {life.code}"
                 self._broken(f"{life.name} was told to stop, and {how}")
-
-    def _check_lost(
-        self, number: int, worker_id: int, lost: list[tuple[int, LeasedSplits]]
-    ) -> None:
-        """Check that each missing element of one worker has an excuse."""
-        if rest := self._excuses.excuse(number, worker_id, lost):
-            name = self._history.workers[worker_id].name or worker_id
-            self._unexplained(number, rest, f"{name} had them")
 
     def _unexplained(self, number: int, ids: list[int], what: str) -> None:
         self.verdict.lost_unexplained += len(ids)

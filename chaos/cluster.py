@@ -27,7 +27,7 @@ from .ordered import FIRST_GROUP, MOST_CONSUMERS, OrderedTask, next_group
 from .partitions import Partition
 from .plan import host_names
 from .proxy import Proxies
-from .record_files import RecordFiles
+from .records import RecordFiles
 from .trainer import CREDIT_BYTES, TrainerTask
 
 CLAIMERS = 2

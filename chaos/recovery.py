@@ -1,4 +1,4 @@
-"""Measures how long trainers waited after each fault, and their throughput.
+"""Measures how long trainers waited after each fault.
 
 A trainer waits from its request for a block, which follows its work on the last block, until it has
 the block. The *wait* after a fault is the longest wait of the trainers that the fault did not hit.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,7 +34,6 @@ class Delivery(NamedTuple):
 
     asked_s: float  # when the trainer requested it; `got_s` for its first block
     got_s: float
-    elements: int
 
 
 Deliveries = Mapping[str, Sequence[Delivery]]
@@ -76,7 +75,7 @@ def deliveries(trainers: Sequence[Iterable[Record]]) -> Deliveries:
                     name, asked_s = record.name, math.nan
                 case Got(at_s=at_s):
                     since_s = at_s if math.isnan(asked_s) else asked_s
-                    found[name].append(Delivery(since_s, at_s, len(record.ids)))
+                    found[name].append(Delivery(since_s, at_s))
                     asked_s = at_s
                 case Worked():
                     asked_s = record.at_s
@@ -135,13 +134,3 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
-
-
-def throughput(got: Deliveries, from_s: float) -> list[int]:
-    """Elements that all trainers together got, in each second from `from_s` on."""
-    seconds: Counter[int] = Counter()
-    for blocks in got.values():
-        for block in blocks:
-            seconds[math.floor(block.got_s - from_s)] += block.elements
-    last = max(seconds, default=-1)
-    return [seconds[second] for second in range(last + 1)]

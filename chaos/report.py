@@ -20,7 +20,7 @@ from .history import History, read_history
 from .ordered_audit import check_order
 from .ordered_audit import consumers as members
 from .partitions import Partition, failed_cut_off
-from .recovery import Waits, deliveries, throughput, waits_by_kind
+from .recovery import Waits, deliveries, waits_by_kind
 from .trainer import JOB
 
 
@@ -47,7 +47,6 @@ class ChaosReport(msgspec.Struct):
     claims: Verdict  # of the trainers that read at least once
     ordered: Verdict  # of the trainers that read in order
     waits: dict[str, Waits]  # by kind of fault
-    throughput: list[int]  # elements, in each second since the faults began
     journal_events: int
     journal_terms: int
     journal_sound: bool
@@ -119,7 +118,6 @@ def judge(
         claims=claims,
         ordered=ordered,
         waits=waits_by_kind(done, got, no_worker_s),
-        throughput=throughput(got, began_s),
         journal_events=history.events,
         journal_terms=history.terms,
         journal_sound=verified.ok,

@@ -15,7 +15,6 @@ from forebay.chaos.recovery import (
     Delivery,
     deliveries,
     percentile,
-    throughput,
     wait_after,
     waits_by_kind,
 )
@@ -23,7 +22,7 @@ from forebay.chaos.recovery import (
 
 def eager(*got_s: float) -> list[Delivery]:
     """Of a trainer that asks for the next block as soon as it has one."""
-    return [Delivery(got_s[max(0, i - 1)], at_s, 5) for i, at_s in enumerate(got_s)]
+    return [Delivery(got_s[max(0, i - 1)], at_s) for i, at_s in enumerate(got_s)]
 
 
 GOT = {"trainer0.1": eager(1.0, 2.0, 6.0, 6.5, 20.0), "trainer1.1": eager(1.5, 2.5)}
@@ -146,8 +145,8 @@ def test_who_works_on_a_block_does_not_wait() -> None:
         Got(3, 7.0, 20, [3]), Started("trainer0.2", 8.0), Got(3, 9.0, 20, [4]),
     ]  # fmt: skip
     got = deliveries([records])
-    assert got["trainer0.1"] == [(1.0, 1.0, 1), (4.0, 4.1, 1), (5.0, 7.0, 1)]
-    assert got["trainer0.2"] == [(9.0, 9.0, 1)]
+    assert got["trainer0.1"] == [(1.0, 1.0), (4.0, 4.1), (5.0, 7.0)]
+    assert got["trainer0.2"] == [(9.0, 9.0)]
     wait = wait_after(done("worker0.1", 1.5), got)
     assert wait is not None and wait.lasted_s == pytest.approx(0.1)
     turn = wait_after(done("worker0.1", 2.5), got)
@@ -158,12 +157,3 @@ def test_percentiles() -> None:
     values = list(range(1, 101))
     assert percentile(values, 50) == 50 and percentile(values, 99) == 99
     assert percentile([3.0], 50) == percentile([3.0], 99) == 3.0
-
-
-def test_throughput() -> None:
-    records: list[Record] = [
-        Started("trainer0.1", 9.0), Got(1, 10.1, 20, [1, 2]), Got(1, 10.9, 20, [3]),
-        Started("trainer0.2", 11.0), Got(1, 12.0, 20, [4]),
-    ]  # fmt: skip
-    assert throughput(deliveries([records]), 10.0) == [3, 0, 1]
-    assert throughput({}, 10.0) == []
