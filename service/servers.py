@@ -317,6 +317,7 @@ class WorkerConfig:
     memory_budget: int | None = None
     allow_python: bool | None = None
     payload_checksums: bool | None = None
+    data_root: Sequence[str] | None = None
     processes: int | None = None
     shutdown_quiet_period_ms: int | None = None
     http_port: int | None = None

@@ -32,6 +32,7 @@ OF_WORDS = {
     "workers": "a:1,b:%port%",
     "deployment_mode": "COLOCATED",
     "load_op_library": "/a.so,/b.so",
+    "data_root": "/data,gs://b/data",
 }
 
 CASES = [

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import grows
 from ...storage.extras import install
 from ..blocks import Block
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..proto import tf_service_pb2 as tf
 from ..user_metrics import Totals
-from .definitions import has_no_code
+from .definitions import files_of, has_no_code
 from .splits import PARTS, MaySkip, Shard, SkipReport, SplitFeed, SplitRange
+from .tf_data.data_roots import confined, require_below
 
 if TYPE_CHECKING:
     from .python.fork_server import ForkServers
@@ -53,7 +55,7 @@ __all__ = [
 
 
 class PythonRules(NamedTuple):
-    """How a worker runs Python datasets."""
+    """How a worker runs Python datasets, and what it reads."""
 
     allowed: bool = True
     processes: int = 0  # of a run, at most; 0: one for each core
@@ -62,6 +64,7 @@ class PythonRules(NamedTuple):
     totals: Totals | None = None  # collects users' metrics of long runs
     fork_servers: ForkServers | None = None  # None: this process's own
     iteration: int = 0  # what a long run shuffles records by
+    data_roots: tuple[str, ...] = ()  # that graphs and files of records must lie below; (): none
 
     @property
     def width(self) -> int:
@@ -256,7 +259,7 @@ def open_pipeline(
 
 
 def _open_graph(
-    definition: ev.DatasetDefinition, graph: bytes, shard: Shard | None, _: PythonRules
+    definition: ev.DatasetDefinition, graph: bytes, shard: Shard | None, rules: PythonRules
 ) -> Pipeline:
     if not has_tensorflow():
         raise FailedPrecondition(
@@ -266,6 +269,10 @@ def _open_graph(
     from .tf_data.element_specs import decode_metadata, without_extension_types
     from .tf_data.pipeline import TfDataPipeline
 
+    if rules.data_roots:
+        graph = confined(graph, rules.data_roots)
+        loaded = (source.saved_chunks.path for source in definition.sources if grows(source))
+        require_below(loaded, rules.data_roots)
     metadata = decode_metadata(definition)
     layout = {}
     if not metadata.raw:
@@ -287,6 +294,8 @@ def _open_python(
             "them: start it with --allow-python, if all who reach the dispatcher may run code "
             "there; only one that is on a loopback address, as its dispatcher is, needs not be told"
         )
+    if rules.data_roots and has_no_code(stored):
+        require_below(files_of(stored), rules.data_roots)
     if shard is not None:
         raise InvalidArgument(
             "a Python dataset is divided by its splits: read it with ShardingPolicy.DYNAMIC, or OFF"
@@ -308,14 +317,16 @@ _OPENERS: dict[str | None, Callable[..., Pipeline]] = {
 """By the definition's kind."""
 
 
-def open_saved(graph: bytes, sources: Sequence[ev.SplitSource]) -> Pipeline:
+def open_saved(
+    graph: bytes, sources: Sequence[ev.SplitSource], data_roots: Sequence[str] = ()
+) -> Pipeline:
     """The pipeline of a dataset that is being saved, for bundles of its graph's elements.
 
     Raises as `open_pipeline`.
     """
     from .tf_data.pipeline import TfDataPipeline
 
-    return TfDataPipeline(graph, sources)
+    return TfDataPipeline(confined(graph, data_roots) if data_roots else graph, sources)
 
 
 def chunk_opener(graph: bytes, compression: str) -> Callable[[str], Chunk]:

@@ -34,6 +34,7 @@ __all__ = [
     "difference",
     "doubts_of",
     "evaluate_in_subprocess",
+    "files_of",
     "fingerprint",
     "forbidden",
     "graph_without_compression",
@@ -62,6 +63,13 @@ def has_no_code(stored: bytes) -> bool:
     except DecodeError:  # workers say so
         return False
     return bool(dataset.files) and not (dataset.function or dataset.splits)
+
+
+def files_of(stored: bytes) -> list[str]:
+    """The paths of a dataset that reads files of records, and of the directory of their indexes."""
+    found = manifest.decode(python_pb2.PythonDataset.FromString(stored).files)
+    indexes = found.options.get("index_dir")
+    return [*(entry.path for entry in found.files), *([str(indexes)] if indexes else ())]
 
 
 MAX_BYTES = 1 << 30

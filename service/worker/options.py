@@ -9,7 +9,7 @@ from typing import Annotated
 from ..address_forms import MAX_PORT, checked_address, parse_service
 from ..connections.protocols import SERVED, transfer_protocol
 from ..errors import FailedPrecondition, InvalidArgument
-from ..options import Option, ServerOptions
+from ..options import Option, ServerOptions, paths
 
 
 def _some_dispatcher(address: str) -> str:
@@ -25,6 +25,11 @@ def _served_protocol(name: str) -> str | None:
 
 def _data_address(address: str) -> str:
     return checked_address(address.replace("%dts_port%", "%port%"))  # tf.data service's name
+
+
+def _roots(given: str | Iterable[str]) -> tuple[str, ...]:
+    listed = given.split(",") if isinstance(given, str) else [*given]
+    return tuple(x if "://" in x else path for x in listed if x for path in paths([x]))
 
 
 def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
@@ -117,6 +122,15 @@ class WorkerOptions(ServerOptions):
             "does so only if it and all its dispatchers listen on loopback."
         ),
     ] = False
+    data_root: Annotated[
+        tuple[str, ...],
+        Option(
+            "Directories or URLs, comma-separated: graphs and files of records are read below them "
+            "only. By default, wherever the worker's user may read. Python functions and the role "
+            "`graphs` are not bound by it.",
+            convert=_roots,
+        ),
+    ] = ()
     payload_checksums: Annotated[
         bool,
         Option(

@@ -218,7 +218,7 @@ class StreamWriter:
         with open(graph_file(stream.path), "rb") as file:
             graph = tf.DatasetDef.FromString(file.read()).graph
         opener = pipelines.chunk_opener(graph, stream.compression)
-        pipeline = pipelines.open_saved(graph, stream.sources)
+        pipeline = pipelines.open_saved(graph, stream.sources, self._options.data_root)
         try:
             bundle = self._bundle = pipeline.bundle(
                 SplitRange(stream.first, stream.count, 0),

@@ -183,8 +183,9 @@ class Worker:
             )  # fmt: skip
             self._http = open_http_thread(metrics, options, self._credentials)
             self._pipelines.python = PythonRules(
-                may_run_python(options), options.processes, self.address
-            )
+                may_run_python(options), options.processes, self.address,
+                data_roots=options.data_root,
+            )  # fmt: skip
             self._blocks.start()
             self._grpc.start()
             self._registration = pb.WorkerHeartbeatRequest(

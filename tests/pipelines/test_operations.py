@@ -157,6 +157,17 @@ def test_a_cache_whose_file_is_computed_is_refused() -> None:
         lambda name: RANGE.cache(tf.strings.join([name, "/tmp", "/x"]))
     )
     assert "(CacheDatasetV2)" in forbidden(graph(computed))
+    parsed = graph_pb2.GraphDef.FromString(graph(RANGE.cache()))
+    (cache,) = [node for node in parsed.node if node.op == "CacheDatasetV2"]
+    (name,) = [node for node in parsed.node if node.name == cache.input[1]]
+    name.attr["value"].tensor.tensor_content = b"\x06/tmp/x"  # which TensorFlow reads, too
+    assert "(CacheDatasetV2)" in forbidden(parsed.SerializeToString())
+    name.attr["value"].tensor.ClearField("tensor_content")
+    assert forbidden(parsed.SerializeToString()) == ""
+    name.op = "StringJoin"
+    assert "(CacheDatasetV2)" in forbidden(parsed.SerializeToString())
+    del cache.input[1:]
+    assert "(CacheDatasetV2)" in forbidden(parsed.SerializeToString())
     within = tf.data.Dataset.from_tensors("").flat_map(lambda _: RANGE.cache())
     assert forbidden(graph(within)) == ""
 

@@ -104,7 +104,7 @@ class Bundle:
             at += len(taken)
 
 
-def _opened(graph: bytes, sources: Sequence[ev.SplitSource]) -> Any:
+def _opened(graph: bytes, sources: Sequence[ev.SplitSource], _: Sequence[str]) -> Any:
     def bundle(splits: SplitRange, *, number: int, seed: int, start: int = 0) -> Bundle:
         return Bundle(range(splits.first, splits.first + splits.count), start)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from ...proto import graph_pb2 as pb
 from .graphs import node_name
+from .source_walk import EMPTY_FILE_NAMES
 
 _CACHES = {"CacheDataset": 1, "CacheDatasetV2": 1}  # the input that names a file to write; "": none
 
@@ -45,8 +46,9 @@ def _why_not(node: pb.NodeDef, nodes: Mapping[str, pb.NodeDef]) -> str:
     if node.op not in _allowed():
         return "is not an operation that keeps to itself"
     if node.op in _CACHES:
-        named = nodes.get(node_name(node.input[_CACHES[node.op]]))
-        if named is None or named.op != "Const" or any(named.attr["value"].tensor.string_val):
+        named = nodes.get(node_name([*node.input, "", ""][_CACHES[node.op]]), pb.NodeDef())
+        constant = named.attr["value"].tensor.SerializeToString()
+        if named.op != "Const" or constant not in EMPTY_FILE_NAMES:
             return "writes a file, or may: only a cache in memory is known not to"
     if node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:"):
         return "writes a file"

@@ -93,7 +93,7 @@ _COUNT_INPUTS = {"Repeat": 1, "ShuffleAndRepeat": 4}
 
 _ENDLESS_REPEAT = (("Repeat", -1),)
 
-_EMPTY_FILE_NAMES = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
+EMPTY_FILE_NAMES = {b"\x08\x07\x12\x00", b"\x08\x07\x12\x00B\x00"}  # TensorProtos of ""
 
 
 class SourceWalk:
@@ -211,7 +211,7 @@ class SourceWalk:
             name = self._graph.producer(node.input[1])
             if (
                 name.op != "Const"
-                or name.attr["value"].tensor.SerializeToString() not in _EMPTY_FILE_NAMES
+                or name.attr["value"].tensor.SerializeToString() not in EMPTY_FILE_NAMES
             ):
                 return (
                     "keeps only a part of the elements in its file, those of one worker's splits, "

@@ -1,0 +1,98 @@
+"""Bounds which files a graph reads: those below a worker's --data-root.
+
+Names of files are tensors, which a graph may compute. So the graph itself compares them: before an
+operation that reads files, a name that is not below a root becomes one that cannot exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...errors import PermissionDenied
+from ...proto import graph_pb2 as pb
+from .graphs import Graph, node_name
+
+_STRING = 7
+
+_READERS = {
+    *("TFRecordDataset", "TFRecordDatasetV2", "TextLineDataset", "CSVDataset", "CSVDatasetV2"),
+    *("ExperimentalCSVDataset", "FixedLengthRecordDataset", "FixedLengthRecordDatasetV2"),
+    *("MatchingFiles", "MatchingFilesDataset", "ExperimentalMatchingFilesDataset", "LoadDataset"),
+    *("ListSnapshotChunksDataset", "SnapshotChunkDataset", "ReadFile", "WriteFile"),
+}
+"""Operations whose first input names files. Others that read files need the role `graphs`."""
+
+
+def pattern_of(roots: Iterable[str]) -> str:
+    """A regular expression, of Python's and of RE2, for the paths below these directories: none has
+    the part `..`."""
+    anywhere = "|".join(re.escape(root.rstrip("/")) for root in roots)
+    return rf"(?s)(?:{anywhere})(?:/(?:\.?|[^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+))*"
+
+
+def require_below(paths: Iterable[str], roots: Sequence[str]) -> None:
+    """Raises PermissionDenied for the first path that is not below one of them."""
+    pattern = re.compile(pattern_of(roots))
+    for path in paths:
+        if not pattern.fullmatch(path):
+            raise PermissionDenied(
+                f"the dataset reads {path!r}, and this worker reads files below {', '.join(roots)} "
+                "only (--data-root)"
+            )
+
+
+def confined(graph: bytes, roots: Sequence[str]) -> bytes:
+    """The graph, which reads no files but those below these directories. A name that it computes is
+    looked at when it is read. Raises InvalidGraph; PermissionDenied for a constant name."""
+    proto = Graph(graph).proto
+    pattern = pattern_of(roots)
+    bodies: list[tuple[Any, bool]] = [(proto.node, False)]
+    bodies += [(function.node_def, True) for function in proto.library.function]
+    for nodes, in_function in bodies:
+        named = {node.name: node for node in nodes}
+        for node in [node for node in nodes if node.op in _READERS and node.input]:
+            known = _constants(named.get(node_name(node.input[0])))
+            if known is None:
+                node.input[0] = _guarded(nodes, node, pattern, roots, in_function)
+            else:
+                require_below(known, roots)
+    return proto.SerializeToString()
+
+
+def _constants(node: pb.NodeDef | None) -> list[str] | None:
+    """The names of a constant; None if they are computed, or given in another form."""
+    if node is None or node.op != "Const":
+        return None
+    tensor = node.attr["value"].tensor
+    sizes = [dim.size for dim in tensor.tensor_shape.dim]
+    if tensor.tensor_content or len(tensor.string_val) != (sizes or [1])[0] or len(sizes) > 1:
+        return None
+    return [value.decode(errors="replace") for value in tensor.string_val]
+
+
+def _guarded(
+    nodes: Any, reader: pb.NodeDef, pattern: str, roots: Sequence[str], in_function: bool
+) -> str:
+    """The tensor that takes the place of the reader's names."""
+    names, begin = reader.input[0], f"{reader.name}_data_root"
+
+    def add(what: str, op: str, inputs: list[str], output: str, **attrs: pb.AttrValue) -> str:
+        node = nodes.add(name=f"{begin}_{what}", op=op, input=inputs)
+        for attr, value in attrs.items():
+            node.attr[attr].CopyFrom(value)
+        return f"{node.name}:{output}:0" if in_function else node.name
+
+    denied = f"/dev/null/not below --data-root {','.join(roots)}/"
+    tensor = pb.TensorProto(
+        dtype=_STRING, tensor_shape=pb.TensorShape(), string_val=[denied.encode()]
+    )
+    string = pb.AttrValue(type=_STRING)
+    is_below = add(
+        "is_below", "StaticRegexFullMatch", [names], "output",
+        pattern=pb.AttrValue(s=pattern.encode()),
+    )  # fmt: skip
+    prefix = add("prefix", "Const", [], "output", dtype=string, value=pb.AttrValue(tensor=tensor))
+    other = add("other", "StringJoin", [prefix, names], "output", N=pb.AttrValue(i=2))
+    return add("names", "SelectV2", [is_below, names, other], "output", T=string)
