@@ -93,7 +93,7 @@ class Plan:
                 fields["element_spec"] = base64.b64decode(fields["element_spec"])
                 fields["components"] = [ComponentSpec(**c) for c in fields["components"]]
                 return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Corrupt(
                 f"{path} is damaged, or no plan of a materialized dataset ({error!r}); "
                 "materialize the dataset to a new directory",
@@ -213,10 +213,11 @@ def read_index(directory: str) -> Index | None:
         del fields["elements"], fields["bytes"]
         names = ShardFile.__dataclass_fields__
         shards = tuple(ShardFile(**{name: row[name] for name in names}) for row in rows)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{path} is damaged ({error!r}): {_again(directory)}", path) from error
     plan = Plan.decode(json.dumps(fields).encode(), path)
-    if [shard.number for shard in shards] != [*range(plan.shards)]:
+    numbers = [shard.number for shard in shards]
+    if len(numbers) != plan.shards or numbers != [*range(len(numbers))]:
         why = f"does not list each of its {plan.shards} shards once"
         raise Corrupt(f"{path} {why}: {_again(directory)}", path)
     return Index(directory, plan, shards)

@@ -131,9 +131,10 @@ def test_the_index_lists_what_is_there(
     assert len(opened(output, verify=True).paths) == 3
     assert third in output.iterdir()
 
-    (output / "index.json").write_text("{}")
-    with pytest.raises(Corrupt, match=r"index\.json is damaged .*run the same `forebay material"):
-        read_index(str(output))
+    for damaged in ("{}", "[]", "[" * 100_000):
+        (output / "index.json").write_text(damaged)
+        with pytest.raises(Corrupt, match=r"index\.json is damaged .*run the same `forebay mater"):
+            read_index(str(output))
     assert again() == 0
     opened(output)
 
