@@ -160,14 +160,23 @@ def _failures(status: Status) -> Iterator[Finding]:
             yield Finding("problem", subject, what, _mend(job, error), since_s=ago_s)
         else:
             yield Finding("note", subject, f"{what}; it is {state} now", "", since_s=ago_s)
+    for job in status["jobs"]:
+        if losses := [x for x in job.get("losses", []) if now_ms - x["time_ms"] < 1000 * LATELY_S]:
+            lost, why = sum(loss["splits"] for loss in losses), losses[-1]["why"]
+            yield Finding(
+                "note", f"job {job_name(job)}",
+                f"{lost} {'split was' if lost == 1 else 'splits were'} lost: {_in_one_line(why)}",
+                'forebay audit names them; delivery="at_least_once" loses none',
+                since_s=max(0.0, (now_ms - losses[0]["time_ms"]) / 1000),
+            )  # fmt: skip
     for save in status.get("failed_saves", []):
         ago_s = max(0.0, (now_ms - save["time_ms"]) / 1000)
         if ago_s < LATELY_S:
-            what, advice = (
-                f"it failed: {_in_one_line(save['error'])}",
-                "mend the cause, and save again",
-            )
-            yield Finding("problem", f"save {save['path']}", what, advice, since_s=ago_s)
+            what = f"it failed: {_in_one_line(save['error'])}"
+            yield Finding(
+                "problem", f"save {save['path']}", what, "mend the cause, and save again",
+                since_s=ago_s,
+            )  # fmt: skip
 
 
 def error_text(error: Mapping[str, Any]) -> str:

@@ -204,6 +204,11 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     ]
     parts: list[Any] = [*old, head, *_loads(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
+    parts += [
+        f"{_name(job)}: {loss['splits']} splits lost, as {printable(loss['why'])}: `forebay audit`"
+        for job in summary["jobs"]
+        for loss in job.get("losses", [])
+    ]
     errors = Table("job", "ago", "worker", "times", "error", title="errors", title_justify="left")
     for job in (*summary["jobs"], *summary.get("removed_jobs", [])):
         for error in job.get("errors", [])[::-1]:

@@ -96,9 +96,9 @@ class JobReports:
                 before = job.errors.get(key, {"times": 0})
                 if before["times"] < error.times:  # else it is the same report again
                     job.add(key, {
-                        "time_ms": now_ms - error.ago_ms, "worker": address, "code": error.code,
-                        "message": error.message[:MOST_TOLD], "times": error.times,
-                        "task_id": error.task_id, "for_good": error.for_good,
+                        "time_ms": max(0, now_ms - error.ago_ms), "worker": address,
+                        "code": error.code[:SAME], "message": error.message[:MOST_TOLD],
+                        "times": error.times, "task_id": error.task_id, "for_good": error.for_good,
                     })  # fmt: skip
 
     def _see(self, event: ev.Event) -> None:

@@ -576,6 +576,17 @@ class TestStatus:
         (row,) = [line.split() for line in text if "DYNAMIC" in line]
         assert row[3:] == ["1–11", "finished", "3", "lost"]
 
+    def test_a_job_that_failed_is_said_to_with_its_errors_and_losses(self) -> None:
+        error = {"time_ms": 40_000, "worker": "w:1", "code": "NOT_FOUND", "message": "/a\x1b[2J",
+                 "times": 3}  # fmt: skip
+        losses = [{"splits": 7, "why": "worker w:1 was given up: no sign of life"}]
+        failed = {"state": "failed", "errors": [error], "losses": losses}
+        text = self.shown(job("j", iteration(1)) | failed, now_ms=100_000)
+        assert any("failed, 1 of 2" in line for line in text)
+        rows = [[cell.strip() for cell in line.split("│")][1:-1] for line in text if "NOT" in line]
+        assert rows == [["j", "60 s", "w:1", "3", "NOT_FOUND: /a\\x1b[2J"]]
+        assert "j: 7 splits lost, as worker w:1 was given up: no sign of life:" in " ".join(text)
+
     def test_skipped_splits_are_said_with_why(self) -> None:
         skip = {"split": 3, "element": 1, "worker_address": "w:1", "reason": "[no] reason"}
         skips = [skip, skip | {"records": 1}, skip | {"records": 9}]

@@ -14,6 +14,7 @@ from forebay.service.core import commands as c
 from forebay.service.core.job_states import Told, job_state
 from forebay.service.core.machine import apply, decide
 from forebay.service.core.state import Iteration, Job
+from forebay.service.core.status import status
 from forebay.service.dashboard import views
 from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import job_reports
@@ -166,6 +167,8 @@ def test_errors_are_bounded_and_other_ends_are_none(monkeypatch: pytest.MonkeyPa
     told = [e["message"] for e in cluster.reports.of(job_id)["errors"]]
     assert told == [f"no {number}" for number in range(2 * MOST_ERRORS, 3 * MOST_ERRORS)]
     cluster.beat(worker_id, error(4711))  # of a job of another journal
+    cluster.beat(worker_id, error(job_id, message="long ago", ago_ms=2**62))
+    assert min(e["time_ms"] for e in cluster.reports.of(job_id)["errors"]) >= 0
     other = cluster.iteration("other")
     cluster.leave(other, SILENT)
     reports = cluster.reports.of(cluster.job_of(other))
@@ -186,6 +189,11 @@ def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [
         (1, "worker w:1 was given up: no sign of life"), (2, "nobody read the epoch any more"),
     ]  # fmt: skip
+    jobs = [{**job, **cluster.reports.of(job_id)} for job in status(cluster.state)["jobs"]]
+    (found,) = findings({"jobs": jobs, "loads": [], "now_ms": cluster.now_ms})
+    assert (found.severity, found.subject) == ("note", "job train")
+    assert found.what == "3 splits were lost: nobody read the epoch any more"
+    assert "forebay audit" in found.advice
 
 
 def test_dead_jobs_come_below_living_ones_and_the_latest_first() -> None:

@@ -625,7 +625,7 @@ def test_a_status_is_of_one_position_though_others_are_answered_meanwhile(
         await asyncio.gather(*others)
         answered = json.loads((await asked).status)
         for job in answered["jobs"]:  # what is told is no state, and of no position
-            job |= dict.fromkeys(("errors", "gone", "losses"), []) | {"left": None}
+            job |= {"errors": [], "gone": [], "losses": [], "left": None}
         assert {key: answered[key] for key in before} == before
 
     run_dispatcher(MemoryStorage(), scene, **NEVER)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
+from forebay.journal.reasons import READ_FAILED
 from forebay.service.errors import PipelineError
 from forebay.service.processes import free_port
 
@@ -73,20 +74,23 @@ def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: pathlib.Path) -
         ours = service.read(target, dataset_id, job_name="ours", delivery="at_least_once")
         read_until_it_fails(ours, paths)
 
+        def jobs() -> Any:
+            now: Any = status(dispatcher)
+            return {job["name"].rpartition("/")[2]: job for job in now["jobs"]}
+
         def told(job: str) -> bool:
             """By all who tell it: the command, the page, and the metrics."""
             code, text = doctor(dispatcher, job)
             named = rf"problem.* job {job}: .*{tmp_path}/{job}/\d\d.tfrecord.*No such file"
             found = [one for one in page(port).findings if re.search(named, one)]
-            now: Any = status(dispatcher)
-            states = {of["name"].rpartition("/")[2]: of for of in now["jobs"]}
-            job_id = states[job]["job_id"]
+            found_of = jobs()[job]
+            job_id = found_of["job_id"]
             failed = {"job_id": str(job_id), "state": "failed"}
             shown = plain(get(port, f"/jobs/{job_id}")[1])
             return (
                 code == 3 and f"job {job}: its read failed" in text and worker.address in text
                 and "start its trainers again" in text and bool(found)
-                and states[job]["state"] == "failed"
+                and found_of["state"] == "failed"
                 and value(scraped(port), "forebay_job_state", **failed) == 1
                 and "To go–" in shown and f"{job} · Forebay" in shown
                 and worker.address in shown.partition("Errors, by worker")[2]
@@ -95,6 +99,7 @@ def test_a_read_that_failed_is_a_finding_and_stays_one(tmp_path: pathlib.Path) -
         for job in ("theirs", "ours"):
             wait_until(told, job)
         assert "failed" not in doctor(dispatcher, "goes on")[1]
+        assert jobs()["ours"]["left"]["reason"].startswith(READ_FAILED)
         dispatcher.kill_and_restart()
         for job in ("theirs", "ours"):  # a new leader does not say that all is well
             wait_until(told, job)
@@ -107,8 +112,8 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: pathlib.Path) -> None:
             DispatcherProcess(
                 tmp_path / "journal",
                 http_port=port,
-                load_window_ms=7_000,
-                client_timeout_ms=9_000,
+                load_window_ms=11_000,
+                client_timeout_ms=30_000,
                 reconnect_grace_ms=500,
             )
         )
@@ -116,15 +121,17 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: pathlib.Path) -> None:
         endless = service.register_dataset(dispatcher.target, lambda n: [n], splits=range(10**9))
 
         def of_job() -> tuple[str, Any, str]:
-            """Its state, its elements a second, and its row on the page."""
+            """Its state, its elements a second, and the page."""
             found: Any = status(dispatcher)
             (job,), loads = found["jobs"] or [{"state": ""}], found["loads"]
             rate = next((load.get("elements_per_s") for load in loads), None)
-            return job["state"], rate, plain(get(port, "/")[1].partition("Workers</h2>")[0])
+            return job["state"], rate, plain(get(port, "/")[1])
 
         with trainer(dispatcher.target, endless, "killed", 0.01):
             wait_until(lambda: of_job()[0] == "running" and (of_job()[1] or 0) > 10)
-        wait_until(lambda: of_job()[:2] == ("idle", None) and "0, 1 gone" in of_job()[2])
+        killed = "problem job killed: its trainer says nothing any more"
+        wait_until(lambda: of_job()[:2] == ("idle", None) and killed in of_job()[2])
+        assert "killed idle" in of_job()[2].partition("Not read now")[2]
         now: Any = status(dispatcher)
         (job,) = now["jobs"]
         assert "gone, silent for" in plain(get(port, f"/jobs/{job['job_id']}")[1])

@@ -23,13 +23,14 @@ from forebay.service.delivery import (
     TaskFailed,
     TaskUnknown,
 )
-from forebay.service.errors import InvalidArgument, PipelineError
+from forebay.service.errors import MOST_TOLD, InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SplitRange
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.worker.bundle_reports import BundleReports
 from forebay.service.worker.bundle_tasks import BundleTask
 from forebay.service.worker.observer import Observer
+from forebay.service.worker.read_errors import MOST_ERRORS, ReadErrors
 from forebay.service.worker.task_pipeline import Pipelines
 from forebay.service.worker.task_states import Ended
 from forebay.service.worker.tasks import TaskDependencies
@@ -113,13 +114,14 @@ class Task:
         dispatcher: Any = SimpleNamespace(get_dataset=lambda *_, **__: dataset)
         self.reports: list[Any] = []
         self.output = BundlesOutput(1 << 20)
-        self.bundle_reports = BundleReports()
+        self.bundle_reports, self.errors = BundleReports(), ReadErrors()
         order = ev.OrderSpec(bundles=BUNDLES, bundle_splits=BUNDLE_SPLITS, seed=7)
         self.runner = BundleTask(
             pb.Task(task_id=1, job_id=JOB, num_sources=1, order=order), self.output,
             TaskDependencies(
                 dispatcher, threading.Semaphore(), pipelines, Observer(),
                 lambda _, event: self.reports.append(event) or [],  # type: ignore[func-returns-value]
+                errors=self.errors,
             ),
             self.bundle_reports,
         )  # fmt: skip
@@ -276,6 +278,9 @@ def test_an_error_ends_its_bundle_and_no_other(
     assert end == TaskFailed(code, message)
     assert given(task.read(4))[0] == [*range(10)]
     assert not task.runner._live
+    wait_until(task.errors.told)
+    (told,) = task.errors.told()
+    assert (told.job_id, told.code, told.message, told.for_good) == (JOB, code, message, False)
 
 
 def test_a_block_that_cannot_travel_is_told(
@@ -362,4 +367,22 @@ def test_a_dataset_that_cannot_be_opened_fails_the_task(monkeypatch: pytest.Monk
     task = Task(pipelines)
     assert task.runner.join(TIMEOUT_S)
     assert task.output.open(Slice(0)) == TaskFailed("DATA_LOSS", "torn")
+    (told,) = task.errors.told()
+    assert (told.task_id, told.code, told.for_good) == (1, "DATA_LOSS", True)
     assert task.reports == [Ended(1)]
+
+
+def test_the_last_errors_are_told_again_and_the_same_one_is_counted() -> None:
+    errors, one = ReadErrors(), pb.Task(task_id=1, job_id=JOB)
+    for number in range(3 * MOST_ERRORS):
+        errors.add(one, "UNKNOWN", f"no {number}", for_good=True)
+    traced = "begins " + 9_999 * "x" + " ends"
+    for task_id in (2, 3):
+        errors.add(pb.Task(task_id=task_id, job_id=JOB), "UNKNOWN", traced, for_good=False)
+    for _ in range(2):
+        *_, before, told = errors.told()
+        assert len(errors.told()) == MOST_ERRORS and before.message == f"no {3 * MOST_ERRORS - 1}"
+        assert (told.times, told.task_id, len(told.message)) == (2, 3, MOST_TOLD)
+        assert told.message.startswith("begins ") and told.message.endswith(" ends")
+    errors.forget()
+    assert errors.told() == []
