@@ -26,7 +26,7 @@ def fetch_status(
         # Perhaps it is the storage that hangs: then the status of memory says so.
         request.unproved = True
         try:
-            answer = client.call(request, pb.GetStatusResponse, timeout_s=2, patience_s=0)
+            answer = client.call(request, pb.GetStatusResponse, timeout_s=2, patience_s=2)
         except Unavailable:
             pass
         else:

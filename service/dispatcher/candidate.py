@@ -128,9 +128,9 @@ class Candidate:
 
     def stands_by(self) -> str:
         """Who leads, as far as it knows, or why it does not know; for those who ask it."""
-        if leader := self.leader():
-            return f"ask {leader}"
-        return self.trouble or f"{NO_LEADER}; ask again"
+        leader = self.leader()
+        where = f"ask {leader}" if leader else f"{NO_LEADER}; ask again"
+        return f"{where}. Its storage does not answer: {self.trouble}" if self.trouble else where
 
     def _listens(self, term: int) -> bool | None:
         """See `Storage.listens`. Called by `open_writer`, while nobody follows."""

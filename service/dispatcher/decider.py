@@ -67,7 +67,7 @@ class Decider:
         self.waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._snapshot_due = self._next_snapshot()  # the sequence that triggers it
         self.snapshot_task: asyncio.Task[None] | None = None
-        self.leadership = Leadership(writer, on_lost=self._journal_failed)
+        self.leadership = Leadership(writer, self._journal_failed, storage.url)
         self.storage_watch = StorageWatch(storage, self.journal, self.leadership)
         self.storage_threads = ThreadPool(STORAGE_THREADS, "forebay-storage")
 

@@ -26,9 +26,13 @@ RENEWALS_A_LEASE = 4
 class Leadership:
     """The lease of one dispatcher's writer. Everything runs on one event loop."""
 
-    def __init__(self, writer: Writer, on_lost: Callable[[StorageError], None]) -> None:
-        """`on_lost` is called when another dispatcher leads, or the storage has lost records."""
+    def __init__(
+        self, writer: Writer, on_lost: Callable[[StorageError], None], url: str = ""
+    ) -> None:
+        """`on_lost` is called when another dispatcher leads, or the storage has lost records.
+        `url` is the storage's, which need not stand in its errors."""
         self._writer = writer
+        self._url = url
         self._on_lost = on_lost
         self._lease_s = writer.lease_ms / 1000
         self._query_s = writer.query_ms / 1000
@@ -102,7 +106,7 @@ class Leadership:
             self._on_lost(error)
             raise
         except StorageError as error:
-            self.error = str(error)
+            self.error = str(error).rpartition(f"{self._url}: ")[2]
             raise
         self._proved_s, self.asks_from_s, self.error = sent_s, math.inf, ""
 

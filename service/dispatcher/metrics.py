@@ -181,10 +181,10 @@ class DispatcherMetrics:
     def unready(self) -> str:
         dispatcher = self.dispatcher
         if dispatcher is None:
-            if leader := self._candidate.leader():
-                return f"stands by, leader {leader}"
-            hangs = self._candidate.trouble  # which has the storage's URL, and strangers ask here
-            return f"stands by, {'its storage does not answer' if hangs else NO_LEADER}"
+            leader = self._candidate.leader()
+            # Not the trouble itself, which has the storage's URL: strangers ask here.
+            hangs = ", and its storage does not answer" if self._candidate.trouble else ""
+            return f"stands by, {f'leader {leader}' if leader else NO_LEADER}{hangs}"
         if dispatcher.stopped.is_set():
             return "stops: its log says why"  # not here, where strangers ask
         if silent_s := dispatcher.storage_watch.silent_s:

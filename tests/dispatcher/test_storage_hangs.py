@@ -162,6 +162,7 @@ def test_a_stopped_server_is_what_the_page_and_the_commands_say_first(
     with (
         stopped_server(kind, tmp_path) as (url, server),
         DispatcherProcess(url, http_port=port) as dispatcher,
+        DispatcherProcess(url, standby=True) as standby,
     ):
         assert forebay(dispatcher, "doctor") == (0, ["nothing to do"])
         server.pause()
@@ -170,7 +171,7 @@ def test_a_stopped_server_is_what_the_page_and_the_commands_say_first(
             code, said = forebay(dispatcher, "doctor")
             assert code == 3 and said[0].startswith(f"problem: storage {kind}"), said
             assert "it does not answer" in said[0] and "see whether its server runs" in said[1]
-            code, said = forebay(dispatcher, "status")
+            code, said = forebay(standby, "status")
             assert code == 0 and said[0].startswith("as of "), said
             code, said = forebay(dispatcher, "dataset", "list")
             assert code == 1 and "has not answered for" in said[-1], said

@@ -217,6 +217,8 @@ def test_each_bottleneck_is_told_and_a_followed_advice_ends_it(tmp_path: pathlib
         for _ in range(2):
             stack.enter_context(WorkerProcess(dispatcher.address, **OPTIONS))
         wait_until(told, "note", "job too few workers", "they are what is slow")
+        with bad.paused():
+            wait_until(told, "problem", f"worker {bad.address}", "it says nothing, though", advice)
         bad.kill()
         lost = "problem", f"worker {bad.address}", "it was given up", f"{advice}see its log"
         wait_until(told, *lost)
