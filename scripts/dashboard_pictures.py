@@ -28,7 +28,7 @@ from tests.stock import DispatcherProcess, ServerProcess
 
 FOLDER = pathlib.Path(__file__).parent.parent / "docs" / "images"
 COLORS = 64
-WIDTH, PHONE = 1000, 320
+WIDTH, PHONE = 1100, 320
 PATIENCE_MS = 90_000
 AWAY_S = 10.0
 
