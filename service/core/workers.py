@@ -72,7 +72,7 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
         )
     events: list[ev.Event] = []
     known = state.workers.get(state.worker_at.get(command.address, 0))
-    _require_own(state, known, command)
+    require_own(state, command)
     if known is not None and known.uid == command.uid:
         if (known.grants, known.holder) != (command.grants, command.holder):
             return Decision(_granted(state, known, command), known.worker_id)
@@ -96,8 +96,9 @@ def _register_worker(state: State, command: RegisterWorker) -> Decision:
     return Decision(events, registered.worker_id)
 
 
-def _require_own(state: State, at: Worker | None, command: RegisterWorker) -> None:
+def require_own(state: State, command: RegisterWorker) -> None:
     """Raises PermissionDenied if the address or the number is that of another pool's worker."""
+    at = state.workers.get(state.worker_at.get(command.address, 0))
     others = [at] if at is not None else []
     if at is None or at.uid != command.uid:
         others += [worker for worker in state.workers.values() if worker.uid == command.uid]

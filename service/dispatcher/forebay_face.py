@@ -44,6 +44,7 @@ from ..core.state import (
     skip_caller,
 )
 from ..core.status import encoded_datasets, encoded_status
+from ..core.workers import require_own
 from ..errors import InvalidArgument
 from ..pipelines import definitions
 from ..pipelines.definitions import (
@@ -529,6 +530,7 @@ class ForebayFace:
         if self._permissions is not None:
             grants, holder = self._permissions.of_worker(request.address)
             registration = replace(registration, grants=grants, holder=holder)
+            require_own(dispatcher.state, registration)  # before anything that it says is kept
             self._leave_out_others(request, grants)
             if grants not in self._data_keys:  # before anybody hears of its tasks
                 self._data_keys[grants] = SigningKeys()

@@ -85,6 +85,12 @@ def _of_dataset(request: Any, _: State) -> Subject:
     return Subject(request.dataset_id)
 
 
+def _of_read(request: pb.GetDatasetRequest, _: State) -> Subject:
+    """The answer tells of the job that is named, too."""
+    name = user_name(request.dataset_id, request.job_name) if request.job_name else None
+    return Subject(request.dataset_id, name)
+
+
 def _everything(_: Any, __: State) -> Subject:
     return EVERYTHING
 
@@ -102,7 +108,7 @@ _WORKER, _OF_TASK, _OF_SAVE = (
 
 METHODS: dict[str, tuple[tuple[str, ...], Describe]] = {
     "RegisterDataset": ((TRAINER,), _of_dataset),
-    "GetDataset": ((TRAINER, WORKER), _of_dataset),
+    "GetDataset": ((TRAINER, WORKER), _of_read),
     "ListDatasets": _VIEWER,
     "RemoveDataset": ((OPERATOR,), _of_dataset),
     "GetOrCreateJob": ((TRAINER,), lambda request, _: _job(request)),
@@ -174,6 +180,8 @@ class Permissions:
         may not run everything, and its certificate does not name the host of its `address`."""
         caller = current_caller(self._admission)
         found = [grant for grant in self._rules.of(caller) if WORKER in grant.roles]
+        if not found:  # the file has changed since the call was let in
+            raise PermissionDenied(f"{caller} has the role {WORKER} no longer")
         grants: Grants = tuple(WorkerGrant(grant.datasets, grant.jobs) for grant in found)
         if any(grant.covers(*EVERYTHING) for grant in found):
             grants = ()

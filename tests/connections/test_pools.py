@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
 import queue
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service import Credentials, DispatcherConfig, DispatchServer, WorkerConfig
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections import data_keys
+from forebay.service.connections.access import AccessRules
 from forebay.service.connections.admission import Identity
 from forebay.service.connections.data_keys import KnownKeys, SigningKeys
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.dispatcher import permissions
 from forebay.service.errors import PermissionDenied, Unauthenticated
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.servers import WorkerServer
@@ -51,6 +54,7 @@ datasets = ["b/*", "common"]
 """
 
 SPLITS = [*range(4)]
+MAGIC = "987654321"  # what a thief's refused heartbeats say
 
 
 def function(split: int) -> Iterator[int]:
@@ -174,6 +178,8 @@ def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
     order_job = next(job for job in status["jobs"] if job["name"].endswith("/b-5"))
     thief = Thief(target, authority.issue("pool-a"))
     number = ev.Request(caller="x", number=1)
+    shared_job = next(job for job in status["jobs"] if job["name"].endswith("/b-4"))
+    lie = pb.ReadError(job_id=shared_job["job_id"], code="NOT_FOUND", message=MAGIC, times=1)
     for request, said in [
         (pb.GetDatasetRequest(dataset_id="b/1", with_graph=True), "dataset 'b/1'"),
         (pb.LeaseSplitsRequest(task_id=task.task_id, want=9, request=number), "dataset 'b/1'"),
@@ -198,7 +204,7 @@ def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
         ("team-b.example:1", 5, "does not name that host"),
     ]:
         with pytest.raises(PermissionDenied, match=said):
-            thief.beat(address, uid)
+            thief.beat(address, uid, errors=[lie])
 
     lies = pb.BundleChecksums(
         job_id=order_job["job_id"], bundles=SPLITS, checksums=SPLITS, lengths=[9] * 4
@@ -215,6 +221,10 @@ def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
     finally:
         thief.call(pb.LeaveServiceRequest(worker_id=answer.worker_id))
         thief.client.close()
+    with using(authority.issue("viewer")):
+        client = DispatcherClient(target)
+        assert MAGIC not in json.dumps(fetch_status(client, 20))
+        client.close()
     with using(authority.issue("team-b")):
         read = service.read(
             target, "b/code", job_name="b-7", ordered=True, shuffle=False, bundle_splits=1
@@ -301,3 +311,16 @@ def test_a_pool_s_changed_grants_are_in_force_with_the_next_call(
     finally:
         rules.write_text(RULES)
         thief.client.close()
+
+
+def test_who_has_the_role_no_longer_is_not_taken_for_a_worker_of_everything(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the file had changed while the call was on its way."""
+    rules = tmp_path / "access.toml"
+    rules.write_text('[[grant]]\nto = ["x"]\nroles = ["viewer"]\n')
+    caller = Identity("token", ("x",), b"x")
+    monkeypatch.setattr(permissions, "current_caller", lambda _: caller)
+    none: Any = None
+    with pytest.raises(PermissionDenied, match="role worker no longer"):
+        permissions.Permissions(AccessRules(str(rules)), none).of_worker()
