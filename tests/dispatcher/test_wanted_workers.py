@@ -115,6 +115,21 @@ def test_demand_that_rises_is_met_at_once_and_one_that_falls_is_believed_later()
     )
 
 
+def test_a_smaller_number_is_said_once() -> None:
+    judge = Judge(HOLD_S)
+    assert judge.judge(Load(2, 2, 0, 0.75, 40), 0).reason.endswith("busy: 4 would do")
+    held = judge.judge(Load(2, 2, 0, 0.3, 40), 5)
+    assert held.workers == 4
+    assert held.reason.endswith("all 2 workers are busy: 3 would do, if this lasts")
+
+
+def test_who_makes_nothing_needs_no_more_workers() -> None:
+    judge = Judge(HOLD_S)
+    assert judge.judge(Load(2, 2, 0, 1.0, 0), 0).cause == "trainers wait"
+    stalled = Judge(HOLD_S).judge(Load(2, 2, 0, 1.0, 0, stalls=True), 0)
+    assert (stalled.workers, stalled.cause) == (2, "stalled")
+
+
 @pytest.mark.parametrize(
     ("load", "wanted", "cause", "reason"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -189,6 +190,25 @@ def test_a_worker_that_drains_says_so_before_anything_else(
     assert drains.draining and not drains.wait_ms
     assert isinstance(leaves, pb.LeaveServiceRequest)
     assert worker._registration.draining, "heartbeats say it, too"
+
+
+def test_an_orderly_end_without_a_dispatcher_asks_no_questions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = Worker(WorkerOptions(dispatcher="127.0.0.1:1"))
+    worker.tasks.handle(Listed(1, {}, set(), 0))
+    with caplog.at_level(logging.INFO):
+        worker.stop(drain=True)
+    assert "leaves while no dispatcher answers" in caplog.text
+    assert "is it running" not in caplog.text
+
+
+@pytest.mark.parametrize(("budget", "warns"), [(0, False), (100_000, True), (64 << 20, False)])
+def test_a_small_memory_budget_is_warned_of(
+    budget: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Worker(WorkerOptions(dispatcher="127.0.0.1:1", memory_budget=budget)).stop()
+    assert ("--memory-budget is 100000 bytes" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(
