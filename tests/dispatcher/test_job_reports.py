@@ -196,6 +196,20 @@ def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "forebay audit" in found.advice
 
 
+def test_a_save_that_failed_is_a_finding_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    started = cluster.when(
+        c.StartSave(path="/s", definition=ev.DatasetDefinition(), metadata=b"", prepared="/p")
+    )
+    assert cluster.reports.failed_saves() == []
+    cluster.when(c.FailSave(save_id=started.save_id, code="DATA_LOSS", message="/a\nis torn"))
+    told = {"jobs": [], "loads": [], "failed_saves": cluster.reports.failed_saves()}
+    (found,) = findings({**told, "now_ms": cluster.now_ms + 1_000})
+    assert (found.severity, found.subject) == ("problem", "save /s")
+    assert (found.what, found.since_s) == ("it failed: DATA_LOSS: /a is torn", 1.0)
+    assert findings({**told, "now_ms": cluster.now_ms + 10**7}) == []
+
+
 def test_dead_jobs_come_below_living_ones_and_the_latest_first() -> None:
     def job(job_id: int, state: str, used_ms: int) -> dict[str, Any]:
         of: dict[str, Any] = {
