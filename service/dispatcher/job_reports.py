@@ -174,8 +174,9 @@ class JobReports:
 
     def _note_losses(self, time_ms: int) -> None:
         why, self._losing = self._losing, ""
-        for job_id in self._state.jobs:
-            job, now = self._jobs[job_id], self._lost(job_id)
+        known = self._jobs.keys() & self._state.jobs.keys()  # else it is being created
+        for job_id, job in ((i, self._jobs[i]) for i in known):
+            now = self._lost(job_id)
             if now > job.lost:
                 job.losses.append({"splits": now - job.lost, "why": why, "time_ms": time_ms})
             job.lost = now  # less: a worker has come back with them

@@ -196,6 +196,20 @@ def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "forebay audit" in found.advice
 
 
+def test_a_loss_is_explained_though_the_next_decision_makes_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    job_id = cluster.job_of(cluster.iteration("train"))
+    lease = cluster.lease(cluster.task_of(cluster.worker(1)), 4)
+    assert lease is not None
+    cluster.when(c.ReturnSplits(task_id=lease.task_id, lost=(lease.lease_id,)))
+    other = cluster.iteration("other")  # the event behind the loss is of a job that is new
+    (loss,) = cluster.reports.of(job_id)["losses"]
+    assert loss["splits"] == 4 and loss["why"]
+    assert cluster.reports.of(cluster.job_of(other))["losses"] == []
+
+
 def test_a_save_that_failed_is_a_finding_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     started = cluster.when(
