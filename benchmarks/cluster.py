@@ -41,7 +41,7 @@ class BenchmarkCluster:
         own.mkdir()
         self._ours = side.service == "forebay"
         start = our_dispatcher if self._ours else peer_dispatcher
-        self._dispatcher = self._stack.enter_context(start(own))
+        self._dispatcher = self._stack.enter_context(start(own, collect=True))
 
     def grow(self, *, workers: int, readers: int) -> None:
         """Start the missing workers and readers; `wait_until_ready` waits for them."""

@@ -96,12 +96,15 @@ class Server(Responder):
         return int(self.address.rpartition(":")[2])
 
 
-def our_dispatcher(directory: pathlib.Path, port: int = 0, *options: object) -> Server:
+def our_dispatcher(
+    directory: pathlib.Path, port: int = 0, *options: object, collect: bool = False
+) -> Server:
     """Forebay's dispatcher. Nobody times out: what members do here may be simulated.
 
-    Jobs that nobody reads any more end soon, so that the rounds before leave no buffers behind; the
-    peer's as well.
+    `collect`: jobs that nobody reads any more end soon, so that the rounds before leave no buffers
+    behind; of the peer, too.
     """
+    collect_ms = ("--job-gc-check-interval-ms", COLLECT_MS, "--job-gc-timeout-ms", COLLECT_MS)
     return Server(
         "forebay.service.cli",
         "dispatcher",
@@ -109,7 +112,7 @@ def our_dispatcher(directory: pathlib.Path, port: int = 0, *options: object) -> 
         *("--port", port),
         *("--worker-timeout-ms", -1),
         *("--client-timeout-ms", -1),
-        *("--job-gc-check-interval-ms", COLLECT_MS, "--job-gc-timeout-ms", COLLECT_MS),
+        *(collect_ms if collect else ()),
         *options,
         exit_with_parent=True,
     )
@@ -119,9 +122,10 @@ def our_worker(dispatcher: Server, *options: object) -> Server:
     return Server("forebay.service.cli", "worker", "--dispatcher", dispatcher.address, *options)
 
 
-def peer_dispatcher(directory: pathlib.Path, port: int = 0) -> Server:
+def peer_dispatcher(directory: pathlib.Path, port: int = 0, *, collect: bool = False) -> Server:
     """tf.data service's dispatcher, in fault-tolerant mode."""
-    arguments = ("dispatcher", port, directory / PEERS, COLLECT_MS)
+    collect_ms = COLLECT_MS if collect else 0  # 0: its default, minutes
+    arguments = ("dispatcher", port, directory / PEERS, collect_ms)
     return Server("forebay.benchmarks.peer", *arguments)
 
 
