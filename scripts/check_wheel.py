@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FACADES = ("torch", "jax", "keras")
 MAIN = ("storage", "journal", "service", *(f"frameworks/{name}" for name in FACADES))
 TOOLS = ("chaos", "benchmarks")
-SHIPPED = (".py", ".pyi", ".proto", ".typed", ".html", ".css", ".js")
+SHIPPED = (".py", ".pyi", ".proto", ".typed", ".html", ".css", ".js", ".txt")
 
 # Prints the modules that need one of the extras, one a line; fails at any other import error.
 IMPORT_ALL = """
