@@ -102,9 +102,7 @@ class Computed:
                 if len(waiting) >= rng.randint(1, pipeline.block_elements):
                     yield self._made(waiting)
                     waiting = []
-                    while self._ended:
-                        ended = self._ended.pop()
-                        ended.made(ended.count)
+                    self._tell_ended()
                 if pipeline.python and self._fails(element):
                     report = SkipReport(element.split, 1, "why", SKIPPED_MOST)
                     if not self._may_skip(report):
@@ -116,6 +114,12 @@ class Computed:
             raise PipelineError("UNKNOWN", str(error)) from error
         if waiting:
             yield self._made(waiting)
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        while self._ended:
+            ended = self._ended.pop()
+            ended.made(ended.count)
 
     def _fails(self, element: Element) -> bool:
         return random.Random(f"{element}").random() * self._pipeline.splits < FAILING

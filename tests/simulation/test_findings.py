@@ -175,7 +175,7 @@ FAILED = (
 )
 TERM_2 = "note dispatcher: it leads in term 2"
 BUDGET = r"note worker .*: its --memory-budget is 100,000 bytes"
-UNEVEN = r"note job job: (trainers wait \d%|1 split was lost: .* it said goodbye)"
+UNEVEN = r"note job job: trainers wait \d%"
 BEGINS = r"slow job job: .*look again in half a minute"
 FAST = {"step_s": 0.0}
 CASES = {
