@@ -26,7 +26,6 @@ OUT = [
         "DatasetFromGraph",
         "DatasetToGraph*",
         "PyFuncStateless",
-        "RewriteDataset",
         "Optimize*",
         "*RegisterDataset*",
     ),
