@@ -145,6 +145,11 @@ class WorkerNode(Node):
             running.start()
         except Unavailable:
             return  # it exits, and is started again
+        except FailedPrecondition:
+            # So does it if a killed process's first heartbeat came late, and took its address.
+            assert len(self.kernel.oracle.dead_uids)
+            self.kernel.oracle.dead_uids.add(running.uid)
+            return
         drain = self._commands.get()
         self.kernel.oracle.leaving_uids.add(running.uid)
         # It does not wait for consumers that have not come yet, so these lose what it has begun.
