@@ -17,6 +17,12 @@ from .snapshots import decode_snapshot
 
 Begin = Callable[[Storage], Mapping[str, str]]
 
+ENDINGS = {
+    *("lease_lost", "consumer_left", "worker_lost", "iteration_paused", "iteration_collected"),
+    "save_failed",
+}
+"""Events that an election may put before its LeaderElected (ElectLeader, service/core/terms.py)."""
+
 SHOWN = 1000
 """Every how many records `verify` tells how far it is."""
 
@@ -143,7 +149,7 @@ def _verify_log(
     except Corrupt:  # which reading finds, too
         of = 0
     report.last = report.first - 1
-    term = 0 if report.first == 1 else None  # of the previous record; None: it was trimmed
+    led = 0 if report.first == 1 else None  # the term whose leader is known; None: it was trimmed
     journal_id = ""
     try:
         for record in storage.read(report.first - 1):
@@ -154,23 +160,25 @@ def _verify_log(
                 event = decode(record.sequence, record.data)
             except Corrupt as error:
                 report.add(error)
+                led = record.term
             else:
-                elects = event.HasField("leader_elected")
-                if elects:
+                kind = event.WhichOneof("event")
+                if kind == "leader_elected":
                     if not journal_id or event.leader_elected.after_repair:
                         journal_id = event.leader_elected.journal_id
                     _verify_leader(report, record, event.leader_elected, journal_id)
-                elif term is not None and record.term != term:
+                elif led is not None and record.term != led and kind not in ENDINGS:
                     report.add(
-                        f"record {record.sequence} is the first of term {record.term}, and elects "
-                        "no leader"
+                        f"record {record.sequence} of term {record.term} comes before any that "
+                        "elects its leader"
                     )
+                if led is None or kind not in ENDINGS:
+                    led = record.term
                 registered = event.dataset_registered
                 if digest := stored(registered.definition).blob:
                     blobs[registered.dataset_id] = digest
                 if event.HasField("dataset_removed"):
                     blobs.pop(event.dataset_removed.dataset_id, None)
-            term = record.term
     except Corrupt as error:
         report.add(error)
 

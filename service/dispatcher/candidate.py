@@ -81,7 +81,7 @@ class Follower:
         try:
             records = self._storage.read(state.sequence - 1)
             last = next(records, None)
-            # Each term begins with a LeaderElected, so the state knows its last event's term.
+            # A term's first append elects its leader, so the state knows its last event's term.
             if last is None or (last.sequence, last.term) != (state.sequence, state.term):
                 return False
             for record in records:

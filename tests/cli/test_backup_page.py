@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from forebay import service
+from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
 from forebay.service.dispatcher.recovery import recover
@@ -136,3 +137,4 @@ def test_the_page_backs_up_a_journal_in_use_and_restores_it(
         assert sorted(read("anew")) == NUMBERS
         with pytest.raises(NotFound, match="a repair of the journal"):
             list(open_read)
+        assert not verify(open_storage(url)).problems
