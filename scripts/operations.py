@@ -2,7 +2,8 @@
 
 These are the operations of the installed TensorFlow that keep to themselves: all that it declares
 stateless, but for OUT, and the stateful ones of STATEFUL. Whoever adds to them looks for files,
-sockets, other processes' state, and code that an attribute or a tensor brings along.
+sockets, other processes' state, code that an attribute or a tensor brings along, and what a process
+prints: others read its log and its standard output.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ ListSnapshotChunksDataset LoadDataset LogUniformCandidateSampler LookupTableExpo
 LookupTableFindV2 LookupTableImportV2 LookupTableInsertV2 LookupTableRemoveV2 LookupTableSizeV2
 MakeIterator MatchingFilesDataset Multinomial MutableDenseHashTable MutableDenseHashTableV2
 MutableHashTable MutableHashTableOfTensors MutableHashTableOfTensorsV2 MutableHashTableV2
-NonDeterministicInts ParameterizedTruncatedNormal Print PrintV2 RandomCrop RandomDataset
+NonDeterministicInts ParameterizedTruncatedNormal RandomCrop RandomDataset
 RandomDatasetV2 RandomGamma RandomPoisson RandomPoissonV2 RandomShuffle RandomStandardNormal
 RandomUniform RandomUniformInt RangeDataset ReadVariableOp ReduceDataset ResourceGather
 ResourceGatherNd ResourceScatterAdd ResourceScatterNdAdd ResourceScatterNdUpdate

@@ -20,7 +20,7 @@ class Complaints:
         self._lock = threading.Lock()
         self._said: dict[str, tuple[float, int]] = {}  # when it was logged; how often not, since
 
-    def warn(self, text: str, *args: object, kind: str = "") -> None:
+    def warn(self, text: str, *args: object, kind: str = "", level: int = logging.WARNING) -> None:
         """Log `text` with its arguments. The kind is `text` and `kind`, of few values."""
         now, key = time.monotonic(), text + kind
         with self._lock:
@@ -29,4 +29,5 @@ class Complaints:
                 self._said[key] = at, missed + 1
                 return
             self._said[key] = now, 0
-        self._log.warning(text + (f" (and {missed} more of the kind)" if missed else ""), *args)
+        more = f" (and {missed} more of the kind)" if missed else ""
+        self._log.log(level, text + more, *args)

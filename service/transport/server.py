@@ -325,12 +325,15 @@ class _Handler:
             with contextlib.suppress(OSError):  # in its own words, which are plain
                 plain = b"".join(frames.encode(encode_refusal(f"this worker speaks TLS: {error}")))
                 self._tls.send_plain(plain)
-        except ClosedEarly as error:  # as those that only look whether the port is open do
-            _log.info("a connection ended: %s", error)
-        except TlsError as error:
-            self._complain(error)
         except OSError as error:
-            _log.info("the connection of %s ended: %s", self._peer, error)
+            if isinstance(error, TlsError) and not isinstance(error, ClosedEarly):
+                self._complain(error)
+            elif self.is_known:
+                _log.info("the connection of %s ended: %s", self._peer, error)
+            else:  # such as of those that only look whether the port is open
+                self._server._complaints.warn(
+                    "a connection of the %s ended: %s", self._peer, error, level=logging.INFO
+                )
         except ProtocolError as error:
             self._server._complaints.warn("closed the connection of %s: %s", self._peer, error)
         finally:

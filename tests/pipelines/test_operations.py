@@ -60,7 +60,6 @@ def loop(x: Any) -> Any:
         if i % 2 == 0:
             total += i
     tf.debugging.assert_non_negative(total)
-    tf.print("total", total)
     return tf.map_fn(lambda y: y + total, tf.range(3, dtype=tf.int64))
 
 
@@ -129,7 +128,8 @@ ATTACKS: dict[str, Callable[[], Any]] = {
         dtype=tf.int8, shape=[1], memory_region_name="/etc/passwd")),
     "EagerPyFunc": raw(lambda x: tf.py_function(lambda y: y, [x], tf.string)),
     "PyFunc": raw(lambda x: tf.numpy_function(lambda y: y, [x], tf.string)),
-    "PrintV2": raw(lambda x: tf.print(x, output_stream="file:///tmp/x")),
+    "Print": raw(lambda x: tf.raw_ops.Print(input=x, data=[x])),
+    "PrintV2": raw(tf.print),
     "DebugIdentity": raw(lambda x: gen_debug_ops.debug_identity(
         x, debug_urls=["file:///tmp/x"])),
     "DecodeProtoV2": raw(lambda x: tf.io.decode_proto(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import random
 import socket
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ import pytest
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages
 
+from ..certificates import Authority
 from .peers import (
     TIMEOUT_S,
     UID,
@@ -77,6 +79,27 @@ def test_a_message_out_of_place_is_refused_and_others_are_served_on(
     assert consumer.numbers() == [1, 2, 3]
     server.stop()
     assert len(caplog.records) == 1, "logged once"
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
+def test_connections_that_end_before_they_say_hello_are_one_line(
+    closing: ExitStack, caplog: pytest.LogCaptureFixture, tmp_path: pathlib.Path, kind: str
+) -> None:
+    credentials = Authority(tmp_path).issue("server") if kind == "tls" else None
+    server = BlockServer(UID, credentials=credentials)
+    closing.callback(server.stop)
+    server.start()
+    _, unix = server.addresses[0]
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as sock:
+                sock.settimeout(TIMEOUT_S)
+                sock.connect("\0" + unix[1:] if kind == "unix" else server_address(server))
+                sock.shutdown(socket.SHUT_WR)
+                assert sock.recv(1) == b""
+        server.stop()
+    said = [line for line in caplog.messages if " ended: " in line]
+    assert len(said) == 1, said
 
 
 def test_garbage_harms_nobody(server: BlockServer, closing: ExitStack) -> None:

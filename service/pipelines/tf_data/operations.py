@@ -50,6 +50,4 @@ def _why_not(node: pb.NodeDef, nodes: Mapping[str, pb.NodeDef]) -> str:
         constant = named.attr["value"].tensor.SerializeToString()
         if named.op != "Const" or constant not in EMPTY_FILE_NAMES:
             return "writes a file, or may: only a cache in memory is known not to"
-    if node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:"):
-        return "writes a file"
     return ""
