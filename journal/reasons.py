@@ -11,5 +11,8 @@ SILENT = "no sign of life"
 GOODBYE = "it said goodbye"
 """It left in order."""
 
+REPAIRED = "a repair of the journal has cut events off"
+"""It may know of events that are no more, and must begin anew. It may have ended before."""
+
 READ_FAILED = "its read failed: "
 """What a reason begins with that a consumer gave itself: the error follows."""

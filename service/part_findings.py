@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..journal.reasons import REPAIRED
 from .finding import Finding, Status, duration, job_name
 
 LATELY_S = 900.0
@@ -97,14 +98,23 @@ def _dispatcher(status: Status) -> Iterator[Finding]:
     leads_s = status.get("leads_s")
     if leads_s is not None and leads_s < LATELY_S and status["term"] > 1:
         what = f"it leads in term {status['term']}: the one before ended, or was cut off"
-        advice = "the log of the one before says why, if nobody restarted it; loads begin anew"
+        advice = "the log of the one before says why, unless it was killed; loads begin anew"
         yield Finding("note", "dispatcher", what, advice, since_s=leads_s)
 
 
 def _workers(status: Status) -> Iterator[Finding]:
     for lost in status.get("lost_workers", []):
-        if lost["ago_s"] < LATELY_S:
-            is_back = lost["back"]
+        is_back, is_repaired = lost["back"], lost["reason"] == REPAIRED
+        if lost["ago_s"] >= LATELY_S or (is_repaired and is_back):
+            continue
+        if is_repaired:
+            yield Finding(
+                "note", f"worker {lost['address']}",
+                "it has not registered since the journal was repaired or restored",
+                "start it, unless it had left since the backup",
+                since_s=lost["ago_s"],
+            )  # fmt: skip
+        else:
             what = f"it was given up, {'and is back' if is_back else 'as'}: {lost['reason']}"
             yield Finding(
                 "note" if is_back else "problem", f"worker {lost['address']}", what,
@@ -152,7 +162,8 @@ def _failures(status: Status) -> Iterator[Finding]:
         more = f" ({error['times']} times)" if error["times"] > 1 else ""
         worker = error["worker"]
         at = f" at worker {worker}" if worker and worker not in error["message"] else ""
-        what = f"its read failed{at}{more}: {error_text(error)}"
+        how = "its trainer was dismissed" if error.get("dismissed") else "its read failed"
+        what = f"{how}{at}{more}: {error_text(error)}"
         if len(errors) > 1:
             what += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
         subject = f"job {job_name(job)}"
@@ -195,8 +206,10 @@ def _in_one_line(text: str) -> str:
 
 def _mend(job: Mapping[str, Any], error: Mapping[str, Any]) -> str:
     """What to do about an error that ended a read."""
-    mend = "mend its cause (the message names file and record), or have what fails left out"
     again = "start its trainers again"
+    if error.get("dismissed"):
+        return f"{again}, unless they had ended"
+    mend = "mend its cause (the message names file and record), or have what fails left out"
     if error["for_good"] and job.get("name"):
         again += " under another job_name: for this epoch, each worker stays with its error"
     return f'{mend} (on_error="skip", ignore_errors()); then {again}'

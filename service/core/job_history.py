@@ -177,9 +177,7 @@ class JobHistories:
                 if body.after_repair:
                     for job_id in state.jobs:
                         history = self._of_job(state, job_id)
-                        history.missing = (
-                            f"a repair cut off what came before event {1 + state.sequence}"
-                        )
+                        history.missing = f"a repair cut off what came after event {state.sequence}"
             case "dataset_removed":
                 self._learned.pop(body.dataset_id, None)  # another one may get its id
             case "iteration_created":

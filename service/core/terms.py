@@ -6,6 +6,7 @@ import hashlib
 
 from ...journal.codec import FORMAT
 from ...journal.proto import events_pb2 as ev
+from ...journal.reasons import REPAIRED
 from . import tasks
 from .base import (
     Command,
@@ -26,8 +27,7 @@ MAX_CUT_IDS = 10**12
 """An upper bound of the ids that a repair can cut off, even at the journal's beginning."""
 
 _REPAIRED_SAVE = (
-    "a repair of the journal has cut events off, so nobody knows what belongs to the save: delete "
-    "the directory, and save again"
+    f"{REPAIRED}, so nobody knows what belongs to the save: delete the directory, and save again"
 )
 
 
@@ -73,7 +73,6 @@ def _elect_leader(state: State, command: ElectLeader) -> Decision:
 
 def _dismiss_members(state: State) -> list[ev.Event]:
     """Events that dismiss all workers and consumers: they may know of events that were cut off."""
-    reason = "a repair of the journal has cut events off"
     ends = [
         iteration
         for iteration in state.iterations.values()
@@ -81,9 +80,9 @@ def _dismiss_members(state: State) -> list[ev.Event]:
     ]
     return [
         *lost_leases(state, state.tasks),
-        *(left(consumer_id, reason) for consumer_id in state.consumers),
+        *(left(consumer_id, REPAIRED) for consumer_id in state.consumers),
         *(
-            ev.Event(worker_lost=ev.WorkerLost(worker_id=i, reason=reason, for_good=True))
+            ev.Event(worker_lost=ev.WorkerLost(worker_id=i, reason=REPAIRED, for_good=True))
             for i in state.workers
         ),
         *map(over, ends),

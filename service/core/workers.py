@@ -251,6 +251,7 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
     if state.worker_at.get(worker.address) == worker.worker_id:
         del state.worker_at[worker.address]
     if event.left:
+        state.lost_workers.pop(worker.address, None)  # it had come back
         state.departed.append(worker.uid)
         del state.departed[:-MAX_DEPARTED]
     else:

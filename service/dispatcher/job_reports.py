@@ -132,6 +132,7 @@ class JobReports:
             job.add((text,), {
                 "time_ms": time_ms, "worker": None, "code": "", "message": text[:MOST_TOLD],
                 "times": times, "task_id": None, "for_good": False,
+                "dismissed": not event.reason.startswith(READ_FAILED),
             })  # fmt: skip
 
     def _registered(self, event: ev.WorkerRegistered, _: int) -> None:

@@ -199,6 +199,15 @@ def test_claims_of_a_state_that_the_history_begins_with() -> None:
     assert (claim.consumer_id, claim.cursor, claim.claimed_ms) == (consumer, 3, None)
 
 
+def test_what_a_repair_cut_off_came_after_the_last_event_that_is_left() -> None:
+    given = Followed()
+    given.when(c.JoinJob(dataset_id="d", name="shared", sharding=ev.DYNAMIC, epoch=0))
+    left = len(given.events)
+    cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
+    given.event(ev.Event(leader_elected=cut))
+    assert given.history.missing == f"a repair cut off what came after event {left}"
+
+
 def test_what_may_be_missing_where_a_worker_was_lost() -> None:
     """What was taken is not among it, and what came back with the worker goes on."""
     given = Followed()

@@ -168,6 +168,14 @@ def test_lost_tasks_are_not_remembered_without_a_bound(monkeypatch: pytest.Monke
     assert [task.lost_with for task in given.state.lost_tasks.values()] == [2, 3, 4]
 
 
+def test_a_worker_that_was_given_up_and_came_back_may_leave_in_order() -> None:
+    given = Given()
+    given.when(c.LoseWorker(worker_id=given.worker(1), reason="no sign of life"))
+    assert [*given.state.lost_workers] == ["w:1"]
+    given.when(c.LoseWorker(worker_id=given.worker(1), reason="it said goodbye", left=True))
+    assert not given.state.lost_workers
+
+
 def test_a_worker_that_drains_gets_nothing_new() -> None:
     given = Given()
     worker_id = given.worker(1)

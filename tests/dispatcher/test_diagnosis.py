@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
+from forebay.journal.reasons import REPAIRED
 from forebay.service.core import commands as c
 from forebay.service.core.status import Stranger, encoded_status
 from forebay.service.diagnosis import findings
@@ -178,16 +179,20 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     lost = {"address": "w:7", "reason": "silent", "ago_s": 42.0, "back": False}
     back = {**lost, "address": "w:8", "back": True}
     old = {**lost, "address": "w:9", "ago_s": 1e4}
-    told = status(cluster, leads_s=10.0, lost_workers=[lost, back, old])
+    repaired = {**lost, "address": "w:5", "reason": REPAIRED}
+    came = {**repaired, "address": "w:6", "back": True}
+    told = status(cluster, leads_s=10.0, lost_workers=[lost, back, old, repaired, came])
     told["term"] = 2
     told["memory"][0]["jobs"][0]["shed_elements"] = 5
     of = {(one.severity, one.subject): one for one in findings(told)}
     assert [*of] == [
         ("problem", "dispatcher"), ("problem", "worker w:7"), ("slow", "job train"),
-        ("note", "dispatcher"), ("note", "worker w:8"), ("note", "worker w:1"),
+        ("note", "dispatcher"), ("note", "worker w:8"), ("note", "worker w:5"),
+        ("note", "worker w:1"),
     ]  # fmt: skip
     assert "worker w:9" in of["problem", "dispatcher"].what  # the stranger
     assert of["problem", "worker w:7"].since_s == 42
+    assert "given up" not in of["note", "worker w:5"].what
     told["loads"][0]["wanted"]["cause"] = "measuring"
     assert not any("tell too little" in one.what for one in findings(told))
     told["loads"][0]["tells"] = 0

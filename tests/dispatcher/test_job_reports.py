@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.journal.reasons import GOODBYE, READ_FAILED, SILENT
+from forebay.journal.reasons import GOODBYE, READ_FAILED, REPAIRED, SILENT
 from forebay.service.core import commands as c
 from forebay.service.core.job_states import Told, job_state
 from forebay.service.core.machine import apply, decide
@@ -222,6 +222,20 @@ def test_a_save_that_failed_is_a_finding_for_a_while(monkeypatch: pytest.MonkeyP
     assert (found.severity, found.subject) == ("problem", "save /s")
     assert (found.what, found.since_s) == ("it failed: DATA_LOSS: /a is torn", 1.0)
     assert findings({**told, "now_ms": cluster.now_ms + 10**7}) == []
+
+
+def test_a_reader_that_was_dismissed_has_no_cause_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    job_id = cluster.job_of(cluster.iteration("train"))
+    cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
+    apply(cluster.state, ev.Event(leader_elected=cut))
+    cluster.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="j"))
+    assert cluster.state_of(job_id) == "failed"
+    of: dict[str, Any] = {"job_id": job_id, "name": "train", "dataset_id": "d", "state": "failed"}
+    job = of | cluster.reports.of(job_id)
+    (found,) = findings({"jobs": [job], "loads": [], "now_ms": cluster.now_ms})
+    assert (found.severity, found.what) == ("problem", f"its trainer was dismissed: {REPAIRED}")
+    assert found.advice == "start its trainers again, unless they had ended"
 
 
 def test_dead_jobs_come_below_living_ones_and_the_latest_first() -> None:
