@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..journal.reasons import REPAIRED
 from .finding import Finding, Status, duration, job_name
 
 LATELY_S = 900.0
@@ -104,7 +103,7 @@ def _dispatcher(status: Status) -> Iterator[Finding]:
 
 def _workers(status: Status) -> Iterator[Finding]:
     for lost in status.get("lost_workers", []):
-        is_back, is_repaired = lost["back"], lost["reason"] == REPAIRED
+        is_back, is_repaired = lost["back"], lost.get("repaired", False)
         if lost["ago_s"] >= LATELY_S or (is_repaired and is_back):
             continue
         if is_repaired:

@@ -44,12 +44,13 @@ class Locked(StorageError):
     """Another process is the writer of this storage.
 
     If `silence_ms` is not 0, the process may have ended. Its claim lapses once it has been
-    silent for that long.
+    silent for that long. `owner` is the writer, as it has named itself; "": not known.
     """
 
-    def __init__(self, message: str, silence_ms: int = 0) -> None:
+    def __init__(self, message: str, silence_ms: int = 0, owner: str = "") -> None:
         super().__init__(message)
         self.silence_ms = silence_ms
+        self.owner = owner
 
 
 class Fenced(StorageError):

@@ -31,7 +31,8 @@ class MemoryStorage(Storage):
             if self._condemned:
                 raise Corrupt(f"{self.url}: {self._condemned}")
             if self._writer is not None:
-                raise Locked(f"{self.url} is in use by {self._owner}; stop that first")
+                what = f"{self.url} is in use by {self._owner}; stop that first"
+                raise Locked(what, owner=self._owner)
             self._term += 1
             self._owner = owner
             self._writer = MemoryWriter(self, self._term, self._next - 1, lease_ms)

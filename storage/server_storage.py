@@ -187,7 +187,8 @@ class ServerStorage(Storage):
             return meta
         if self._watch.may_displace(meta, self.listens):
             return meta
-        raise Locked(f"{self.url} is in use by {meta.owner}; stop that first", meta.lease_ms)
+        what = f"{self.url} is in use by {meta.owner}; stop that first"
+        raise Locked(what, meta.lease_ms, meta.owner)
 
     def _check_acknowledged(self, meta: Meta | None) -> None:
         term, last = self._acknowledged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 
@@ -75,5 +76,6 @@ def worker(options: WorkerOptions, *, log_format: LogFormat = FORMAT) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # earlier, there was nothing to drain
         signal.signal(number, lambda *_: None)
     print(running.address, flush=True)
-    os.read(interrupted, 1)
+    by = signal.Signals(os.read(interrupted, 1)[0]).name
+    logging.getLogger(__name__).info("drains and ends, as it was told to by %s", by)
     raise typer.Exit(0 if running.stop(drain=True) else DROPPED)

@@ -243,8 +243,9 @@ class Candidate:
             except Locked as error:
                 if not options.standby and time.monotonic() > give_up_s:
                     raise
-                if options.standby and str(error) != held_by:
-                    held_by = str(error)
+                by = f"{self._storage.url} is led by {error.owner}" if error.owner else str(error)
+                if options.standby and by != held_by:
+                    held_by = by
                     log.info("stands by: %s", held_by)
             except Away as error:
                 if not options.standby:

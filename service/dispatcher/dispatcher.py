@@ -14,7 +14,7 @@ from typing import Any
 
 from ...journal.journal import FLUSH_S
 from ...journal.proto import events_pb2 as ev
-from ...journal.reasons import SILENT
+from ...journal.reasons import REPAIRED, SILENT
 from ...storage import Storage, Writer
 from ..core import commands as c
 from ..core.job_states import Told
@@ -183,6 +183,7 @@ class Dispatcher(Decider):
             {
                 "address": address,
                 "reason": lost.reason,
+                "repaired": lost.reason == REPAIRED,
                 "ago_s": now_s - self._lost_s[address],
                 "back": address in self.state.worker_at,
             }

@@ -87,9 +87,14 @@ async def serve(options: DispatcherOptions, ready: Callable[[str], None]) -> boo
         storage.close()
         raise
     interrupted = asyncio.Event()
+
+    def interrupt(number: signal.Signals) -> None:
+        log.info("stops, as it was told to by %s", number.name)
+        interrupted.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, interrupted.set)
+        loop.add_signal_handler(number, interrupt, number)
     stop = asyncio.create_task(interrupted.wait(), name="forebay-interrupt")
     lead = asyncio.create_task(
         _lead(

@@ -107,10 +107,9 @@ def lock_log(where: LogDirectory, owner: str) -> FileLock:
 
 def in_use(layout: StoragePaths, where: LogDirectory, silence_ms: int = 0) -> Locked:
     """The error that names the holder of the lock."""
-    return Locked(
-        f"{layout.path} is in use by {_holder(where)}; stop that first, or choose another storage",
-        silence_ms,
-    )
+    owner = _holder(where)
+    advice = "stop that first, or choose another storage"
+    return Locked(f"{layout.path} is in use by {owner}; {advice}", silence_ms, owner)
 
 
 def _holder(where: LogDirectory) -> str:

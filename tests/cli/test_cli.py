@@ -331,6 +331,8 @@ class TestServers:
         assert decided["RegisterWorker"]["sequence"] == last["sequence"]
         assert decided["ElectLeader"]["events"] == ["leader_elected"]
         assert not [line for line in lines if "position_key" in str(line)]
+        (told,) = (line for line in lines if "SIGTERM" in line["message"])
+        assert told["level"] == "info"
 
     def test_a_worker_that_is_told_to_stop_as_it_begins_to_wait(self) -> None:
         """The handler runs wherever the main thread is, and whatever lock that has."""
@@ -354,6 +356,7 @@ class TestServers:
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
         assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
+        assert b"told to by SIGTERM" in done.stderr
 
     def test_a_worker_is_told_to_stop_by_a_signal_that_another_thread_gets(self) -> None:
         """Python's handler waits for the main thread, which waits for the handler."""
@@ -375,6 +378,7 @@ class TestServers:
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
         assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
+        assert b"told to by SIGTERM" in done.stderr
 
     def test_status_in_words(self, dispatcher: DispatcherProcess) -> None:
         client = DispatcherClient(dispatcher.target)

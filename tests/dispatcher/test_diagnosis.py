@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.journal.reasons import REPAIRED
 from forebay.service.core import commands as c
 from forebay.service.core.status import Stranger, encoded_status
 from forebay.service.diagnosis import findings
@@ -179,7 +178,7 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     lost = {"address": "w:7", "reason": "silent", "ago_s": 42.0, "back": False}
     back = {**lost, "address": "w:8", "back": True}
     old = {**lost, "address": "w:9", "ago_s": 1e4}
-    repaired = {**lost, "address": "w:5", "reason": REPAIRED}
+    repaired = {**lost, "address": "w:5", "repaired": True}
     came = {**repaired, "address": "w:6", "back": True}
     told = status(cluster, leads_s=10.0, lost_workers=[lost, back, old, repaired, came])
     told["term"] = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import pathlib
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import ForebayError, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.storage import open_storage
+from forebay.storage import MemoryStorage, open_storage
 from forebay.storage.server_storage import ServerStorage
 
 from ..standbys import (
@@ -182,6 +183,22 @@ def test_a_leader_whose_process_is_dead_is_succeeded_before_its_lease_expires(
         storage.close()
 
     asyncio.run(succeed(DispatcherProcess(any_storage, leader_lease_ms=LONG_LEASE_MS)))
+
+
+def test_a_standby_says_who_leads_and_not_to_stop_it(caplog: pytest.LogCaptureFixture) -> None:
+    storage = MemoryStorage()
+    storage.open_writer("the dispatcher there:1")
+
+    async def stand_by() -> None:
+        candidate = Candidate(storage, DispatcherOptions(standby=True), "here:1")
+        taking = asyncio.create_task(candidate.take_over())
+        await until(lambda: bool(caplog.messages))
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(stand_by())
+    assert caplog.messages == [f"stands by: {storage.url} is led by the dispatcher there:1"]
 
 
 @pytest.mark.long
