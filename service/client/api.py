@@ -21,7 +21,7 @@ from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.experimental.ops import compression_ops
 
 from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, cut_error
 from ..materialized.registered import MaterializedDataset, opened
 from ..pipelines.tf_data import canonical, graphs
 from ..pipelines.tf_data.element_specs import (
@@ -254,7 +254,7 @@ def _register_python(
                 if sources := _sources(graph, request):
                     functions.add_sources(request, sources, graph)
             except graphs.InvalidGraph as error:  # the worker's process may have what is missing
-                request.unsplittable = str(error)
+                request.unsplittable = cut_error(str(error))
         spec, cardinality = built.element_spec, int(built.cardinality().numpy())
         if has_extension_types(spec):
             raise InvalidArgument(
@@ -289,7 +289,7 @@ def _sources(graph: bytes, request: pb.RegisterDatasetRequest) -> list[ev.SplitS
     try:
         return [source.splits for source in split_sources(graph, evaluate)]
     except NotSplittable as error:
-        request.unsplittable = str(error)
+        request.unsplittable = cut_error(str(error))
         return []
 
 

@@ -365,7 +365,9 @@ def generic_handler(
             try:
                 peer = admit(name, context)
                 async with receiver.request(context, peer, most) as received:
-                    answered: Message = await function(await parse(kind, received.pop()))
+                    async with receiver.parsing(peer):
+                        request = await parse(kind, received.pop())
+                    answered: Message = await function(request)
                     return answered.SerializeToString()
             except ForebayError as error:
                 await context.abort(grpc.StatusCode[status_of(error)], str(error))

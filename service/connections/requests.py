@@ -73,6 +73,12 @@ class RequestReceiver:
         self._bytes: Counter[Hashable] = Counter()  # by peer
         self._turns: weakref.WeakValueDictionary[Hashable, asyncio.Semaphore]
         self._turns = weakref.WeakValueDictionary()
+        self._parsing: weakref.WeakValueDictionary[Hashable, asyncio.Lock]
+        self._parsing = weakref.WeakValueDictionary()
+
+    def parsing(self, peer: Hashable) -> asyncio.Lock:
+        """Hold it to parse a request of the peer: others wait for at most one of each peer's."""
+        return self._parsing.setdefault(peer, asyncio.Lock())
 
     @contextlib.asynccontextmanager
     async def request(

@@ -26,8 +26,14 @@ MAX_LONG_NAME = 2 * MAX_NAME + 100
 MAX_PATH = 4_096
 """Characters of a path, as on Linux."""
 
-MAX_TEXT = 10 << 20
-"""Characters of texts that describe: a dataset's structure, an error."""
+MAX_REASON = 4_096
+"""Characters of why a dataset is not to be divided, or what its reader should know."""
+
+MAX_ERROR = 64 << 10
+"""Characters of an error's text."""
+
+MAX_STRUCTURE = 512 << 10
+"""Characters of a dataset's structure: 2,000 components, whose names have 200 characters each."""
 
 MAX_NUMBER = 2**62 - 1
 """Of numbers that are counted with, and of ids: epochs, rounds, splits, bundles, elements. A range
@@ -36,9 +42,6 @@ may have so many elements, and the sum of two such numbers fits 64 bits."""
 MAX_BYTES = 64 << 10
 """Of bytes that are not a dataset's own."""
 
-MAX_LABELS = 100
-"""Tags of a worker, and its transfer servers."""
-
 SMALL_BYTES = 16 << 10
 """A larger request is parsed in a thread, beside the event loop."""
 
@@ -46,6 +49,21 @@ MAX_PARTS = 100_000
 """Fields of a request, with those of the messages in it; more of what workers tell of all tasks."""
 
 MAX_PARTS_OF = {"WorkerHeartbeatRequest": 500_000}
+
+MAX_ENTRIES = 1_000
+"""Of a repeated field of one message. A list of numbers is one entry, as it is packed."""
+
+MAX_ENTRIES_OF = {
+    **dict.fromkeys(("tags", "worker_tags", "transfer_servers"), 100),
+    # of a worker's tasks and jobs, of the leases of a task, of lost workers
+    **dict.fromkeys(("metrics", "checked", "loads", "returned", "held"), 5_000),
+}
+
+MAX_SAME = 2
+"""Of a field of one message that is not repeated: a request may be two that were put together."""
+
+MAX_UNKNOWN = 1_000
+"""Fields of a request that this dispatcher does not know. Later versions have a few."""
 
 MAX_NUMBERS = 100_000
 """Of the lists of a request; more where a dataset may have so many splits, and where a worker
@@ -56,7 +74,10 @@ MAX_NUMBERS_OF = {"RegisterDatasetRequest": 10_000_000, "WorkerHeartbeatRequest"
 _TEXTS = {
     **dict.fromkeys(("path", "base_path"), MAX_PATH),
     "job_name": MAX_LONG_NAME,
-    **dict.fromkeys(("structure", "unsplittable", "unleasable", "reason", "message"), MAX_TEXT),
+    "structure": MAX_STRUCTURE,
+    **dict.fromkeys(("unsplittable", "unleasable"), MAX_REASON),
+    **dict.fromkeys(("doubts", "no_bundles", "counts"), MAX_REASON),  # of a PythonDataset
+    **dict.fromkeys(("reason", "message"), MAX_ERROR),
 }
 
 _ANY_NUMBER = {
@@ -73,10 +94,8 @@ _ANY_NUMBER = {
 }
 """The names of fields whose numbers may have all 64 bits."""
 
-_OF_DATASETS = {"graph", "python", "metadata", "splits"}
+_OF_DATASETS = {"graph", "python", "metadata", "splits", "function", "files"}
 """Bytes of which a dataset may have more: with the whole request they have a bound of their own."""
-
-_LABELS = {"tags", "worker_tags", "transfer_servers"}
 
 _INTEGERS = {
     *(Field.CPPTYPE_INT32, Field.CPPTYPE_INT64, Field.CPPTYPE_UINT32, Field.CPPTYPE_UINT64)
@@ -102,29 +121,44 @@ def _count_parts(kind: Any, data: bytes | bytearray) -> None:
 
     What is no message of that kind is left to the parser. Raises InvalidArgument.
     """
-    parts, most = 0, MAX_PARTS_OF.get(kind.name, MAX_PARTS)
+    parts, most_parts = 0, MAX_PARTS_OF.get(kind.name, MAX_PARTS)
     numbers, most_numbers = 0, MAX_NUMBERS_OF.get(kind.name, MAX_NUMBERS)
-    begun = [(_parts_of(kind), 0, len(data))]
+    unknown = 0
+    begun = [(kind, 0, len(data))]
     while begun:
-        (messages, lists), at, end = begun.pop()
+        message, at, end = begun.pop()
+        known, counts = _parts_of(message), dict[int, int]()
         while at < end:
             parts += 1
-            if parts > most:
+            if parts > most_parts:
                 raise InvalidArgument(
-                    f"the {kind.name} has more than {most} fields, those within its messages "
+                    f"the {kind.name} has more than {most_parts} fields, those within its messages "
                     "counted; give fewer"
                 )
             tag, at = _varint(data, at, end)
+            part = known.get(tag >> 3)
+            if part is None:
+                unknown += 1
+                if unknown > MAX_UNKNOWN:
+                    raise InvalidArgument(
+                        f"the {kind.name} has more than {MAX_UNKNOWN} fields that are not known to "
+                        "this dispatcher; upgrade it first"
+                    )
+            else:
+                counts[tag] = count = counts.get(tag, 0) + 1
+                if count > part.most:
+                    raise InvalidArgument(
+                        f"{message.name}.{part.name} has more than {part.most} entries; give fewer"
+                    )
             if tag & 7 == _LENGTH:
                 size, at = _varint(data, at, end)
-                inner = messages.get(tag >> 3)
-                if inner is not None:
-                    begun.append((_parts_of(inner), at, min(at + size, end)))
-                elif (width := lists.get(tag >> 3)) is not None:
+                if part is not None and part.message is not None:
+                    begun.append((part.message, at, min(at + size, end)))
+                elif part is not None and part.width is not None:
                     listed = data[at : at + size]
-                    if not width:
+                    if not part.width:
                         listed = listed.translate(None, _CONTINUED)
-                    numbers += len(listed) // (width or 1)
+                    numbers += len(listed) // (part.width or 1)
                     if numbers > most_numbers:
                         raise InvalidArgument(
                             f"the lists of the {kind.name} have more than {most_numbers} numbers; "
@@ -164,15 +198,26 @@ _WIDTHS = {
 }
 
 
+class _Part(NamedTuple):
+    """A field, as it is on the wire."""
+
+    name: str
+    most: int
+    message: Any  # its descriptor; None: it is no message
+    width: int | None  # the bytes of a number of a list, or 0 if these vary; None: it is no list
+
+
 @functools.cache
-def _parts_of(kind: Any) -> tuple[dict[int, Any], dict[int, int]]:
-    """Of its fields, by number: those that are messages; and lists of numbers, with the bytes of
-    one, or 0 if these vary."""
-    messages = {field.number: field.message_type for field in kind.fields if field.message_type}
+def _parts_of(kind: Any) -> dict[int, _Part]:
+    """By number."""
     no_number = (Field.CPPTYPE_STRING, Field.CPPTYPE_MESSAGE)
-    numbers = (f for f in kind.fields if f.is_repeated and f.cpp_type not in no_number)
-    lists = {field.number: _WIDTHS.get(field.type, 0) for field in numbers}
-    return messages, lists
+    found = {}
+    for field in kind.fields:
+        most = MAX_ENTRIES_OF.get(field.name, MAX_ENTRIES) if field.is_repeated else MAX_SAME
+        is_list = field.is_repeated and field.cpp_type not in no_number
+        width = _WIDTHS.get(field.type, 0) if is_list else None
+        found[field.number] = _Part(field.name, most, field.message_type, width)
+    return found
 
 
 def check(request: Message) -> None:
@@ -238,10 +283,6 @@ def _is_counted(field: Field) -> bool:
 
 def _check_repeated(request: Message, name: str, values: Any) -> None:
     field = request.DESCRIPTOR.fields_by_name[name]
-    if name in _LABELS and len(values) > MAX_LABELS:
-        raise InvalidArgument(
-            f"{_full(request, name)} has {len(values)} entries; give at most {MAX_LABELS}"
-        )
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         for key in values:
             _check_size(request, name, MAX_PATH, key)

@@ -138,12 +138,14 @@ class Permissions:
         self._admission = admission
 
     def check_role(self, method: str) -> None:
-        """Check the current call before its request is received. Raises PermissionDenied."""
-        roles = METHODS[method][0]
+        """Check the current call before its request is received, and its grants where these do not
+        depend on the request. Raises PermissionDenied."""
+        roles, describe = METHODS[method]
+        subject = EVERYTHING if describe is _everything else Subject()
         if method == "GetStatus":  # of workers only
-            roles = (*roles, TRAINER, WORKER)
+            roles, subject = (*roles, TRAINER, WORKER), Subject()
         with self._denials_are_counted(method):
-            self._require(current_caller(self._admission), f"call {method}", roles, Subject())
+            self._require(current_caller(self._admission), f"call {method}", roles, subject)
 
     def check(self, method: str, request: Any, state: State) -> None:
         """Check the current call. Raises PermissionDenied."""

@@ -33,6 +33,7 @@ from ..errors import (
     PermissionDenied,
     Unavailable,
     Unimplemented,
+    cut_error,
 )
 from ..pipelines.definitions import (
     Evaluate,
@@ -144,7 +145,7 @@ class TensorFlowFace:
             async with self._evaluations:
                 sources = await asyncio.to_thread(split_sources, graph, self._evaluate)
         except ForebayError as error:  # consumers can still read it unsharded
-            definition.unsplittable = str(error)
+            definition.unsplittable = cut_error(str(error))
         else:
             definition.sources.extend(source.splits for source in sources)
         dataset_id = await self._dispatcher.graphs.register(request.dataset_id, definition, graph)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ....journal.proto import events_pb2 as ev
 from ....journal.splits import grows, source_size
+from ...errors import cut_error
 from ...proto import graph_pb2 as pb
 from .constants import TensorFacts, constant, text
 from .graphs import Graph
@@ -72,6 +73,8 @@ def split_sources(graph: bytes, evaluate: Evaluate | None = None) -> list[Source
                 "several workers what does not belong together. Zip first, or make them equally "
                 "long"
             )
+    for source in sources:
+        source.splits.unleasable = cut_error(source.splits.unleasable)
     return sources
 
 
