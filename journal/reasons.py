@@ -14,5 +14,8 @@ GOODBYE = "it said goodbye"
 REPAIRED = "a repair of the journal has cut events off"
 """It may know of events that are no more, and must begin anew. It may have ended before."""
 
+UNREAD = "nobody read the epoch any more"
+"""Why the splits of an epoch are lost that nobody may need."""
+
 READ_FAILED = "its read failed: "
 """What a reason begins with that a consumer gave itself: the error follows."""

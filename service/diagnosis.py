@@ -218,8 +218,8 @@ class _OfJob:
         if why := next((i["no_task"] for i in self._read if i.get("no_task")), None):
             return self._say("problem", why, "")
         if not workers:
-            advice = "start workers: forebay worker --dispatcher …"
-            return self._say("problem", "no worker is registered", advice)
+            what = "all workers drain" if self._status["workers"] else "no worker is registered"
+            return self._say("problem", what, "start workers: forebay worker --dispatcher …")
         if all(worker["stock"] for worker in workers):
             what = "only tf.data service's own workers are there, which do not tell their times"
             return self._say("note", what, "start Forebay's workers")

@@ -172,12 +172,12 @@ def _failures(status: Status) -> Iterator[Finding]:
             yield Finding("note", subject, f"{what}; it is {state} now", "", since_s=ago_s)
     for job in status["jobs"]:
         if losses := [x for x in job.get("losses", []) if now_ms - x["time_ms"] < 1000 * LATELY_S]:
-            lost, why = sum(loss["splits"] for loss in losses), losses[-1]["why"]
+            is_unread = all(loss.get("unread") for loss in losses)
             yield Finding(
-                "note", f"job {job_name(job)}",
-                f"{lost} {'split was' if lost == 1 else 'splits were'} lost: {_in_one_line(why)}",
+                "note" if is_unread else "problem", f"job {job_name(job)}",
+                f"{lost_text(*losses)} lost: {_in_one_line(losses[-1]['why'])}",
                 'forebay audit names them; delivery="at_least_once" loses none',
-                since_s=max(0.0, (now_ms - losses[0]["time_ms"]) / 1000),
+                since_s=max(0.0, (now_ms - losses[-1]["time_ms"]) / 1000),
             )  # fmt: skip
     for save in status.get("failed_saves", []):
         ago_s = max(0.0, (now_ms - save["time_ms"]) / 1000)
@@ -187,6 +187,15 @@ def _failures(status: Status) -> Iterator[Finding]:
                 "problem", f"save {save['path']}", what, "mend the cause, and save again",
                 since_s=ago_s,
             )  # fmt: skip
+
+
+def lost_text(*losses: Mapping[str, Any]) -> str:
+    """Such as 1 split and 30 elements that workers had made were."""
+    splits, elements = (sum(x.get(each, 0) for x in losses) for each in ("splits", "elements"))
+    parts = [f"{splits} split{'' if splits == 1 else 's'}"] if splits or not elements else []
+    if elements:
+        parts.append(f"{elements} element{'' if elements == 1 else 's'} that workers had made")
+    return f"{' and '.join(parts)} {'was' if splits + elements == 1 else 'were'}"
 
 
 def error_text(error: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import typer
 from ..errors import InvalidArgument, NotFound, Unavailable
 from ..finding import duration, job_name
 from ..http.families import label_value, printable
-from ..part_findings import error_text, silent_s
+from ..part_findings import error_text, lost_text, silent_s
 from .console import plain_console
 from .options import JSON, SERVICE, connects
 
@@ -205,7 +205,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     parts: list[Any] = [*old, head, *_loads(summary, names, sort), workers, jobs]
     parts += [f"warning: {job['warning']}" for job in summary["jobs"] if job.get("warning")]
     parts += [
-        f"{_name(job)}: {loss['splits']} splits lost, as {printable(loss['why'])}: `forebay audit`"
+        f"{_name(job)}: {lost_text(loss)} lost: {printable(loss['why'])}; see `forebay audit`"
         for job in summary["jobs"]
         for loss in job.get("losses", [])
     ]

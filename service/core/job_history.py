@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import asdict
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.reasons import UNREAD
 from .. import ranges
 from .lengths import lengths_of
 from .state import Consumer, Dataset, Job, Lease, State
@@ -241,7 +242,7 @@ class JobHistories:
             case "iteration_paused" | "iteration_collected":
                 for task_id in state.iterations[body.iteration_id].tasks:
                     self._lose_mixed(state, task_id, now)
-                self._explain("nobody read the epoch any more")
+                self._explain(UNREAD)
             case "task_created":
                 known = state.tasks.get(body.task_id) or state.lost_tasks.get(body.task_id)
                 found = [self._lost.get(lease.lease_id) for lease in known.lost] if known else []

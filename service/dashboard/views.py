@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from ..diagnosis import WAITS_FOR, WORKERS_DO
 from ..finding import duration, job_name
 from ..http.families import label_value, printable
-from ..part_findings import error_text
+from ..part_findings import error_text, lost_text
 from . import split_map
 from .series import Series, line, round_up
 
@@ -144,8 +144,9 @@ def _job(job: Mapping[str, Any], load: Mapping[str, Any], now_ms: int) -> dict[s
         "state": state, "is_dead": state not in ("running", "waiting"),
         "age_s": _age_s(job, now_ms),
         "errors": sorted(job["errors"], key=lambda one: (one["worker"] or "", -one["time_ms"])),
-        "losses": job["losses"][::-1], "gone": job["gone"],
-        "left": job["left"], "iterations": job["iterations"], "running": running,
+        "losses": [{**x, "what": lost_text(x)} for x in job["losses"][::-1]],
+        "gone": job["gone"], "left": job["left"], "iterations": job["iterations"],
+        "running": running,
         "readers": sum(it["consumers"] for it in running) - len(job["gone"]),
         "epochs": ["all" if kind == "ordered" else it["epoch"] for it in running],
         "done": None, "of": None, "to_go_s": None,

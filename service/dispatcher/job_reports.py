@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.reasons import GOODBYE, READ_FAILED, SILENT
+from ...journal.reasons import GOODBYE, READ_FAILED, SILENT, UNREAD
 from .. import ranges
 from ..errors import MOST_TOLD
 from ..proto import forebay_pb2 as pb
@@ -49,6 +49,16 @@ class _JobReport:
         if len(self.errors) > MOST_ERRORS:
             del self.errors[min(self.errors, key=lambda one: self.errors[one]["time_ms"])]
 
+    def lose(self, why: str, time_ms: int, *, splits: int = 0, elements: int = 0) -> None:
+        """What was lost for the same reason is told as one."""
+        if self.losses and self.losses[-1]["why"] == why:
+            before = self.losses.pop()
+            splits, elements = splits + before["splits"], elements + before["elements"]
+        self.losses.append({
+            "splits": splits, "elements": elements, "why": why, "unread": why == UNREAD,
+            "time_ms": time_ms,
+        })  # fmt: skip
+
 
 class JobReports:
     """Runs on the dispatcher's event loop."""
@@ -72,6 +82,7 @@ class JobReports:
             "worker_registered": self._registered,
             "worker_lost": self._worker_lost,
             "lease_lost": self._lease_lost,
+            "delivery_reported": self._dropped,
             "iteration_collected": self._over,
             "iteration_summarized": self._over,
             "job_removed": self._removed,
@@ -161,16 +172,25 @@ class JobReports:
     def _lease_lost(self, event: ev.LeaseLost, _: int) -> None:
         self._losing = event.reason or "its worker has ended them"
 
+    def _dropped(self, event: ev.DeliveryReported, time_ms: int) -> None:
+        """Of pipelines that mix splits, nothing else tells of a loss."""
+        task = self._state.tasks.get(event.task_id)
+        job = self._jobs.get(self._job_of.get(task.iteration_id, 0)) if task is not None else None
+        if event.dropped and job is not None:
+            job.lose(event.reason, time_ms, elements=event.dropped)
+
     def _explain_losses(self, kind: str, event: ev.Event) -> None:
         """Leases were lost, and the next event has the reason."""
         if kind == "worker_lost":
             lost = event.worker_lost
             address = self._addresses.get(lost.worker_id, "")
             self._losing = (
-                f"worker {address} {'has left' if lost.left else 'was given up'}: {lost.reason}"
+                f"worker {address} ended before trainers had all (see --drain-timeout-ms)"
+                if lost.left
+                else f"worker {address} was given up: {lost.reason}"
             )
         elif kind in ("iteration_collected", "iteration_paused"):
-            self._losing = "nobody read the epoch any more"
+            self._losing = UNREAD
         self._note_losses(event.time_ms)
 
     def _note_losses(self, time_ms: int) -> None:
@@ -179,7 +199,7 @@ class JobReports:
         for job_id, job in ((i, self._jobs[i]) for i in known):
             now = self._lost(job_id)
             if now > job.lost:
-                job.losses.append({"splits": now - job.lost, "why": why, "time_ms": time_ms})
+                job.lose(why, time_ms, splits=now - job.lost)
             job.lost = now  # less: a worker has come back with them
 
     def _lost(self, job_id: int) -> int:

@@ -208,9 +208,11 @@ class TaskPipeline:
         self._reports.begin_run(self._run)
         return self._run
 
-    def report(self, *, all_delivered: bool = False, completes: bool = False) -> None:
-        """Report what trainers have taken, or that consumers have `all_delivered`. A task
-        that `completes` only tells what was dropped."""
+    def report(
+        self, *, all_delivered: bool = False, completes: bool = False, dropped: int = 0
+    ) -> None:
+        """Report what trainers have taken, or that consumers have `all_delivered`, or elements that
+        are `dropped` now. A task that `completes` only tells what was dropped."""
         if not self._task.num_sources:
             return
         request = pb.LeaseSplitsRequest()
@@ -218,6 +220,7 @@ class TaskPipeline:
             self._reports.all_delivered(request)
         else:
             self._reports.add_to(request)
+        request.dropped += dropped
         if request.dropped or request.lost or (request.ByteSize() and not completes):
             request.task_id = self._task.task_id
             answer = pb.LeaseSplitsResponse

@@ -311,6 +311,7 @@ class Worker:
             if (what := runner.undelivered(lacking.get(task_id, 0))) is not None:
                 is_read = self.consumers.is_read(task_id)
                 delivered &= not is_read
+                runner.pipeline.report(dropped=what.elements)
                 self._observer.dropped(
                     runner.task, what,
                     is_read=is_read, drain_timeout_ms=self._options.drain_timeout_ms,

@@ -589,7 +589,7 @@ class TestStatus:
         assert any("failed, 1 of 2" in line for line in text)
         rows = [[cell.strip() for cell in line.split("│")][1:-1] for line in text if "NOT" in line]
         assert rows == [["j", "60 s", "w:1", "3", "NOT_FOUND: /a\\x1b[2J"]]
-        assert "j: 7 splits lost, as worker w:1 was given up: no sign of life:" in " ".join(text)
+        assert "j: 7 splits were lost: worker w:1 was given up: no sign of life;" in " ".join(text)
 
     def test_skipped_splits_are_said_with_why(self) -> None:
         skip = {"split": 3, "element": 1, "worker_address": "w:1", "reason": "[no] reason"}

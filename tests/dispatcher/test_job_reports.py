@@ -191,9 +191,29 @@ def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     jobs = [{**job, **cluster.reports.of(job_id)} for job in status(cluster.state)["jobs"]]
     (found,) = findings({"jobs": jobs, "loads": [], "now_ms": cluster.now_ms})
-    assert (found.severity, found.subject) == ("note", "job train")
+    assert (found.severity, found.subject) == ("problem", "job train")
     assert found.what == "3 splits were lost: nobody read the epoch any more"
     assert "forebay audit" in found.advice
+    jobs[0]["losses"] = jobs[0]["losses"][1:]  # nobody misses those
+    (found,) = findings({"jobs": jobs, "loads": [], "now_ms": cluster.now_ms})
+    assert (found.severity, found.what[:7]) == ("note", "2 split")
+
+
+def test_elements_that_a_worker_drops_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of pipelines that mix splits, of which nobody tells which are lost."""
+    cluster = Cluster(monkeypatch)
+    job_id = cluster.job_of(cluster.iteration("train"))
+    worker_id = cluster.worker(1)
+    lease = cluster.lease(cluster.task_of(worker_id), 4)
+    assert lease is not None
+    for dropped in (200, 11):
+        begun = (lease.lease_id,)
+        cluster.when(c.ReturnSplits(task_id=lease.task_id, begun=begun, dropped=dropped))
+    cluster.when(c.LoseWorker(worker_id=worker_id, reason=GOODBYE, left=True))
+    jobs = [{**job, **cluster.reports.of(job_id)} for job in status(cluster.state)["jobs"]]
+    (found,) = findings({"jobs": jobs, "loads": [], "now_ms": cluster.now_ms + 1_000})
+    assert found.severity == "problem" and found.since_s == pytest.approx(1.1)
+    assert found.what.startswith("211 elements that workers had made were lost: ")
 
 
 def test_a_loss_is_explained_though_the_next_decision_makes_a_job(

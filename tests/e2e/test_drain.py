@@ -60,6 +60,8 @@ def test_a_draining_worker_logs_what_a_slow_trainer_did_not_take(
             assert dropped > 0
             assert 0 < first <= last < ELEMENTS
             assert "200 ms" in log
+            jobs: Any = status(dispatcher)["jobs"]
+            assert sum(loss["elements"] for loss in jobs[0]["losses"]) == dropped
             with WorkerProcess(dispatcher.address):  # the splits that it handed back
                 rest = [int(element[0]) for element in it]
     missing = set(range(1, ELEMENTS)) - set(rest)
