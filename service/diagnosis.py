@@ -136,13 +136,15 @@ class _OfJob:
             return
         readers = sum(i["consumers"] for i in self._read)
         some = f"{len(gone)} of its {readers} trainers" if readers > 1 else "its trainer"
+        longest = max(gone, key=lambda one: float(one["silent_s"]))
+        is_old = not longest.get("heard", True)  # it was silent before this dispatcher led
         yield Finding(
             "problem", self._subject,
             f"{some} {'say' if len(gone) > 1 else 'says'} nothing any more: killed, stopped or cut "
-            "off, without leaving",
+            f"off, without leaving{', at least since this dispatcher leads' if is_old else ''}",
             "see its process; who says nothing is given up"
-            f"{after(self._status.get('client_timeout_s'))}",
-            since_s=max(one["silent_s"] for one in gone),
+            f"{after(self._status.get('client_timeout_s'))}{' of its lead' if is_old else ''}",
+            since_s=longest["silent_s"],
         )  # fmt: skip
 
     def _stalled(self) -> Finding:

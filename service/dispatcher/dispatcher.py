@@ -167,12 +167,12 @@ class Dispatcher(Decider):
 
     def told(self, job_id: int) -> Told:
         """What is told of a job, for its state."""
-        job, gone_s = self.state.jobs.get(job_id), self.failure_detector.gone_s
+        job, detector = self.state.jobs.get(job_id), self.failure_detector
         readers = [] if job is None else readers_of(self.state, job, unfinished=True)
         gone = [
-            {"consumer_id": i, "silent_s": silent_s}
+            {"consumer_id": i, "silent_s": silent_s, "heard": detector.silent_s(i) is not None}
             for i in readers
-            if (silent_s := gone_s(i)) is not None
+            if (silent_s := detector.gone_s(i)) is not None
         ]
         return Told(waits=self.loads.waits(job_id), gone=gone, **self.job_reports.of(job_id))
 

@@ -118,21 +118,23 @@ class FailureDetector:
 
     def may_be_replaced(self, consumer_id: int) -> bool:
         """Whether another consumer may take its place in a group: it is gone, or silent."""
-        if self.is_gone(consumer_id):
-            return True
+        return self.is_gone(consumer_id) or self._is_long(self.silent_s(consumer_id) or 0.0)
+
+    def _is_long(self, silent_s: float) -> bool:
         # If this process has just stood still, what members said meanwhile is still to be read.
-        if time.monotonic() - self._looked_s > 2 * CHECK_S:
-            return False
-        return (self.silent_s(consumer_id) or 0.0) > SILENCES * self._grace_s
+        is_awake = time.monotonic() - self._looked_s <= 2 * CHECK_S
+        return is_awake and silent_s > SILENCES * self._grace_s
 
     def gone_s(self, consumer_id: int) -> float | None:
-        """How long a consumer is silent that seems to have ended and is not given up yet. None: it
-        is there, or nobody knows."""
+        """How long a consumer is silent that seems to have ended and is not given up yet; at least,
+        if this dispatcher never heard it. None: it is there, or nobody knows."""
         silent_s = self.silent_s(consumer_id)
-        if silent_s is None:  # TensorFlow's say nothing before they read
-            stock = self._decider.state.consumers[consumer_id].stock
-            silent_s = None if stock else time.monotonic() - self._leads_from_s
-        return silent_s if self.may_be_replaced(consumer_id) else None
+        if silent_s is not None:
+            return silent_s if self.may_be_replaced(consumer_id) else None
+        if self._decider.state.consumers[consumer_id].stock:  # they say nothing before they read
+            return None
+        silent_s = time.monotonic() - self._leads_from_s
+        return silent_s if self._is_long(silent_s) else None
 
     def expects(self, consumer_id: int) -> None:
         """Allow a TensorFlow consumer EXPECTED_S to begin: it sends no heartbeat before its first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
+from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import failure_detector
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -438,6 +440,29 @@ def test_a_consumer_that_is_silent_loses_its_place_in_a_group() -> None:
         await break_off(waits)
 
     run(scene, reconnect_grace_ms=100)
+
+
+def test_how_long_a_trainer_is_silent_that_this_dispatcher_never_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been killed before the failover. It is told as soon as one that was heard."""
+    monkeypatch.setattr(failure_detector, "REDISCOVERIES", 10**6)
+
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+
+        def gone() -> list[str]:
+            told = json.loads(b"".join(dispatcher.encoded_status()))
+            return [one.what for one in findings(told) if "trainer" in one.what]
+
+        await until(lambda: any("at least since this dispatcher leads" in what for what in gone()))
+        await face.consumer_heartbeat(pb.ConsumerHeartbeatRequest(consumer_id=consumer_id))
+        assert not gone()
+        await until(lambda: any(what.endswith("without leaving") for what in gone()))
+
+    storage = MemoryStorage()
+    consumer_id = joined_before(storage)
+    run(scene, storage, reconnect_grace_ms=300)
 
 
 @pytest.mark.parametrize("heard_again_s", [0, 0.3])
