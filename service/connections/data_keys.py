@@ -37,7 +37,8 @@ _CREDENTIAL = struct.Struct(f"<{_ID_BYTES}sq16s32s")  # key, iteration, holder, 
 
 
 class UnfitCredential(Unauthenticated):
-    """It is no credential of this consumer and peer: waiting for a key does not help."""
+    """The peer is nobody known here, or it is no credential of this consumer and peer: waiting for
+    a key does not help."""
 
 
 class SigningKeys:

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from ..errors import Unauthenticated
 from . import relay
 from .admission import Admission, Identity
 from .credentials import own_credentials
@@ -105,8 +106,9 @@ def _serve_tunnel(
 def open_tunnel(address: str, timeout_s: float) -> socket.socket:
     """A socket that is connected to the worker at "host:port", through its gRPC server.
 
-    Closing it ends the tunnel. Raises OSError if the worker does not answer in time, or if this
-    process was forked from one that had used gRPC.
+    Closing it ends the tunnel. Raises Unauthenticated if the worker does not admit this process;
+    OSError if it does not answer in time, or if this process was forked from one that had used
+    gRPC.
     """
     if relay.is_needed():
         raise ConnectionError(
@@ -118,6 +120,8 @@ def open_tunnel(address: str, timeout_s: float) -> socket.socket:
     end = _ConsumersEnd(theirs, tunnel)
     if failure := tunnel.failure(timeout_s):
         end.close()
+        if failure.startswith("StatusCode.UNAUTHENTICATED"):
+            raise Unauthenticated(f"no tunnel through gRPC to {address}: {failure}")
         fault = probe(address, own_credentials()) if "UNAVAILABLE" in failure else None
         if fault is not None and fault.times:
             raise TlsError(f"no tunnel through gRPC to {address}: {fault.what}")

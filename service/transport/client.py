@@ -251,6 +251,14 @@ class BlockClient(WorkerClient):
                 self._outbox.close(sock)
 
     def _connect_to(self, protocol: str, address: str) -> frames.FrameReader:
+        credential, number = self._credential()
+        try:
+            return self._admitted(protocol, address, credential)
+        except CredentialRefused as error:
+            self._count_unfit(number, error)
+            raise
+
+    def _admitted(self, protocol: str, address: str, credential: bytes) -> frames.FrameReader:
         sock = dial(protocol, address, self._connect_timeout_s, self._open_tunnel)
         with self._lock:
             before, self._outbox.socket = self._outbox.socket, sock  # hang_up() can cut it now
@@ -268,7 +276,6 @@ class BlockClient(WorkerClient):
             max_payload_bytes=self._max_payload_bytes,
             takes_descriptors=shares,
         )
-        credential, number = self._credential()
         hello = pb.Hello(
             version=VERSION,
             consumer_id=self._consumer_id,
@@ -278,11 +285,7 @@ class BlockClient(WorkerClient):
             token=token_to_send() if protocol == TCP else "",
             credential=credential,
         )
-        try:
-            greet(sock, reader, hello)
-        except CredentialRefused as error:
-            self._count_unfit(number, error)
-            raise
+        greet(sock, reader, hello)
         self._unfit = None
         max_silence_s = math.inf if protocol == UNIX else SILENCE_S
         reader.watch(_REPORT_S, partial(self._report, pings=protocol != UNIX), max_silence_s)

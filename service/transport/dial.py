@@ -10,14 +10,14 @@ from collections.abc import Callable
 from ..connections.credentials import Credentials, own_credentials
 from ..connections.protocols import GRPC, TCP
 from ..connections.tls_socket import TlsSocket
-from ..errors import ForebayError, ProtocolError
+from ..errors import ForebayError, ProtocolError, Unauthenticated
 from ..proto import transfer_pb2 as pb
 from . import frames
 from .messages import parse
 
 OpenTunnel = Callable[[str, float], socket.socket]
 """Takes a worker's gRPC address and a timeout in seconds; returns a connected socket. Raises
-OSError."""
+OSError, Unauthenticated."""
 
 
 UCRED = struct.Struct("3i")
@@ -29,7 +29,8 @@ class WorkerRefused(ForebayError):
 
 
 class CredentialRefused(ProtocolError):
-    """The worker says that the credential is unfit: none of this consumer and peer."""
+    """The worker says that it does not know this peer, or that the credential is unfit: none of
+    this consumer and peer."""
 
 
 def dial(
@@ -37,7 +38,7 @@ def dial(
 ) -> socket.socket:
     """Connect a blocking socket, with this process's credentials. "grpc" needs `open_tunnel`.
 
-    Raises OSError.
+    Raises OSError, CredentialRefused.
     """
     credentials = own_credentials()
     if protocol == TCP:
@@ -48,7 +49,10 @@ def dial(
             sock = _with_tls(sock, credentials, host, address, timeout_s)
     elif protocol == GRPC:
         assert open_tunnel is not None
-        sock = open_tunnel(address, timeout_s)
+        try:
+            sock = open_tunnel(address, timeout_s)
+        except Unauthenticated as error:
+            raise CredentialRefused(str(error)) from None
     else:
         sock = socket.socket(socket.AF_UNIX)
         sock.settimeout(timeout_s)  # a paused worker does not accept

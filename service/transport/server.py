@@ -366,9 +366,7 @@ class _Handler:
             reason = f"version {hello.version} of the protocol is not spoken here, only {VERSION}"
         elif hello.worker_uid != (uid := self._server._worker_uid):
             reason = f"this is worker {uid}, not {hello.worker_uid}"
-        elif refusal := self._admit(hello):
-            reason = refusal
-        elif refused := self._check_credential(hello):
+        elif refused := self._unauthenticated(hello):
             reason, broken, unfit = str(refused), True, isinstance(refused, UnfitCredential)
         else:
             if self._is_direct:
@@ -384,18 +382,14 @@ class _Handler:
         self._write(encode_refusal(reason, broken, unfit))
         raise ProtocolError(f"it was refused: {reason}")
 
-    def _admit(self, hello: pb.Hello) -> str:
-        """Why the consumer is not admitted; "" if it is."""
+    def _unauthenticated(self, hello: pb.Hello) -> Unauthenticated | None:
+        """Why the consumer is not admitted, or its credential does not fit; None if it may read."""
         try:
             if self._admission is not None:
                 self._identity = self._identify(self._admission, hello)
         except Unauthenticated as error:
-            return str(error)
+            return UnfitCredential(str(error))
         _log.debug("the %s is %s", self._peer, self._identity)
-        return ""
-
-    def _check_credential(self, hello: pb.Hello) -> Unauthenticated | None:
-        """Why its credential does not fit; None if it does, or none is needed."""
         keys = self._server._keys
         if keys is None or self._identity is None:
             return None

@@ -447,6 +447,27 @@ def test_a_credential_that_never_fits_is_an_error_in_the_trainer(
             [*service.read(target, dataset_id, **how)]
 
 
+@pytest.mark.parametrize("protocol", ["tcp", "grpc"])
+def test_a_token_that_the_worker_lacks_is_an_error_in_the_trainer(
+    authority: Authority, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(block_client, "UNFIT_S", 1.0)
+    certificates: dict[str, Any] = authority.issue("all").files()
+    theirs, mine = (token(tmp_path / f"{name}.token", name * 9) for name in ("worker", "trainer"))
+    dispatcher = DispatchServer(DispatcherConfig(token_file=f"{theirs},{mine}", **certificates))
+    target = dispatcher.target
+    how: Any = {"data_transfer_protocol": protocol}
+    with (
+        dispatcher,
+        WorkerServer(WorkerConfig(target, token_file=theirs, **certificates)),
+        using(Credentials(**certificates, token_file=mine)),
+    ):
+        dataset_id = service.register_dataset(target, numbers(10))
+        with pytest.raises(Unauthenticated, match="token is not one that is known here"):
+            [*service.read(target, dataset_id, **how)]
+
+
 def identity(credentials: Credentials) -> Identity:
     """Who a dispatcher finds a peer with these credentials to be."""
     if credentials.token_file:
