@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.reasons import GOODBYE, READ_FAILED, SILENT, UNREAD
+from ...journal.reasons import GOODBYE, READ_FAILED, REPAIRED, SILENT, UNREAD
 from .. import ranges
 from ..errors import MOST_TOLD
 from ..proto import forebay_pb2 as pb
@@ -181,7 +181,9 @@ class JobReports:
 
     def _explain_losses(self, kind: str, event: ev.Event) -> None:
         """Leases were lost, and the next event has the reason."""
-        if kind == "worker_lost":
+        if getattr(getattr(event, kind), "reason", "") == REPAIRED:
+            self._losing = REPAIRED
+        elif kind == "worker_lost":
             lost = event.worker_lost
             address = self._addresses.get(lost.worker_id, "")
             self._losing = (

@@ -247,15 +247,17 @@ def test_a_save_that_failed_is_a_finding_for_a_while(monkeypatch: pytest.MonkeyP
 def test_a_reader_that_was_dismissed_has_no_cause_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch)
     job_id = cluster.job_of(cluster.iteration("train"))
+    assert cluster.lease(cluster.task_of(cluster.worker(1)), 3)
     cut = ev.LeaderElected(term=2, journal_id="k", after_repair=True)
     apply(cluster.state, ev.Event(leader_elected=cut))
     cluster.when(c.ElectLeader(term=3, address="a:1", version="0", journal_id="j"))
     assert cluster.state_of(job_id) == "failed"
     of: dict[str, Any] = {"job_id": job_id, "name": "train", "dataset_id": "d", "state": "failed"}
     job = of | cluster.reports.of(job_id)
-    (found,) = findings({"jobs": [job], "loads": [], "now_ms": cluster.now_ms})
+    found, _ = findings({"jobs": [job], "loads": [], "now_ms": cluster.now_ms})
     assert (found.severity, found.what) == ("problem", f"its trainer was dismissed: {REPAIRED}")
     assert found.advice == "start its trainers again, unless they had ended"
+    assert [loss["why"] for loss in job["losses"]] == [REPAIRED]
 
 
 def test_dead_jobs_come_below_living_ones_and_the_latest_first() -> None:
