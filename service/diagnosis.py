@@ -83,6 +83,8 @@ class _OfJob:
             return  # nobody reads it: what was measured is of before
         outside = [*self._outside()]
         yield from outside
+        if self._awaits("network") > TELLING:
+            return  # whatever workers do
         slow = [*self._slow_workers()]
         yield from slow
         match self._load["wanted"]["cause"]:
@@ -173,7 +175,9 @@ class _OfJob:
         ):  # fmt: skip
             if (share := self._awaits(cause)) > WAITS:
                 what = f"trainers wait {share:.0%} of the time for {what}"
-                yield Finding("slow", self._subject, what, advice, _without(share))
+                since_s = self._load.get("stuck_s", {}).get(cause)
+                severity: Severity = "slow" if since_s is None or since_s < FIRST_S else "problem"
+                yield Finding(severity, self._subject, what, advice, _without(share), since_s)
 
     def _how_to_get_a_task(self) -> str:
         if all(w["draining"] for w in self._status["workers"]):
@@ -187,7 +191,11 @@ class _OfJob:
         """Workers that make less than others while they work, if trainers wait."""
         if self._waits <= WAITS:
             return
-        told = [w for w in self._load.get("by_worker", []) if w["working"] > 0]
+        mute = self._mute()  # it makes only what its buffers hold
+        told = [
+            w for w in self._load.get("by_worker", [])
+            if w["working"] > 0 and w["address"] not in mute
+        ]  # fmt: skip
         speeds = [w["elements_per_s"] / w["working"] for w in told]
         ordered = sorted(speeds)
         for worker, speed in zip(told, speeds, strict=True):
@@ -207,6 +215,11 @@ class _OfJob:
                 "memory, disk, way to the source); or drain it (SIGTERM)",
                 gain, self._load.get("since_s"),
             )  # fmt: skip
+
+    def _mute(self) -> list[str]:
+        """Workers that say nothing, or that trainers cannot reach."""
+        keys = ("silent_workers", "unreachable_workers")
+        return [worker["address"] for key in keys for worker in self._status.get(key, [])]
 
     @property
     def _is_in_order(self) -> bool:
@@ -235,8 +248,8 @@ class _OfJob:
         workers, wanted = self._load["workers"], self._load["wanted"]["workers"]
         there = sum(not (w["stock"] or w["draining"]) for w in self._status["workers"])
         what = f"trainers wait {self._waits:.0%} of the time, and {_busy(self._load)}"
-        if silent := self._status.get("silent_workers"):
-            return self._say("slow", what, f"see to worker {silent[0]['address']} first")
+        if mute := self._mute():
+            return self._say("slow", what, f"see to worker {mute[0]} first")
         if there >= wanted:
             return self._say("note", f"{what}; others have come", "ask again in half a minute")
         return self._say(
@@ -259,6 +272,8 @@ class _OfJob:
 
     def _source(self) -> Finding:
         load, what = self._load, f"trainers wait {self._waits:.0%} of the time"
+        if mute := self._mute():
+            return self._say("slow", what, f"see to worker {mute[0]} first")
         paths = [x["waits_for"] for i in self._read for x in i["sources"] if x.get("waits_for")]
         if paths:
             return self._say(

@@ -129,6 +129,17 @@ def _workers(status: Status) -> Iterator[Finding]:
             f"is given up{after(status.get('worker_timeout_s'))}",
             since_s=silent["silent_s"],
         )  # fmt: skip
+    data = {w["address"]: ", ".join(w.get("data_addresses", ())) for w in status.get("workers", ())}
+    for worker in status.get("unreachable_workers", []):
+        if worker["address"] not in {
+            silent["address"] for silent in status.get("silent_workers", ())
+        }:
+            yield Finding(
+                "problem", f"worker {worker['address']}",
+                f"trainers cannot connect to its data address ({data[worker['address']]})",
+                "see its --data-address, and the firewall between trainers and it",
+                since_s=worker["since_s"],
+            )  # fmt: skip
     names = {job["job_id"]: job_name(job) for job in status["jobs"]}
     for worker in status.get("memory", []):
         if is_small(worker["budget_bytes"]):

@@ -144,13 +144,15 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
         f"{summary['leases']} leases out"
     )
     workers = Table(
-        "worker", "kind", "running tasks", "tags", title="workers", title_justify="left"
+        "worker", "kind", "running tasks", "tags", "data", title="workers", title_justify="left"
     )
     for w in summary["workers"]:
         kind = "tf.data service" if w["stock"] else "forebay"
         kind += ", draining" if w.get("draining") else ""
         tags = label_value(",".join(w["tags"]))
-        workers.add_row(label_value(w["address"]), kind, str(w["running_tasks"]), tags)
+        ways = [way for way in w.get("data_addresses", ()) if way.startswith("tcp ")]
+        data = label_value(", ".join(ways))
+        workers.add_row(label_value(w["address"]), kind, str(w["running_tasks"]), tags, data)
     jobs = Table(title="jobs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     longest = max((len(_name(job)) for job in summary["jobs"]), default=0)
     jobs.add_column("job", overflow="fold", min_width=min(longest, NAME_WIDTH))

@@ -161,6 +161,10 @@ def _lists(state: State, strangers: Iterable[Stranger]) -> dict[str, Iterator[di
             {
                 "worker_id": w.worker_id,
                 "address": w.address,
+                "data_addresses": [
+                    f"{server.protocol} {server.address}"
+                    for server in map(ev.TransferServer.FromString, w.transfer_servers)
+                ],
                 "stock": w.stock,
                 "draining": w.draining,
                 "tags": w.tags,

@@ -156,6 +156,10 @@ class Dispatcher(Decider):
                 {"address": worker.address, "silent_s": silent_s}
                 for worker, silent_s in self.failure_detector.silent_workers()
             ],
+            "unreachable_workers": [
+                {"address": worker.address, "since_s": since_s}
+                for worker, since_s in self.failure_detector.unreachable_workers()
+            ],
             "worker_timeout_s": _seconds(self.options.worker_timeout_ms),
             "client_timeout_s": _seconds(self.options.client_timeout_ms),
             "lost_workers": self._lost_workers(),

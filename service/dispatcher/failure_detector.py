@@ -53,6 +53,9 @@ UNUSUAL_S = 4.0
 UNUSUAL_STOCK_S = 45.0
 """TensorFlow's own send a heartbeat each 30 s."""
 
+UNREACHABLE_S = 12.0
+"""Consumers repeat with each heartbeat which workers refuse them, or no longer do."""
+
 EXPECTED_S = 3600.0
 """The time that a stock client has to begin to read."""
 
@@ -72,6 +75,8 @@ class _Presence:
     broken: bool = True  # the newest poll broke, or there was none yet
     refuses: bool = False  # it refused a consumer that was connected, since its last sign of life
     refuses_strangers: bool = False  # it refused a consumer that was never connected, since then
+    unreachable_from_s: float = math.inf  # such consumers have said so since then, …
+    unreachable_s: float = -math.inf  # … and did last
     gone_from_s: float = math.inf  # when a consumer whose poll broke counts as gone
 
 
@@ -109,6 +114,14 @@ class FailureDetector:
             silent_s = self.silent_s(worker.worker_id) or 0.0
             if silent_s > (UNUSUAL_STOCK_S if worker.stock else UNUSUAL_S):
                 yield worker, silent_s
+
+    def unreachable_workers(self) -> Iterator[tuple[Worker, float]]:
+        """Those whose data addresses refuse consumers that never were connected, and since when."""
+        now = time.monotonic()
+        for worker in self._decider.state.workers.values():
+            member = self._present(worker.worker_id)
+            if now - member.unreachable_s <= UNREACHABLE_S:
+                yield worker, now - member.unreachable_from_s
 
     def is_gone(self, consumer_id: int) -> bool:
         """Whether the consumer left, or its connection broke and it has not returned in time."""
@@ -187,6 +200,10 @@ class FailureDetector:
             member.refuses = True
         else:
             member.refuses_strangers = True
+            now = time.monotonic()
+            if now - member.unreachable_s > UNREACHABLE_S:
+                member.unreachable_from_s = now
+            member.unreachable_s = now
         self._shorten(worker_id, member)
 
     def _present(self, member_id: int) -> _Presence:

@@ -102,6 +102,7 @@ class MeasuredJob:
     caused_s: float = 0.0  # since when it is wanted for the present cause
     by_worker: dict[int, OneWorker] = field(default_factory=dict)  # as of `load`
     waits_for: dict[str, float] = field(default_factory=dict)  # share of the time, by cause
+    stuck_s: dict[str, float] = field(default_factory=dict)  # since when they do little else
     bytes_per_s: float | None = None  # that consumers receive; None: they do not tell
 
 
@@ -184,6 +185,7 @@ class Loads:
                     "wanted": job.wanted._asdict(),
                     "since_s": now_s - job.caused_s,
                     "waits_for": job.waits_for,
+                    "stuck_s": {cause: now_s - at_s for cause, at_s in job.stuck_s.items()},
                     "bytes_per_s": job.bytes_per_s,
                     "tells": len(job.consumers),
                     **({} if job.load is None else self._measured(job.load, job)),
@@ -317,6 +319,8 @@ class Loads:
         told = self._there(job).values()
         grown = (x.grown(now_s - self._window_s) for x in told)
         job.waits_for, job.bytes_per_s = _waits([x for x in grown if len(x) > 3 and x[0]])
+        stuck = (cause for cause, share in job.waits_for.items() if share > TELLING)
+        job.stuck_s = {cause: job.stuck_s.get(cause, now_s) for cause in stuck}
         there = {
             i: x
             for i, x in job.workers.items()

@@ -55,6 +55,7 @@ client): three processes look at their files, and the next credential comes with
 
 _SEND_S = 10.0  # how long a send may block because the worker does not read
 _REPORT_S = 0.25  # how often the client reports blocks that were received or taken
+TOLD_S = 2.0  # an address that never could be connected for so long is worth a word
 _GOODBYE_S = 1.0  # how long a goodbye may wait for another thread's send
 
 
@@ -117,7 +118,7 @@ class BlockClient(WorkerClient):
         self._payloads = Payloads(max_payload_bytes, map_memory)
         self._heard_at = time.monotonic()  # of the last message but pongs, connection or cut
         self._fell_silent = False  # whether the last connection timed out
-        self._was_told = False  # why TLS fails
+        self._was_told = False  # why nothing comes
         self._goodbye: pb.ToWorker | None = None  # once `hand_back` was called
         self._goodbye_heard = False  # whether the worker has answered it
 
@@ -232,7 +233,8 @@ class BlockClient(WorkerClient):
             useful = self._payloads.keep_cut(reader) or useful
             # A connection that was only idle for long was useful, too.
             if not useful and time.monotonic() - started_at < self._give_up_s:
-                if isinstance(error, TlsError) and not self._was_told:
+                is_away = self._addresses.answered is None and self.silent()[1] > TOLD_S
+                if (is_away or isinstance(error, TlsError)) and not self._was_told:
                     self._was_told = True
                     _log.warning("no elements come from worker %d: %s", self.worker_uid, error)
                 raise

@@ -158,6 +158,34 @@ def test_a_slow_worker_of_an_ordered_read_holds_up_all(monkeypatch: pytest.Monke
     assert findings(told)[1].gain == pytest.approx(1 + 6 / load["elements_per_s"], rel=0.02)
 
 
+def test_a_worker_that_trainers_cannot_reach_is_named_and_nothing_else_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    for number in (1, 2, 3):
+        cluster.worker(number)
+    cluster.waits = 0.9
+    cluster.go_on(2 * WINDOW_S)
+    refusing = {"unreachable_workers": [{"address": "w:2", "since_s": 40.0}]}
+    told = status(cluster) | refusing
+    told["workers"][1]["data_addresses"] = ["tcp 127.0.0.1:9"]
+    load = told["loads"][0]
+    load["by_worker"][1].update(working=1.0, elements_per_s=0.0)
+    for cause in ("trainers wait", "source"):
+        load["wanted"]["cause"] = cause
+        named, slow = findings(told)
+        assert (named.severity, named.subject, named.since_s) == ("problem", "worker w:2", 40.0)
+        assert named.what == "trainers cannot connect to its data address (tcp 127.0.0.1:9)"
+        assert slow.advice == "see to worker w:2 first"
+    cluster.also = {**TOLD, "network_ms": 1.0}  # the last one that could be reached has left
+    cluster.waits = 0.0
+    cluster.go_on(4 * WINDOW_S)
+    named, cut = findings(status(cluster) | refusing)
+    assert named.subject == "worker w:2"
+    assert (cut.severity, cut.subject) == ("problem", "job train")
+    assert "wait 100% of the time for a connection" in cut.what and cut.since_s
+
+
 def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -114,6 +114,24 @@ async def say_refused(face: ForebayFace, consumer_id: int, answered: bool = True
     await face.consumer_heartbeat(request)
 
 
+def test_a_worker_that_consumers_cannot_reach_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
+        await beat(face)
+        consumer_id = await join(dispatcher, face)
+        assert dispatcher.measured()["unreachable_workers"] == []
+        for _ in range(2):
+            await say_refused(face, consumer_id, answered=False)
+            await beat(face)
+        (told,) = dispatcher.measured()["unreachable_workers"]
+        assert told["address"] == next(iter(dispatcher.state.workers.values())).address
+        assert told["since_s"] > 0
+        monkeypatch.setattr(failure_detector, "UNREACHABLE_S", 0.0)  # nobody says so any more
+        await asyncio.sleep(0.01)
+        assert dispatcher.measured()["unreachable_workers"] == []
+
+    run(scene)
+
+
 def test_a_worker_whose_poll_breaks_is_given_up_soon() -> None:
     async def scene(dispatcher: Dispatcher, face: ForebayFace) -> None:
         await break_off(await poll(dispatcher, face))

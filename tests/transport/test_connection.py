@@ -45,6 +45,7 @@ from forebay.service.transport import (
     frames,
     messages,
 )
+from forebay.service.transport import client as client_module
 from forebay.service.transport.sessions import Sessions
 
 from ..standbys import wait_until
@@ -430,8 +431,12 @@ def test_the_server_forgets_a_consumer_whose_process_has_ended(server: BlockServ
 
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
 def test_a_client_reports_that_its_workers_address_refuses_connections(
-    family: socket.AddressFamily, closing: ExitStack
+    family: socket.AddressFamily,
+    closing: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(client_module, "TOLD_S", 0.0)
     told: queue.Queue[ConnectionRefused | None] = queue.Queue()
     over = threading.Event()
 
@@ -454,6 +459,7 @@ def test_a_client_reports_that_its_workers_address_refuses_connections(
         closing.callback(consumer.client.close)
     closing.callback(over.set)
     assert told.get(timeout=TIMEOUT_S) is ConnectionRefused.NEVER_CONNECTED
+    wait_until(lambda: "unix @forebay-none: " in caplog.text)
     listener.settimeout(TIMEOUT_S)
     with listener, listener.accept()[0] as connection:
         frames.send(connection, [WELCOME.data])
