@@ -27,6 +27,9 @@ SEE = dict.fromkeys(
 )
 """What to look at, by the scheme of a storage's URL."""
 
+UNTIL = " within a minute (retry_s in its URL): after that the dispatcher ends, so start it again"
+"""What ends the wait for a server."""
+
 MOST_SAID = 400
 """Characters of an error, in a finding."""
 
@@ -64,11 +67,12 @@ def _storage(status: Status) -> Iterator[Finding]:
     if silent := storage["silent_s"]:
         error = f" ({storage['error']})" if storage["error"] else ""
         see = next((how for scheme, how in SEE.items() if storage["url"].startswith(scheme)), DISK)
+        until = "" if see is DISK else UNTIL
         yield Finding(
             "problem", subject,
             f"it does not answer{error}; nothing is decided until it does, all wait for it, and "
             "other figures are of before",
-            f"{see}; all go on by themselves once it answers, and further workers bring nothing",
+            f"{see}; all go on by themselves once it answers{until}; further workers bring nothing",
             since_s=silent,
         )  # fmt: skip
     elif storage["answers_s"] is not None and storage["answers_s"] < LATELY_S:

@@ -200,7 +200,8 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
                 )
     names = {job["job_id"]: _name(job) for job in summary["jobs"]}
     old = [
-        f"as of {as_of(silent)}, when {summary['storage']['url']} last answered: `forebay doctor`"
+        f"{summary['storage']['url']} does not answer (see `forebay doctor`); all below is as of "
+        f"{as_of(silent)}"
         for silent in (silent_s(summary),)
         if silent
     ]

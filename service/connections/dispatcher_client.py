@@ -98,6 +98,7 @@ class DispatcherClient:
         self._address = self.addresses[0]
         self._credentials = credentials or own_credentials()
         self._answered = False  # whether a dispatcher ever has
+        self._serves = True  # whether the last one that was logged has answered since
         self._meets_others = False  # servers of another protocol
         self._membership = tuple(self.addresses), self._credentials
         self.failed_s = -math.inf  # when none has answered for the last time, CLOCK_MONOTONIC
@@ -217,7 +218,9 @@ class DispatcherClient:
                 raise Unavailable("the connection to the dispatcher was closed") from error
             raise _ChannelReplaced from error
         answer = response.FromString(said)
-        self._answered = True
+        if not self._serves:
+            log.info("the dispatcher %s answers", address)
+        self._answered = self._serves = True
         _accepted.add(self._membership)
         if "journal" in answer.DESCRIPTOR.fields_by_name:
             self.learn(answer.journal)  # type: ignore[attr-defined]
@@ -269,7 +272,11 @@ class DispatcherClient:
                 self._credentials is not None and self._credentials.loaded() is not self._files
             )
             if address != self._address or renewed:
-                log.info("asks the dispatcher %s instead of %s: %s", address, self._address, why)
+                if self._serves:  # else none does, and each would be logged in turn
+                    log.info(
+                        "asks the dispatcher %s instead of %s: %s", address, self._address, why
+                    )
+                self._serves = False
                 self._turn += 1
                 self._address = address
                 self._channel.close()

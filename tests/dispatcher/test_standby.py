@@ -23,6 +23,7 @@ from forebay.service.connections.grpc_server import LEADER_KEY
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.errors import ForebayError, Unavailable
+from forebay.service.processes import free_port
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.storage import MemoryStorage, open_storage
 from forebay.storage.server_storage import ServerStorage
@@ -40,6 +41,17 @@ from ..standbys import (
 from ..stock import GRAPH, DispatcherProcess, call
 from ..transfer_servers import SERVERS
 from .leading import until
+
+
+def test_a_client_of_several_dispatchers_of_which_none_answers_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    nowhere = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    with DispatcherClient(nowhere) as client, pytest.raises(Unavailable):
+        client.call(pb.GetStatusRequest(), pb.GetStatusResponse, patience_s=1)
+    assert caplog.text.count("asks the dispatcher") == 1
+
 
 SPLITS = 500
 AT_A_TIME = 100
