@@ -94,10 +94,12 @@ def _clock(status: Status) -> Iterator[Finding]:
 
 def _dispatcher(status: Status) -> Iterator[Finding]:
     if strangers := status.get("strangers"):
-        names = ", ".join(stranger["who"] for stranger in strangers[:3])
-        what = f"it refuses {len(strangers)} peers that know another journal, such as {names}"
+        # A trainer may claim what it likes: if the storage came back empty, workers say so, too.
+        workers = [one for one in strangers if one["who"].startswith("worker ")]
+        names = ", ".join(stranger["who"] for stranger in (workers or strangers)[:3])
+        what = f"it refuses {len(strangers)} peers that claim another journal, such as {names}"
         advice = "bring their storage back, or restart them: `forebay status` lists their journals"
-        yield Finding("problem", "dispatcher", what, advice)
+        yield Finding("problem" if workers else "note", "dispatcher", what, advice)
     leads_s = status.get("leads_s")
     if leads_s is not None and leads_s < LATELY_S and status["term"] > 1:
         what = f"it leads in term {status['term']}: the one before ended, or was cut off"

@@ -260,7 +260,7 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
         return Group(*parts)
     strangers = Table(
         "who", "knows journal", "up to event",
-        title="refused, since they know another journal", title_justify="left",
+        title="refused, since they claim another journal", title_justify="left",
     )  # fmt: skip
     for stranger in summary["strangers"]:
         strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))

@@ -63,7 +63,8 @@ def answering(
                 if permissions is not None:
                     permissions.check(name, request, dispatcher.state)
                 if asker is not None:
-                    await dispatcher.history.check(asker(request), request.known)
+                    caller = "" if permissions is None else permissions.caller()
+                    await dispatcher.history.check(asker(request), request.known, caller)
                 response = await function(request)
             except Unavailable:
                 raise

@@ -662,7 +662,7 @@ class ForebayFace:
         def is_gone(consumer_id: int) -> bool:
             consumer = state.consumers.get(consumer_id)
             if consumer is not None and is_others(consumer.iteration_id):
-                return False
+                return True  # as any number: a pool does not learn which ones others have
             if request.left:
                 return consumer_id not in state.consumers
             return failure_detector.is_gone(consumer_id)

@@ -7,11 +7,14 @@ acknowledged events were lost, or that its storage came back empty.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import re
 import time
 from datetime import UTC, datetime
 
 from ...storage import Fenced, StorageError, Writer
+from ..complaints import Complaints
 from ..core.state import State
 from ..core.status import Stranger
 from ..errors import AnotherJournal, InvalidArgument
@@ -23,9 +26,12 @@ log = logging.getLogger(__name__)
 
 REFUSAL_PAUSE_MS = 1_000
 MAX_STRANGERS = 10_000
+MAX_OF_CALLER = 16  # of them, where callers prove who they are
 MAX_NAME = 200  # characters of what a refused peer says of itself
 STRANGER_MS = 60_000
 """A refused peer that is silent for this long has ended or restarted."""
+
+_JOURNAL_ID = re.compile("[0-9a-f]{32}")
 
 
 class JournalHistory:
@@ -34,25 +40,33 @@ class JournalHistory:
     def __init__(self, decider: Decider, writer: Writer) -> None:
         self._decider = decider
         self._writer = writer
-        self._strangers: dict[str, Stranger] = {}  # by who, the latest last
+        # By caller, then by what it says that it is, the latest last.
+        self._strangers: dict[str, dict[str, Stranger]] = {}
+        self._complaints = Complaints(log)
         self._condemning: asyncio.Task[None] | None = None
 
-    async def check(self, who: str, known: pb.JournalPosition) -> None:
-        """Check the position that the peer `who` knows.
+    async def check(self, who: str, known: pb.JournalPosition, caller: str = "") -> None:
+        """Check the position that a peer claims to know, which says that it is `who`, and has
+        proved that it is `caller` ("": nobody proves it).
 
         If this journal lacks that event, and a dispatcher has told the peer of it, acknowledged
         events were lost: condemns the storage, stops this dispatcher, and raises Unavailable. A
         position that nobody has told raises InvalidArgument.
 
         Refuses a peer of another lasting journal, unless this journal continues that one after a
-        repair: either the storage came back empty, or the peer belongs to another cluster. Then
-        raises AnotherJournal, after a pause, since peers retry at once.
+        repair: either the storage came back empty, or the peer belongs to another cluster, or
+        invents it. Then raises AnotherJournal, after a pause, since peers retry at once.
         """
         state, last = self._decider.state, self._decider.position().sequence
         who = who[:MAX_NAME]
         if known.journal_id != state.journal_id:
             if known.journal_id and known.lasting and not continues(state, known.journal_id):
-                await self._refuse(who, known)
+                if not _JOURNAL_ID.fullmatch(known.journal_id):
+                    raise InvalidArgument(
+                        f"{who} claims to know the journal {known.journal_id[:MAX_NAME]!r}: ids of "
+                        "journals have 32 hexadecimal digits; restart whoever claims it"
+                    )
+                await self._refuse(who, known, caller)
             return
         if known.sequence <= last:
             return
@@ -75,27 +89,30 @@ class JournalHistory:
         """Whether a peer has shown that the journal lacks acknowledged events."""
         return self._condemning is not None
 
-    async def _refuse(self, who: str, known: pb.JournalPosition) -> None:
-        state, journal_id = self._decider.state, known.journal_id[:MAX_NAME]
+    async def _refuse(self, who: str, known: pb.JournalPosition, caller: str) -> None:
+        state, journal_id = self._decider.state, known.journal_id
+        by = f" ({caller})" if caller else ""
         reason = (
-            f"{who} knows the journal {journal_id} up to event {known.sequence}, and this "
-            f"dispatcher has the journal {state.journal_id}, which {beginning(state)}. If {who} "
-            "belongs to it, its storage came back empty or was replaced: stop the dispatcher and "
-            f"bring the right one back, or, if that is gone for good, restart {who}"
+            f"{who}{by} claims to know the journal {journal_id} up to event {known.sequence}, and "
+            f"this dispatcher has the journal {state.journal_id}, which {beginning(state)}. If "
+            "workers say so, too, the storage came back empty or was replaced: stop the dispatcher "
+            f"and bring the right one back, or, if that is gone for good, restart {who}"
         )
-        if self._strangers.pop(who, None) is None:
-            log.error("refused: %s", reason)
+        self._complaints.warn("refused: %s", reason, kind=caller)
+        strangers = self._strangers.setdefault(caller, {})
+        strangers.pop(who, None)
         now_ms = time.time_ns() // 1_000_000
-        self._strangers[who] = Stranger(who, journal_id, known.sequence, now_ms)
-        if len(self._strangers) > MAX_STRANGERS:
-            del self._strangers[next(iter(self._strangers))]
+        strangers[who] = Stranger(f"{who}{by}", journal_id, known.sequence, now_ms)
+        if len(strangers) > (MAX_OF_CALLER if caller else MAX_STRANGERS):
+            del strangers[next(iter(strangers))]
         await self._decider.wait_until(lambda: False, REFUSAL_PAUSE_MS)
         raise AnotherJournal(reason)
 
     def strangers(self) -> list[Stranger]:
         """The recently refused peers of other journals."""
         since_ms = time.time_ns() // 1_000_000 - STRANGER_MS
-        return [stranger for stranger in self._strangers.values() if stranger.time_ms > since_ms]
+        everyone = itertools.chain(*(of.values() for of in self._strangers.values()))
+        return [stranger for stranger in everyone if stranger.time_ms > since_ms]
 
     async def _condemn(self, reason: str) -> None:
         try:

@@ -33,7 +33,7 @@ REFUSED = Family(
 )  # fmt: skip
 STRANGERS = Family(
     "forebay_dispatcher_strangers", "gauge",
-    "Peers that were refused lately, because they know another journal.",
+    "Peers that were refused lately, because they claim to know another journal.",
 )  # fmt: skip
 WORKERS = Family(
     "forebay_dispatcher_workers", "gauge", "Registered workers: ready or draining.", ("state",)

@@ -137,6 +137,10 @@ class Permissions:
         self._rules = rules
         self._admission = admission
 
+    def caller(self) -> str:
+        """Who has sent the current call, in words."""
+        return str(current_caller(self._admission))
+
     def check_role(self, method: str) -> None:
         """Check the current call before its request is received, and its grants where these do not
         depend on the request. Raises PermissionDenied."""

@@ -35,6 +35,7 @@ from forebay.service.delivery import AnyOutput
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import METHODS
 from forebay.service.errors import (
+    AnotherJournal,
     ForebayError,
     InvalidArgument,
     NotFound,
@@ -208,6 +209,14 @@ def test_a_stolen_token_opens_only_its_own_doors(
                     leave = pb.LeaveIterationRequest(consumer_id=number)
                     client.call(leave, pb.LeaveIterationResponse, patience_s=20)
             assert answers == {PermissionDenied, NotFound}
+            client.close()
+            known = pb.JournalPosition(journal_id="7e15" * 8, sequence=1, lasting=True)
+            client = DispatcherClient(target, known=known)
+            with pytest.raises(
+                AnotherJournal, match=r"a/1 \(certificate team-a.*\) claims to know"
+            ):
+                get = pb.GetDatasetRequest(dataset_id="a/1")
+                client.call(get, pb.GetDatasetResponse, patience_s=0.01)
             client.close()
             register(target, numbers(11), dataset_id="a/2")
             with pytest.raises(ResourceExhausted, match=r"covers 2 datasets .*allows 2"):

@@ -213,9 +213,12 @@ def test_a_thief_with_one_pool_s_credentials_opens_no_door_of_another(
     answer = thief.beat("localhost:1", 5, checked=[lies], loads=[load])
     mine = {listed.dataset_id for listed in answer.tasks}
     assert mine <= {"a/1", "common"}
-    everyone = [one.consumer_id for one in (reads, ordered)]
+    everyone = [*(one.consumer_id for one in (reads, ordered)), 4711]
     asked = pb.FindGoneConsumersRequest(consumer_ids=everyone, task_ids=[task.task_id])
-    assert not thief.call(asked).gone
+    gone = [[*thief.call(asked).gone]]
+    asked.left = True
+    gone.append([*thief.call(asked).gone])
+    assert gone == [everyone] * 2, "theirs are as one that nobody has"
     try:
         assert "has expired" in stolen(thief, reads, task, [*answer.data_keys])
     finally:

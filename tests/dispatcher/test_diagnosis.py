@@ -218,6 +218,9 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
         ("note", "worker w:1"),
     ]  # fmt: skip
     assert "worker w:9" in of["problem", "dispatcher"].what  # the stranger
+    told["strangers"][0]["who"] = "a reader of dataset worker (token t)"
+    claimed = [one.severity for one in findings(told) if "claim another journal" in one.what]
+    assert claimed == ["note"], "no worker says so"
     assert of["problem", "worker w:7"].since_s == 42
     assert "given up" not in of["note", "worker w:5"].what
     told["loads"][0]["wanted"]["cause"] = "measuring"

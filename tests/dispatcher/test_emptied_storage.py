@@ -25,6 +25,8 @@ from ..standbys import status, wait_until
 from ..stock import GRAPH, DispatcherProcess
 from ..transfer_servers import SERVERS
 
+THEIRS = "7e15" * 8
+
 
 @pytest.fixture
 def client() -> Iterator[Callable[[DispatcherProcess], DispatcherClient]]:
@@ -124,9 +126,9 @@ def test_a_request_with_ids_of_another_journal_is_refused(
     request_: pb.GetDatasetRequest,
 ) -> None:
     response = getattr(pb, type(request_).__name__.replace("Request", "Response"))
-    known = pb.JournalPosition(journal_id="theirs", sequence=7, lasting=True)
+    known = pb.JournalPosition(journal_id=THEIRS, sequence=7, lasting=True)
     stray = DispatcherClient(dispatcher.target, known=known)
-    with pytest.raises(AnotherJournal, match="journal theirs"):
+    with pytest.raises(AnotherJournal, match=f"journal {THEIRS}"):
         stray.call(request_, response, patience_s=0.01)
     stray.close()
     assert beat(client(dispatcher)).worker_id, "the dispatcher goes on"
@@ -236,12 +238,12 @@ def test_the_option_existing_refuses_to_begin_a_journal(any_storage: str) -> Non
 def test_a_client_that_waits_for_its_journal_logs_so(
     dispatcher: DispatcherProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = pb.JournalPosition(journal_id="theirs", sequence=7, lasting=True)
+    known = pb.JournalPosition(journal_id=THEIRS, sequence=7, lasting=True)
     stray = DispatcherClient(dispatcher.target, known=known)
     request = pb.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:9", uid=9)
     waiting = threading.Thread(target=lambda: expect_end(stray, request))
     waiting.start()
-    wait_until(lambda: "knows the journal theirs up to event 7" in caplog.text)
+    wait_until(lambda: f"know the journal {THEIRS} up to event 7" in caplog.text)
     stray.close()
     waiting.join(60)
     assert not waiting.is_alive()

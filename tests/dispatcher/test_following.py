@@ -16,7 +16,7 @@ from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core.encoding import encode_state
 from forebay.service.core.machine import apply
 from forebay.service.core.state import State
-from forebay.service.dispatcher import positions
+from forebay.service.dispatcher import history, positions
 from forebay.service.dispatcher.candidate import Candidate, Follower
 from forebay.service.dispatcher.dispatcher import Dispatcher
 from forebay.service.dispatcher.history import continues
@@ -152,7 +152,7 @@ def test_a_dispatcher_that_knows_fewer_events_than_a_member_stops() -> None:
         await dispatcher.history.check("x", known)
         known.sequence += 1
         positions.prove(dispatcher.state.position_key, known)  # as if it had been told
-        another = pb.JournalPosition(journal_id="another", sequence=9)
+        another = pb.JournalPosition(journal_id="a" * 32, sequence=9)
         invented = pb.JournalPosition(journal_id=known.journal_id, sequence=known.sequence)
         for proof in (b"", known.proof[:-1] + b"?"):
             invented.proof = proof
@@ -160,7 +160,12 @@ def test_a_dispatcher_that_knows_fewer_events_than_a_member_stops() -> None:
                 await dispatcher.history.check("somebody", invented)
         await dispatcher.history.check("x", another)  # which was in memory
         another.lasting = True
-        with pytest.raises(AnotherJournal, match="knows the journal another up to event 9"):
+        with pytest.raises(
+            AnotherJournal, match=f"know the journal {another.journal_id} up to event 9"
+        ):
+            await dispatcher.history.check("x", another)
+        another.journal_id = "J1" + "Z" * 900
+        with pytest.raises(InvalidArgument, match="have 32 hexadecimal digits"):
             await dispatcher.history.check("x", another)
         assert not dispatcher.stopped.is_set()
         with pytest.raises(Unavailable):
@@ -170,6 +175,28 @@ def test_a_dispatcher_that_knows_fewer_events_than_a_member_stops() -> None:
     run_dispatcher(storage, check)
     with pytest.raises(Corrupt, match="worker w:1 was told of event 2, and the journal ends at 1"):
         storage.open_writer("its successor")
+
+
+def test_who_claims_other_journals_without_end_alarms_little(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(history, "REFUSAL_PAUSE_MS", 0)
+
+    async def check(dispatcher: Dispatcher) -> None:
+        for number in range(100):
+            known = pb.JournalPosition(journal_id=f"{number:032x}", sequence=1, lasting=True)
+            for who, caller in (
+                (f"a reader of dataset {number}", "token a"), ("worker w:1", "token b")
+            ):  # fmt: skip
+                with pytest.raises(AnotherJournal, match="claims to know"):
+                    await dispatcher.history.check(who, known, caller)
+        found = [stranger.who for stranger in dispatcher.history.strangers()]
+        assert found[-1] == "worker w:1 (token b)"
+        assert set(found[:-1]) == {f"a reader of dataset {n} (token a)" for n in range(84, 100)}
+
+    run_dispatcher(MemoryStorage(), check)
+    said = [one for one in caplog.records if "claims to know" in one.getMessage()]
+    assert [one.levelname for one in said] == ["WARNING"] * 2, "a minute for each caller"
 
 
 def lead_once(candidate: Candidate) -> None:
