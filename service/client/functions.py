@@ -24,7 +24,7 @@ import cloudpickle
 
 from ...journal.proto import events_pb2 as ev
 from .. import pickles
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, cut_error
 from ..pipelines.definitions import bundle_doubts
 from ..pipelines.python.columns import Misfit, iterated
 from ..pipelines.python.fork_server import BEAM
@@ -334,13 +334,13 @@ def add_sources(
     stored.contents = contents_of(graph)
     try:
         found = bundle_doubts(graph, sources, within_bundles=True)
-        stored.doubts.extend(dict.fromkeys(_GENERATED.sub("", doubt) for doubt in found))
+        stored.doubts.extend(dict.fromkeys(cut_error(_GENERATED.sub("", doubt)) for doubt in found))
     except NotSplittable as error:
-        stored.no_bundles = _GENERATED.sub("", str(error))
+        stored.no_bundles = cut_error(_GENERATED.sub("", str(error)))
     try:
         bundle_doubts(graph, sources, within_bundles=False)
     except NotSplittable as error:
-        stored.counts = _GENERATED.sub("", str(error))
+        stored.counts = cut_error(_GENERATED.sub("", str(error)))
     request.sources.extend(sources)
     request.python = stored.SerializeToString(deterministic=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from msgspec.structs import asdict, replace
 from ...journal.proto import events_pb2 as ev
 from ...journal.splits import ENDLESS
 from .. import ranges
+from ..errors import cut_error
 from . import saves
 from .checksums import describe_mismatches
 from .iterations import first_epoch
@@ -154,7 +156,7 @@ def _lists(state: State, strangers: Iterable[Stranger]) -> dict[str, Iterator[di
     return {
         "strangers": (stranger._asdict() for stranger in strangers),
         "datasets": (
-            {"dataset_id": d.dataset_id, "unsplittable": d.outline.unsplittable or None}
+            {"dataset_id": d.dataset_id, "unsplittable": cut_error(d.outline.unsplittable) or None}
             for d in state.datasets.values()
         ),
         "workers": (
@@ -288,10 +290,22 @@ def encoded_datasets(state: State) -> str:
     return _list(made).decode()
 
 
+MOST_LISTED = 8_192
+"""Characters of a structure in a list of datasets."""
+
+
+def _listed(structure: str) -> str:
+    """Its begin, if it is long, as a node of which people see the text (service/structure.py)."""
+    if len(structure) <= MOST_LISTED:
+        return structure
+    begin = f"{structure[:1_000]} … ({len(structure)} characters)"
+    return json.dumps({"opaque": begin, "shape": None})
+
+
 def _dataset(state: State, dataset: Dataset, jobs: list[Job]) -> dict[str, Any]:
     return {
         "dataset_id": dataset.dataset_id,
-        "structure": dataset.outline.structure or None,
+        "structure": _listed(dataset.outline.structure) or None,
         "graph_bytes": dataset.graph_bytes or None,
         "registered_ms": dataset.registered_ms or None,
         "used_ms": dataset.used_ms or None,

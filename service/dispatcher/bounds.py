@@ -7,15 +7,19 @@ the log and the status have no huge names, and sums of numbers fit the journal's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import json
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from ..connections.grpc_server import parsed
 from ..errors import InvalidArgument
+from ..proto.forebay_pb2 import RegisterDatasetRequest
+from ..proto.python_pb2 import PythonDataset
 
 MAX_NAME = 1_000
 """Characters of ids, names, labels and addresses."""
@@ -55,8 +59,8 @@ MAX_ENTRIES = 1_000
 
 MAX_ENTRIES_OF = {
     **dict.fromkeys(("tags", "worker_tags", "transfer_servers"), 100),
-    # of a worker's tasks and jobs, of the leases of a task, of lost workers
-    **dict.fromkeys(("metrics", "checked", "loads", "returned", "held"), 5_000),
+    # of a dataset, of a worker's tasks and jobs, of the leases of a task, of lost workers
+    **dict.fromkeys(("sources", "metrics", "checked", "loads", "returned", "held"), 5_000),
 }
 
 MAX_SAME = 2
@@ -102,6 +106,23 @@ _INTEGERS = {
 }
 
 
+def check_dataset(request: RegisterDatasetRequest) -> None:
+    """Check a request's structure, and its Python dataset. Raises InvalidArgument."""
+    if request.structure:
+        try:
+            is_one = isinstance(json.loads(request.structure), dict)
+        except (RecursionError, ValueError):
+            is_one = False
+        if not is_one:
+            raise InvalidArgument(
+                f"structure={request.structure[:40]!r} is no JSON object that describes elements"
+            )
+    if request.python:
+        _count_parts(PythonDataset.DESCRIPTOR, request.python)
+        with contextlib.suppress(DecodeError):  # workers say so
+            check(PythonDataset.FromString(request.python))
+
+
 async def parse(kind: type[Message], data: bytes | bytearray) -> Message:
     """A serialized request. Raises InvalidArgument."""
     if len(data) <= SMALL_BYTES:
@@ -135,7 +156,12 @@ def _count_parts(kind: Any, data: bytes | bytearray) -> None:
                     f"the {kind.name} has more than {most_parts} fields, those within its messages "
                     "counted; give fewer"
                 )
-            tag, at = _varint(data, at, end)
+            tag = data[at]
+            at += 1
+            if tag > 127:
+                tag, at = _varint(data, at - 1, end)
+            if tag < _LEAST_TAG:
+                break  # the parser gets no further either
             part = known.get(tag >> 3)
             if part is None:
                 unknown += 1
@@ -170,6 +196,9 @@ def _count_parts(kind: Any, data: bytes | bytearray) -> None:
             else:
                 at += _FIXED.get(tag & 7, end)
 
+
+_LEAST_TAG = 8
+"""Fields are numbered from 1."""
 
 _VARINT, _LENGTH, _FIXED = 0, 2, {1: 8, 5: 4, 3: 0, 4: 0}
 """Wire types: those of fixed sizes by their bytes; groups begin and end without any."""

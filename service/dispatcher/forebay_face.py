@@ -199,6 +199,7 @@ class ForebayFace:
         require_bytes(graph)
         if not graph:
             raise InvalidArgument("a dataset without a graph; register a tf.data.Dataset")
+        await asyncio.to_thread(bounds.check_dataset, request)
         if request.python:
             definition.python_function.SetInParent()
             definition.python_function.no_code = await asyncio.to_thread(has_no_code, graph)

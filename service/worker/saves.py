@@ -22,7 +22,14 @@ from contextlib import suppress
 
 from .. import malloc, pipelines
 from ..connections.dispatcher_client import DispatcherClient
-from ..errors import FailedPrecondition, ForebayError, PipelineError, Unavailable, status_of
+from ..errors import (
+    FailedPrecondition,
+    ForebayError,
+    PipelineError,
+    Unavailable,
+    cut_error,
+    status_of,
+)
 from ..pipelines import Chunk, Run, SplitRange
 from ..proto import forebay_pb2 as pb
 from ..proto import tf_service_pb2 as tf
@@ -202,7 +209,7 @@ class StreamWriter:
             worker_uid=self._uid,
             assignment=self.stream.assignment,
             code=code,
-            message=message,
+            message=cut_error(message),
         )
         try:
             self._dispatcher.call(request, pb.EndStreamResponse, closed=self.cancelled)

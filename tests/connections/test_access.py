@@ -195,7 +195,7 @@ def test_a_stolen_token_opens_only_its_own_doors(
                 with pytest.raises(PermissionDenied, match=said):
                     refused()
             client = DispatcherClient(target)
-            many = pb.StartSaveRequest(sources=[ev.SplitSource()] * 2_000)
+            many = pb.StartSaveRequest(sources=[ev.SplitSource()] * 6_000)
             with pytest.raises(PermissionDenied, match="do not cover everything"):  # uncounted
                 client.call(many, pb.StartSaveResponse, patience_s=20)
             answers = set()

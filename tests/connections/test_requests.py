@@ -160,12 +160,12 @@ HELD = pb.ConsumerHeartbeatRequest(rounds=pb.RoundReport(held=[pb.HeldTask()] * 
     ("kind", "data", "why"),
     [
         (pb.RegisterDatasetRequest, b"\x1a\x00" * 95_000, "RegisterDatasetRequest.sources"),
-        (pb.RegisterDatasetRequest, b"\x1a\x80\x00" * 1_001, "RegisterDatasetRequest.sources"),
-        (pb.RegisterDatasetRequest, nested(3) * 1_001, "RegisterDatasetRequest.sources"),
+        (pb.RegisterDatasetRequest, b"\x1a\x80\x00" * 5_001, "RegisterDatasetRequest.sources"),
+        (pb.RegisterDatasetRequest, nested(3) * 5_001, "RegisterDatasetRequest.sources"),
         (pb.RegisterDatasetRequest, b"\x48\x01" * 1_001, "RegisterDatasetRequest.lengths"),
         (pb.RegisterDatasetRequest, b"\x38\x01" * 3, "RegisterDatasetRequest.compression"),
         (pb.RegisterDatasetRequest, (b"\x1a\x5a" + b"\x78\1" * 45) * 30, "1000 fields"),
-        (pb.StartSaveRequest, b"\x22\x00" * 1_001, "StartSaveRequest.sources"),
+        (pb.StartSaveRequest, b"\x22\x00" * 5_001, "StartSaveRequest.sources"),
         *((pb.WorkerHeartbeatRequest, bytes([tag, 0]) * 5_001, "WorkerHeartbeatRequest")
           for tag in (0x1A, 0x22, 0x52, 0x62, 0x6A, 0x7A)),
         (pb.LeaseSplitsRequest, b"\x3a\x00" * 5_001, "LeaseSplitsRequest.returned"),

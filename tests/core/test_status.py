@@ -12,6 +12,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core.machine import apply
 from forebay.service.core.state import Dataset, State
 from forebay.service.core.status import Stranger, encoded_datasets, encoded_status, status
+from forebay.service.structure import describe
 
 from .make_fold import LIVES, Cluster
 from .test_splits import find, growing
@@ -64,6 +65,17 @@ def test_names_of_splits_are_not_copied() -> None:
     assert job["iterations"][0]["sources"][0]["splits"] == 1000
     (ledger,) = given.state.iterations[iteration_id].ledgers
     assert len(ledger.names) == 1000
+
+
+def test_lists_of_datasets_shorten_long_texts() -> None:
+    """An earlier version has registered these."""
+    structure = json.dumps({"tuple": [{"tensor": "int64", "shape": []}] * 10_000})
+    definition = ev.DatasetDefinition(structure=structure, unsplittable="x" * 100_000)
+    given = State()
+    given.datasets["id"] = Dataset("id", definition.SerializeToString())
+    listed = encoded_datasets(given)
+    assert len(listed) < 2_000 and len(json.dumps(status(given))) < 4_000
+    assert describe(json.loads(listed)[0]["structure"]).startswith('{"tuple": [{"tensor": "int64"')
 
 
 def test_an_outline_has_as_many_splits() -> None:

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.verification import verify
 from forebay.service.connections.dispatcher_client import DispatcherClient
+from forebay.service.dispatcher import bounds
 from forebay.service.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -25,6 +27,7 @@ from forebay.service.errors import (
 )
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import metrics_pb2
+from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.service.user_metrics import counter
 from forebay.storage import open_storage
 
@@ -99,18 +102,40 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
         register(client, dataset_id="mine", metadata=b"\n\x012")
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        *(({"structure": text}, "no JSON object") for text in ("x", "[" * 100_000, "{", "[]", "7")),
+        ({"structure": "{" + " " * bounds.MAX_STRUCTURE + "}"}, "structure has 524290 characters"),
+        ({"python": PythonDataset(doubts=["x" * 60_000])}, "PythonDataset.doubts has 60000"),
+        ({"python": PythonDataset(packages={"x" * 60_000: "1"})}, "PythonDataset.packages has 60"),
+        ({"python": PythonDataset(doubts=[""] * 1_001)}, "PythonDataset.doubts has more than 1000"),
+    ],
+)
+def test_what_a_dataset_says_is_bounded(
+    client: DispatcherClient, said: dict[str, Any], why: str
+) -> None:
+    python = said.pop("python", None)
+    given: dict[str, Any] = (
+        {"graph": GRAPH} if python is None else {"python": python.SerializeToString()}
+    )
+    request = pb.RegisterDatasetRequest(**given, **said)
+    with pytest.raises(InvalidArgument, match=why):
+        client.call(request, pb.RegisterDatasetResponse)
+
+
 def test_equal_datasets_are_one(client: DispatcherClient) -> None:
-    first = register(client, structure="a")
-    assert register(client, structure="a") == first
-    assert register(client, structure="b") != first
+    first = register(client, structure='{"tuple":[]}')
+    assert register(client, structure='{"tuple":[]}') == first
+    assert register(client, structure='{"none":true}') != first
 
 
 def test_an_id_that_a_client_chose_is_given_to_no_other_dataset(client: DispatcherClient) -> None:
-    assert register(client, structure="c", dataset_id="chosen") == "chosen"
-    given = register(client, structure="c")
+    assert register(client, structure='{"dict":[]}', dataset_id="chosen") == "chosen"
+    given = register(client, structure='{"dict":[]}')
     assert given != "chosen"
-    assert register(client, structure="c", dataset_id="chosen too") == "chosen too"
-    assert register(client, structure="c") == given
+    assert register(client, structure='{"dict":[]}', dataset_id="chosen too") == "chosen too"
+    assert register(client, structure='{"dict":[]}') == given
 
 
 def test_a_job_with_other_parameters_is_refused(client: DispatcherClient) -> None:
@@ -327,7 +352,7 @@ def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(
     known = []
     with pytest.raises(Unavailable):
         for number in range(1000):
-            request = pb.RegisterDatasetRequest(graph=GRAPH, structure=str(number))
+            request = pb.RegisterDatasetRequest(graph=GRAPH, structure=f'{{"opaque":"{number}"}}')
             answer = client.call(request, pb.RegisterDatasetResponse, patience_s=1)
             known.append(answer.dataset_id)
     client.close()
@@ -336,9 +361,8 @@ def test_a_dispatcher_whose_disk_is_full_says_so_and_loses_nothing(
     with DispatcherProcess(tmp_path) as again:
         client = DispatcherClient(again.target)
         for number, dataset_id in enumerate(known):
-            assert client.get_dataset(dataset_id, with_graph=False).definition.structure == str(
-                number
-            )
+            found = client.get_dataset(dataset_id, with_graph=False).definition
+            assert found.structure == f'{{"opaque":"{number}"}}'
         client.close()
 
 

@@ -58,7 +58,7 @@ def test_no_graph_is_of_two_that_had_one_id(
     client: DispatcherClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher_client, "PIECE_BYTES", 7)
-    register(client, b"a" * 30, "replaced")
+    register(client, b"z" * 30, "replaced")
     call, asked = client.call, 0
 
     def replacing(request: Any, *arguments: Any, **how: Any) -> Any:
@@ -79,7 +79,7 @@ def test_no_graph_is_of_two_that_had_one_id(
 
 
 def test_a_piece_that_makes_no_sense_is_refused(client: DispatcherClient) -> None:
-    register(client, b"a" * 30, "pieces")
+    register(client, b"z" * 30, "pieces")
     request = pb.GetDatasetRequest(dataset_id="pieces", with_graph=True, piece_bytes=7)
     digest = client.call(request, pb.GetDatasetResponse).digest
     for offset, piece_bytes in ((-1, 7), (0, -1), (99, 0)):

@@ -119,6 +119,7 @@ def test_a_column_that_all_samples_have_can_be_read_alone(
         (["x.a", "x.__url__"], "extension '__url__', which WebDataset has for itself"),
         (["x.a\udcff"], r"columns \['a.udcff'\], whose names are no UTF-8"),
         (["x.a", "x.A"], "two members of one extension, 'a'"),
+        ([f"x.e{n}" for n in range(2001)], "'x' has more than 2000 members.*name members like"),
         ([f"x{n}.{n}.jpg" for n in range(5000)], "4096 different sets .*name members like 000007"),
         ([f"x{n}.v{n}.1.jpg" for n in range(3)], "name members like 000007.jpg"),
     ],

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...block_limits import MAX_COMPONENTS
 from ...blocks import Block
 from ...errors import InvalidArgument
 from . import record_index
@@ -89,9 +90,9 @@ class SampleKinds(msgspec.Struct):
     ) -> list[str | None]:
         """By kind, a column that its samples have neither an extension nor a value for."""
         needed = {name: {*extensions} for name, extensions in columns.items() if name not in fill}
+        there = ({KEY, *kind.names()} for kind in self.kinds)
         return [
-            next((name for name, of in needed.items() if not of & {KEY, *kind.names()}), None)
-            for kind in self.kinds
+            next((name for name, of in needed.items() if of.isdisjoint(has)), None) for has in there
         ]
 
 
@@ -123,14 +124,14 @@ def _inspect(path: str, options: Options) -> Facts:
     if not records:
         return Facts(0, dict_of({}))
     samples = _kinds(said, records)
-    there = sorted({KEY, *(name for kind in samples.kinds for name in kind.names())})
-    columns = sources(options.get("columns") or options.get("whole") or there)
+    there = {KEY, *(name for kind in samples.kinds for name in kind.names())}
+    columns = sources(options.get("columns") or options.get("whole") or sorted(there))
     fill = options.get("fill") or {}
-    absent = {name for name, extensions in columns.items() if not {*extensions} & {*there}}
+    absent = {name for name, extensions in columns.items() if there.isdisjoint(extensions)}
     for name, extensions in columns.items():
         if name in absent and name not in fill and "whole" not in options:
             raise InvalidArgument(
-                f"{path} has no columns {few(extensions)}: give some of {few(there)}"
+                f"{path} has no columns {few(extensions)}: give some of {few(sorted(there))}"
             )
     left_out = 0
     for kind, lack in zip(samples.kinds, samples.lacking(columns, fill), strict=True):
@@ -222,6 +223,11 @@ class _Grouping:
                 "which WebDataset has for itself (a duplicate file name): rename it"
             )
         self._extensions.add(extension)
+        if len(self._extensions) > MAX_COMPONENTS:
+            raise InvalidArgument(
+                f"{self._path}: sample {key!r:.100} has more than {MAX_COMPONENTS} members, such "
+                f"as {few(sorted(self._extensions))}, and no element has so many tensors. {_ADVICE}"
+            )
 
     def end(self) -> None:
         """Of a sample. Raises InvalidArgument for members that are not sorted."""
