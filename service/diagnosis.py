@@ -75,6 +75,7 @@ class _OfJob:
         self._subject = f"job {job_name(job)}"
         self._read = [i for i in job["iterations"] if i["consumers"] and not i["finished"]]
         self._waits: float = load.get("waits", 0.0)
+        self._slow: list[Finding] = []  # workers
 
     def findings(self) -> Iterator[Finding]:
         yield from self._gone()
@@ -85,8 +86,8 @@ class _OfJob:
         yield from outside
         if self._awaits("network") > TELLING:
             return  # whatever workers do
-        slow = [*self._slow_workers()]
-        yield from slow
+        self._slow = [*self._slow_workers()]
+        yield from self._slow
         match self._load["wanted"]["cause"]:
             case "no worker":
                 yield self._no_worker()
@@ -106,7 +107,7 @@ class _OfJob:
                 yield self._no_splits()
             case "source" if self._awaits("dispatcher") <= WAITS:  # else nobody leases splits
                 yield self._source()
-            case "not the workers" if not (slow and self._is_in_order):
+            case "not the workers" if not (self._slow and self._is_in_order):
                 yield self._not_the_workers()
             case "enough" | "workers idle" if "waits" in self._load and not outside:
                 yield self._trainer()
@@ -252,11 +253,12 @@ class _OfJob:
             return self._say("slow", what, f"see to worker {mute[0]} first")
         if there >= wanted:
             return self._say("note", f"{what}; others have come", "ask again in half a minute")
+        first = f"see to {self._slow[0].subject} first; then " if self._slow else ""
         return self._say(
             "slow", what,
-            f"start {_more(wanted - there)}; or make the pipeline do more at a time "
+            f"{first}start {_more(wanted - there)}; or make the pipeline do more at a time "
             f"(num_parallel_calls, processes=…): {PROFILE}",
-            self._at_most(wanted / workers),
+            None if self._slow else self._at_most(wanted / workers),
         )  # fmt: skip
 
     def _no_splits(self) -> Finding:

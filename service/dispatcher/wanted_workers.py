@@ -76,6 +76,7 @@ class Plateau(NamedTuple):
     until_s: float
 
 
+WAIT = "trainers wait"
 LASTS = ", if this lasts"
 
 
@@ -96,6 +97,9 @@ class Held:
             lately.popleft()
         most = lately[0][1].workers
         reason = wanted.reason
+        if wanted.cause == WAIT:  # for what is missing, one number
+            reason = reason.removesuffix(_would_do(wanted.workers)) + _would_do(most)
+            return wanted._replace(workers=most, reason=reason)
         if most > wanted.workers and not reason.endswith(LASTS):
             would_do = _would_do(wanted.workers)
             reason = (reason if reason.endswith(would_do) else f"{reason}: {would_do}") + LASTS
@@ -162,7 +166,7 @@ class Judge:
             more = n + int(load.room)
             why = f"{waits}, but no further worker would get a split"
             return Wanted(more, "no splits", why if more == n else f"{waits}: {_would_do(more)}")
-        return Wanted(more, "trainers wait", f"{waits}, and {_all(n)} busy: {_would_do(more)}")
+        return Wanted(more, WAIT, f"{waits}, and {_all(n)} busy: {_would_do(more)}")
 
     def _try(self, load: Load, now_s: float) -> Plateau | None:
         """The plateau that growth has shown, if there is one; then fewer workers are tried, too."""

@@ -186,6 +186,21 @@ def test_a_worker_that_trainers_cannot_reach_is_named_and_nothing_else_blamed(
     assert "wait 100% of the time for a connection" in cut.what and cut.since_s
 
 
+def test_a_slow_worker_is_named_before_further_ones_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    for number in (1, 2):
+        cluster.worker(number)
+    cluster.waits = 0.9
+    cluster.go_on(2 * WINDOW_S)
+    told = status(cluster)
+    told["loads"][0]["by_worker"][1]["elements_per_s"] /= 24
+    slow, few = findings(told)
+    assert (slow.subject, slow.severity) == ("worker w:2", "slow")
+    assert few.advice.startswith("see to worker w:2 first; then start 2 more workers")
+
+
 def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_smaller_number_is_said_once() -> None:
     assert judge.judge(Load(2, 2, 0, 0.75, 40), 0).reason.endswith("busy: 4 would do")
     held = judge.judge(Load(2, 2, 0, 0.3, 40), 5)
     assert held.workers == 4
-    assert held.reason.endswith("all 2 workers are busy: 3 would do, if this lasts")
+    assert held.reason.endswith("all 2 workers are busy: 4 would do")
 
 
 def test_who_makes_nothing_needs_no_more_workers() -> None:
