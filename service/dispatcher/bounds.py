@@ -315,7 +315,7 @@ def _check_repeated(request: Message, name: str, values: Any) -> None:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         for key in values:
             _check_size(request, name, MAX_PATH, key)
-        values = values.values()
+        field, values = field.message_type.fields_by_name["value"], values.values()
     if field.message_type is not None:
         for message in values:
             check(message)

@@ -109,6 +109,7 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
         ({"structure": "{" + " " * bounds.MAX_STRUCTURE + "}"}, "structure has 524290 characters"),
         ({"python": PythonDataset(doubts=["x" * 60_000])}, "PythonDataset.doubts has 60000"),
         ({"python": PythonDataset(packages={"x" * 60_000: "1"})}, "PythonDataset.packages has 60"),
+        ({"python": PythonDataset(packages={"numpy": "1" * 60_000})}, "PythonDataset.packages has"),
         ({"python": PythonDataset(doubts=[""] * 1_001)}, "PythonDataset.doubts has more than 1000"),
     ],
 )
