@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor
@@ -106,6 +107,9 @@ _INTEGERS = {
 }
 
 
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')  # of JSON
+
+
 def check_dataset(request: RegisterDatasetRequest) -> None:
     """Check a request's structure, and its Python dataset. Raises InvalidArgument."""
     if request.structure:
@@ -116,6 +120,11 @@ def check_dataset(request: RegisterDatasetRequest) -> None:
         if not is_one:
             raise InvalidArgument(
                 f"structure={request.structure[:40]!r} is no JSON object that describes elements"
+            )
+        if long := [name for name in _STRING.findall(request.structure) if len(name) > MAX_PATH]:
+            raise InvalidArgument(
+                f"structure has a name of {len(long[0])} characters, which begins with "
+                f"{long[0][:40]!r}; give one of at most {MAX_PATH}"
             )
     if request.python:
         _count_parts(PythonDataset.DESCRIPTOR, request.python)

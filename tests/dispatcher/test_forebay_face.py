@@ -107,6 +107,7 @@ def test_the_same_id_for_another_structure(client: DispatcherClient) -> None:
     [
         *(({"structure": text}, "no JSON object") for text in ("x", "[" * 100_000, "{", "[]", "7")),
         ({"structure": "{" + " " * bounds.MAX_STRUCTURE + "}"}, "structure has 524290 characters"),
+        ({"structure": json.dumps({"dict": [["x" * 60_000, {}]]})}, "a name of 60000 characters"),
         ({"python": PythonDataset(doubts=["x" * 60_000])}, "PythonDataset.doubts has 60000"),
         ({"python": PythonDataset(packages={"x" * 60_000: "1"})}, "PythonDataset.packages has 60"),
         ({"python": PythonDataset(packages={"numpy": "1" * 60_000})}, "PythonDataset.packages has"),
