@@ -39,6 +39,9 @@ WORKERS_DO = {
 TELLING = 0.9
 """If trainers wait for longer, how much faster they would be is not to be told from the rest."""
 
+MOST_NAMED = 8
+"""Trainers that a finding names by their addresses."""
+
 FIRST_S = 30.0
 """So long a cause may come from a job's beginning, and a job may be without a measured worker."""
 
@@ -139,13 +142,15 @@ class _OfJob:
             return
         readers = sum(i["consumers"] for i in self._read)
         some = f"{len(gone)} of its {readers} trainers" if readers > 1 else "its trainer"
+        peers = [one["peer"] for one in gone if one.get("peer")]
+        at = f", which called from {', '.join(peers[:MOST_NAMED])}" if peers else ""
         longest = max(gone, key=lambda one: float(one["silent_s"]))
         is_old = not longest.get("heard", True)  # it was silent before this dispatcher led
         yield Finding(
             "problem", self._subject,
             f"{some} {'say' if len(gone) > 1 else 'says'} nothing any more: killed, stopped or cut "
             f"off, without leaving{', at least since this dispatcher leads' if is_old else ''}",
-            "see its process; who says nothing is given up"
+            f"see its process{at}; who says nothing is given up"
             f"{after(self._status.get('client_timeout_s'))}{' of its lead' if is_old else ''}",
             since_s=longest["silent_s"],
         )  # fmt: skip

@@ -221,7 +221,9 @@ def error_text(error: Mapping[str, Any]) -> str:
     text: str = error["message"]
     head, is_traced, trace = text.partition("Traceback (most recent call last)")
     if is_traced:
-        text = f"{head} {trace.strip().rpartition(chr(10))[2]}"
+        last = trace.strip().rpartition("\n")[2]
+        name, _, said = last.partition(": ")
+        text = head if f"{name}({said!r})" in head else f"{head} {last}"
     return _in_one_line(f"{error['code']}: {text}" if error["code"] else text)
 
 

@@ -448,6 +448,7 @@ def test_errors_are_the_peers() -> None:
     ("arguments", "message"),
     [
         (("distributed", "h:1"), "processing mode should be"),
+        (("DYNAMIC", "h:1"), "Give ShardingPolicy.DYNAMIC"),
         ((DYNAMIC, "h:1", ""), "must not be empty"),
         ((DYNAMIC, "h:1", 5), "must be a string"),
         ((DYNAMIC, "h:1", "j", 0), "either set both `consumer_index` and `num_consumers`"),

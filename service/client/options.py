@@ -118,11 +118,13 @@ def sharding_policy(processing_mode: ShardingPolicy | str | int) -> ShardingPoli
         return ShardingPolicy.DYNAMIC
     if isinstance(processing_mode, enum.IntEnum):
         return ShardingPolicy(processing_mode.value)
+    name = str(processing_mode).upper()
+    hint = f" Give ShardingPolicy.{name}." if name in ShardingPolicy.__members__ else ""
     raise InvalidArgument(
         "tf.data service processing mode should be a "
         "`tf.data.experimental.service.ShardingPolicy`, "
         '`"parallel_epochs"`, or `"distributed_epoch"`. Got '
-        f"{processing_mode!r}."
+        f"{processing_mode!r}.{hint}"
     )
 
 

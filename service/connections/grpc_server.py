@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, 
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -272,6 +273,12 @@ def current_metadata() -> dict[str, str | bytes]:
     """Of the RPC that this coroutine serves; none outside of one."""
     call = _call.get(None)
     return {} if call is None else dict(call.invocation_metadata() or ())
+
+
+def current_peer() -> str:
+    """Such as 10.0.0.7:41234 or [::1]:41234, from where this RPC came; "" outside of one."""
+    call = _call.get(None)
+    return "" if call is None else unquote(call.peer().partition(":")[2])
 
 
 _caller: ContextVar[Identity | None] = ContextVar("forebay-caller", default=None)

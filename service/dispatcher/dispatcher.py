@@ -174,7 +174,12 @@ class Dispatcher(Decider):
         job, detector = self.state.jobs.get(job_id), self.failure_detector
         readers = [] if job is None else readers_of(self.state, job, unfinished=True)
         gone = [
-            {"consumer_id": i, "silent_s": silent_s, "heard": detector.silent_s(i) is not None}
+            {
+                "consumer_id": i,
+                "silent_s": silent_s,
+                "heard": detector.silent_s(i) is not None,
+                "peer": detector.peers.get(i),
+            }
             for i in readers
             if (silent_s := detector.gone_s(i)) is not None
         ]

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...journal.reasons import SILENT
+from ..connections.grpc_server import current_peer
 from ..core import commands as c
 from ..core.state import Worker
 from ..errors import Unavailable
@@ -86,6 +87,7 @@ class FailureDetector:
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
         self._members: dict[int, _Presence] = {}
+        self.peers: dict[int, str] = {}  # whence members last called, by id
         self._looked_s = -math.inf  # when silent members were last looked for
         self._leads_from_s = time.monotonic()
         for member_id in (*decider.state.workers, *decider.state.consumers):
@@ -94,6 +96,8 @@ class FailureDetector:
     def saw(self, member_id: int) -> None:
         """Record a sign of life of a worker or consumer."""
         member = self._present(member_id)
+        if peer := current_peer():
+            self.peers[member_id] = peer
         member.heard_s = time.monotonic()
         member.until_s = member.heard_s + self._timeout_s(member_id)
         member.refuses = member.refuses_strangers = False
@@ -292,6 +296,7 @@ class FailureDetector:
             for i, member in self._members.items()
             if i in state.workers or i in state.consumers
         }
+        self.peers = {i: peer for i, peer in self.peers.items() if i in self._members}
         now = time.monotonic()
         members = (*state.workers, *state.consumers)
         await execute_some(self._lose(i) for i in members if now > self._present(i).until_s)

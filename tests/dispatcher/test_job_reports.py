@@ -19,6 +19,7 @@ from forebay.service.dashboard import views
 from forebay.service.diagnosis import findings
 from forebay.service.dispatcher import job_reports
 from forebay.service.dispatcher.job_reports import MOST_ERRORS, JobReports
+from forebay.service.part_findings import error_text
 from forebay.service.proto import forebay_pb2 as pb
 
 from ..core.given import Given
@@ -197,6 +198,14 @@ def test_lost_splits_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs[0]["losses"] = jobs[0]["losses"][1:]  # nobody misses those
     (found,) = findings({"jobs": jobs, "loads": [], "now_ms": cluster.now_ms})
     assert (found.severity, found.what[:7]) == ("note", "2 split")
+
+
+def test_an_error_of_python_is_said_once() -> None:
+    trace = "Traceback (most recent call last):\n  File x\nValueError: bad record"
+    of = {"code": "INTERNAL", "message": f"ValueError('bad record')\n{trace}"}
+    assert error_text(of) == "INTERNAL: ValueError('bad record')"
+    of["message"] = f"element 3\n{trace}"
+    assert error_text(of) == "INTERNAL: element 3 ValueError: bad record"
 
 
 def test_elements_that_a_worker_drops_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

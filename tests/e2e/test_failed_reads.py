@@ -134,4 +134,8 @@ def test_a_killed_trainers_rate_counts_no_more(tmp_path: pathlib.Path) -> None:
         assert "killed idle" in of_job()[2].partition("Not read now")[2]
         now: Any = status(dispatcher)
         (job,) = now["jobs"]
-        assert "gone, silent for" in plain(get(port, f"/jobs/{job['job_id']}")[1])
+        shown = plain(get(port, f"/jobs/{job['job_id']}")[1])
+        assert "gone, silent for" in shown
+        peer = job["gone"][0]["peer"]
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", peer) and f"1 gone, at {peer}" in shown
+        assert f"see its process, which called from {peer};" in doctor(dispatcher)[1]
