@@ -57,7 +57,8 @@ def task_awaited(
         state = "of which other trainers have the rest, and have not used it"
     else:
         refuses, silent_s = link.client.silent()
-        state = "which refuses connections" if refuses else "which sends nothing"
+        at = ", ".join(f"{server.protocol} {server.address}" for server in task.transfer_servers)
+        state = f"which refuses connections ({at})" if refuses else "which sends nothing"
         state += f"; nothing was heard of it for {silent_s:.0f} s" if silent_s >= 1 else ""
     whose = f"task {task.task_id} of worker {task.worker_address}"
     return f"{whose}{', given up by the dispatcher' if given_up else ''}, {state}"

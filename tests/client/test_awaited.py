@@ -108,12 +108,14 @@ class TestWaiting:
             silent.silence, refusing.silence = (False, 7), (True, 8)
             assert consumer.mode.awaited() == (
                 "task 1 of worker h:1, which sends nothing; nothing was heard of it for 7 s; "
-                "task 2 of worker h:2, which refuses connections; nothing was heard of it for 8 s"
+                "task 2 of worker h:2, which refuses connections (tcp h:1); "
+                "nothing was heard of it for 8 s"
             )
             consumer.mode.held_by_others(1)
             consumer.mode.update(tasks(1))
             assert consumer.mode.awaited() == (
-                "task 2 of worker h:2, given up by the dispatcher, which refuses connections; "
+                "task 2 of worker h:2, given up by the dispatcher, which refuses "
+                "connections (tcp h:1); "
                 "nothing was heard of it for 8 s; "
                 "task 1 of worker h:1, of which other trainers have the rest, and have not used it"
             )
