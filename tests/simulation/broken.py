@@ -591,7 +591,7 @@ BROKEN: dict[str, Variant] = {
         Variant(
             forgets_what_an_earlier_pass_handed_back, "nobody was ever given",
             ("drain worker",), 600,
-            lambda scenario: scenario.pipeline.passes > 1 and scenario.workers > 1, first=291,
+            lambda scenario: scenario.pipeline.passes > 1 and scenario.workers > 1,
         ),
         Variant(takes_the_end_of_a_pass_for_the_end, "that has none", ("kill worker",), first=29),
         Variant(cuts_consumers_off_at_drain, "was never delivered", ("drain worker",)),

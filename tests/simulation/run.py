@@ -284,6 +284,8 @@ class Run:
             if scenario.weather.lost == 0 and not any(n.disturbed for n in self.nodes):
                 # A late heartbeat may make a worker known again that has left, for a while.
                 fine = {GOODBYE, "another process took its address"}
+                if self.oracle.failed:  # splits that a pipeline may not skip any more
+                    fine |= {why for why in lost.values() if why.startswith("its read failed: ")}
                 # A goodbye found nobody for longer than it waits for that.
                 if TROUBLE & {fault.kind for fault in scenario.faults}:
                     fine |= {why for why in lost.values() if "took its place in the ordered" in why}
