@@ -227,6 +227,7 @@ class Cluster:
         options = [
             *(f"--dispatcher={self.service}", f"--port={self._worker_ports[number]}"),
             f"--host={self._host(f'worker{number}').address}",
+            *(["--insecure"] if self._authority is None else []),
         ]
         # The tag identifies the process in the journal.
         if number % 2:

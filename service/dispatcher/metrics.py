@@ -33,7 +33,8 @@ REFUSED = Family(
 )  # fmt: skip
 STRANGERS = Family(
     "forebay_dispatcher_strangers", "gauge",
-    "Peers that were refused lately, because they claim to know another journal.",
+    "Peers that were refused lately, because they claim to know another journal. With an access "
+    "file, up to 16 of each token or certificate.",
 )  # fmt: skip
 WORKERS = Family(
     "forebay_dispatcher_workers", "gauge", "Registered workers: ready or draining.", ("state",)

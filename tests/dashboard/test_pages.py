@@ -215,7 +215,9 @@ def test_an_operator_follows_a_cluster_through_faults(
         # A worker is lost, and then the leader.
         page.goto(urls[0])
         workers[0].kill()
-        lost = page.locator(".findings li.f-problem", has_text=f"worker {workers[0].address}")
+        lost = page.locator(
+            ".findings li.f-problem", has_text=f"problem worker {workers[0].address}"
+        )
         expect(lost).to_contain_text("it was given up")
         expect(lost).to_contain_text(re.compile(r"since \d\d:\d\d:\d\d"))
         expect(page.get_by_role("region", name="Jobs").locator(".bad")).to_be_visible()
