@@ -157,6 +157,7 @@ class _RepeatsErrors:
         while True:
             for item in self._run:  # perhaps another thread has just begun it
                 return item
+            self._run = iter(())  # frees the last one's memory, which the next one takes again
             items = self._items
             found = next(items)
             if not isinstance(items, Runs):
