@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .any_output import AnyOutput
 from .base import (
     End,
     EndOfSlice,
@@ -20,6 +19,7 @@ from .base import (
 )
 from .bundles import BundleRun, BundlesOutput
 from .cached import MAX_TRAINERS, CachedOutput, Skips
+from .first_come import FirstComeOutput
 from .memory import MemoryBudget
 from .orders import ANY, AnyBlock, Cached, Order, Rounds, Slice
 from .rounds import RoundsOutput
@@ -28,7 +28,6 @@ __all__ = [
     "ANY",
     "MAX_TRAINERS",
     "AnyBlock",
-    "AnyOutput",
     "BundleRun",
     "BundlesOutput",
     "Cached",
@@ -37,6 +36,7 @@ __all__ = [
     "EndOfSlice",
     "EndOfTask",
     "EndPending",
+    "FirstComeOutput",
     "Listener",
     "MemoryBudget",
     "Order",

@@ -9,7 +9,7 @@ FIRST elements, and grows by at most MAX_GROWTH of what was taken in a round. A 
 fourth of the bound was taken, as consumers report by pieces, or after AHEAD_S. The rate is that of
 four rounds, or of one that was slow.
 
-Nothing here is thread-safe or reads a clock: AnyOutput does both.
+Nothing here is thread-safe or reads a clock: FirstComeOutput does both.
 """
 
 from __future__ import annotations

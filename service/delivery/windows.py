@@ -22,7 +22,7 @@ Where several subscriptions compete:
   and the remaining elements correct the shares.
 
 A subscription that holds nothing may always get something, so all progress while anything is
-buffered. Nothing here is thread-safe or reads a clock: AnyOutput does both.
+buffered. Nothing here is thread-safe or reads a clock: FirstComeOutput does both.
 """
 
 from __future__ import annotations

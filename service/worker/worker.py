@@ -35,9 +35,9 @@ from ..connections.grpc_server import advertised_address, bind, interceptors, se
 from ..connections.protocols import GRPC, SERVED, TCP
 from ..connections.relay import grpc_is_used
 from ..delivery import (
-    AnyOutput,
     BundlesOutput,
     CachedOutput,
+    FirstComeOutput,
     Listener,
     MemoryBudget,
     RoundsOutput,
@@ -424,4 +424,4 @@ def _output(
         return CachedOutput(cache_bytes, listener, ahead_bytes=ahead_bytes, budget=budget)
     if task.num_consumers:
         return RoundsOutput(task.num_consumers, options.output_bytes, listener, budget)
-    return AnyOutput(options.output_bytes, listener, budget)
+    return FirstComeOutput(options.output_bytes, listener, budget)

@@ -31,7 +31,7 @@ from forebay.service.connections.credentials import client_context, serves_tenso
 from forebay.service.connections.data_keys import KnownKeys, SigningKeys
 from forebay.service.connections.dispatcher_client import SERVICE, DispatcherClient
 from forebay.service.connections.grpc_server import connect
-from forebay.service.delivery import AnyOutput
+from forebay.service.delivery import FirstComeOutput
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.permissions import METHODS
 from forebay.service.errors import (
@@ -368,7 +368,7 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
     known.learn(keys.all())
     blocks = BlockServer(1, credentials=server, keys=known)
     for task, iteration in ((TASK, ITERATION), (TASK + 1, ITERATION + 1)):
-        output = AnyOutput()
+        output = FirstComeOutput()
         blocks.sessions.add_task(task, output, iteration)
         output.finish()
     blocks.start()

@@ -8,7 +8,6 @@ from collections import Counter
 from forebay.service.blocks import Block
 from forebay.service.delivery import (
     ANY,
-    AnyOutput,
     BundleRun,
     BundlesOutput,
     Cached,
@@ -16,6 +15,7 @@ from forebay.service.delivery import (
     End,
     EndOfSlice,
     EndOfTask,
+    FirstComeOutput,
     Listener,
     Order,
     OutputCancelled,
@@ -32,7 +32,7 @@ from .contract import ROOM, DeliveryContract, Ledger, Reader, block
 
 class TestAny(DeliveryContract):
     def make(self, max_bytes: int, listener: Listener | None = None) -> TaskOutput:
-        return AnyOutput(max_bytes, listener)
+        return FirstComeOutput(max_bytes, listener)
 
     def order(self, reader: int, readers: int) -> Order:
         return ANY
@@ -177,7 +177,7 @@ class TestCached(DeliveryContract):
 
 
 def test_a_reader_is_given_what_a_closed_one_left() -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     gone, there = (Reader(output, ANY) for _ in range(2))
     output.put(block(0, 4))
     gone.next(max_elements=1)
@@ -188,7 +188,7 @@ def test_a_reader_is_given_what_a_closed_one_left() -> None:
 
 def test_reports_say_how_many() -> None:
     ledger = Ledger()
-    output = AnyOutput(ROOM, ledger)
+    output = FirstComeOutput(ROOM, ledger)
     reader = Reader(output, ANY)
     for number in range(5):
         output.put(block(4 * number, 4))

@@ -17,14 +17,14 @@ from forebay.service.blocks import Block, split
 from forebay.service.delivery import (
     ANY,
     AnyBlock,
-    AnyOutput,
     EndOfTask,
     EndPending,
+    FirstComeOutput,
     RoundsOutput,
     Subscription,
     TaskFailed,
     TaskUnknown,
-    any_output,
+    first_come,
 )
 from forebay.service.delivery.orders import Rounds
 
@@ -37,7 +37,7 @@ HANDS_BACK = AnyBlock(hands_back=True)
 class Trainer(Reader):
     """Takes elements one by one, in the order in which they came."""
 
-    def __init__(self, output: AnyOutput) -> None:
+    def __init__(self, output: FirstComeOutput) -> None:
         super().__init__(output, HANDS_BACK)
         self.took: list[int] = []
         self.of_next = 0  # elements of the first block that it has
@@ -70,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second passes each time that anybody looks: nobody has to wait for another's turn."""
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)))
-    monkeypatch.setattr(any_output, "time", clock)
+    monkeypatch.setattr(first_come, "time", clock)
 
 
 @settings(
@@ -82,7 +82,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("clock")
 def test_each_element_is_used_once_whichever_consumer_leaves_when(data: st.DataObject) -> None:
     ledger = Ledger()
-    output = AnyOutput(ROOM, ledger)
+    output = FirstComeOutput(ROOM, ledger)
     trainers = [Trainer(output) for _ in range(data.draw(st.integers(1, 3)))]
     stock = Reader(output, ANY)  # who hands nothing back, and is not waited for
     gone: list[Trainer] = []
@@ -131,7 +131,7 @@ def test_each_element_is_used_once_whichever_consumer_leaves_when(data: st.DataO
 
 
 def test_what_is_handed_back_comes_first_and_in_its_order() -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     leaving, other = Trainer(output), Trainer(output)
     for number in range(4):
         output.put(block(number, 1))
@@ -145,7 +145,7 @@ def test_what_is_handed_back_comes_first_and_in_its_order() -> None:
 
 def test_a_killed_consumer_hands_nothing_back_and_holds_up_no_end() -> None:
     ledger = Ledger()
-    output = AnyOutput(ROOM, ledger)
+    output = FirstComeOutput(ROOM, ledger)
     killed = Trainer(output)
     output.put(block(0, 3))
     while isinstance(killed.next(), Block):
@@ -159,7 +159,7 @@ def test_a_killed_consumer_hands_nothing_back_and_holds_up_no_end() -> None:
 
 
 def test_a_leaving_worker_no_longer_waits_for_elements_to_be_handed_back() -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     slow, other = Trainer(output), Trainer(output)
     output.put(block(0, 1))
     output.finish()
@@ -174,7 +174,7 @@ def test_a_leaving_worker_no_longer_waits_for_elements_to_be_handed_back() -> No
 
 
 def test_a_leaving_worker_divides_what_it_has_evenly_and_at_once() -> None:
-    output = AnyOutput(ROOM)
+    output = FirstComeOutput(ROOM)
     trainers = [Trainer(output) for _ in range(3)]
     output.put(block(0, 900))
     assert isinstance(trainers[0].next(), Block)
@@ -187,7 +187,7 @@ def test_a_leaving_worker_divides_what_it_has_evenly_and_at_once() -> None:
 
 def test_a_failed_or_cancelled_task_waits_for_no_consumer() -> None:
     for end in (TaskFailed("DATA_LOSS", "torn"), TaskUnknown()):
-        output = AnyOutput(ROOM, ledger := Ledger())
+        output = FirstComeOutput(ROOM, ledger := Ledger())
         slow, other = Trainer(output), Trainer(output)
         output.put(block(0, 1))
         slow.next()
@@ -210,7 +210,7 @@ def test_other_policies_hand_nothing_back() -> None:
 
 def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
     """The consumer that had it may still read its memory."""
-    output = AnyOutput()
+    output = FirstComeOutput()
     loan: Any = object()
     output.put(replace(block(0, 2), loan=loan))
     leaving = Reader(output, HANDS_BACK)
@@ -223,7 +223,7 @@ def test_what_is_handed_back_is_lent_to_nobody_else() -> None:
 
 
 def test_an_empty_block_holds_up_nobody() -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     for each in (Block(0, ()), block(0, 1), Block(0, ())):
         output.put(each)
     output.finish()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     ANY,
-    AnyOutput,
     CachedOutput,
+    FirstComeOutput,
     MemoryBudget,
     OutputCancelled,
     RoundsOutput,
@@ -72,7 +72,7 @@ def test_outputs_hold_no_more_than_the_budget(
 def test_blocks_that_nobody_takes_do_not_starve_another_task() -> None:
     needed = threading.Event()
     budget = MemoryBudget(16 * BLOCK, needed.set)
-    greedy, other = AnyOutput(budget=budget), AnyOutput(budget=budget)
+    greedy, other = FirstComeOutput(budget=budget), FirstComeOutput(budget=budget)
 
     def put() -> None:
         with contextlib.suppress(OutputCancelled):
@@ -96,7 +96,7 @@ def test_blocks_that_nobody_takes_do_not_starve_another_task() -> None:
 
 def test_blocks_that_a_consumer_may_hand_back_count() -> None:
     budget = MemoryBudget(1 << 30)
-    output = AnyOutput(budget=budget)
+    output = FirstComeOutput(budget=budget)
     reader = Reader(output, HANDS_BACK)
     for number in range(4):
         output.put(block(number, 1))
@@ -119,7 +119,7 @@ def test_a_consumer_that_needs_several_blocks_before_it_is_done_with_one_gets_th
     """A batch spans them; and others hold all the memory."""
     budget = MemoryBudget(2 * BLOCK)
     budget.share().take(BLOCK)
-    output = AnyOutput(budget=budget)
+    output = FirstComeOutput(budget=budget)
     reader = Reader(output, HANDS_BACK)
     blocks = [block(number, 1) for number in range(3)]
 
@@ -136,7 +136,7 @@ def test_a_consumer_that_needs_several_blocks_before_it_is_done_with_one_gets_th
 def test_memory_is_free_again_when_a_block_is_cut() -> None:
     """A single element has no shapes, as several of different shapes have."""
     budget = MemoryBudget(1 << 30)
-    output = AnyOutput(budget=budget)
+    output = FirstComeOutput(budget=budget)
     shapes = np.array([[2, 1], [3, 1], [1, 4]])
     for _ in range(100):
         output.put(Block(3, (Component(np.arange(9), shapes),)))
@@ -185,14 +185,16 @@ def test_a_window_has_its_size_whatever_others_hold() -> None:
     assert reader.got == [*range(20)]
 
 
-@pytest.mark.parametrize("end", [AnyOutput.cancel, lambda output: output.fail("ABORTED", "why")])
+@pytest.mark.parametrize(
+    "end", [FirstComeOutput.cancel, lambda output: output.fail("ABORTED", "why")]
+)
 def test_a_producer_that_waits_for_memory_is_released_when_a_task_ends(
-    end: Callable[[AnyOutput], None],
+    end: Callable[[FirstComeOutput], None],
 ) -> None:
     needed = threading.Event()
     budget = MemoryBudget(2 * BLOCK, needed.set)
     budget.share().take(BLOCK)
-    output = AnyOutput(budget=budget)
+    output = FirstComeOutput(budget=budget)
     output.put(block(0, 1))
 
     def put() -> None:

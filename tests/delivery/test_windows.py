@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, AnyOutput, Subscription, any_output
+from forebay.service.delivery import AnyBlock, FirstComeOutput, Subscription, first_come
 from forebay.service.delivery.windows import (
     AHEAD_S,
     FIRST,
@@ -37,8 +37,8 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tick = 0
         self.trainers: list[Trainer] = []
-        monkeypatch.setattr(any_output, "time", SimpleNamespace(monotonic=self.now_s))
-        self.output = AnyOutput(max_bytes=1 << 40)
+        monkeypatch.setattr(first_come, "time", SimpleNamespace(monotonic=self.now_s))
+        self.output = FirstComeOutput(max_bytes=1 << 40)
         self._to_produce: deque[tuple[int, Block]] = deque()
 
     def now_s(self) -> float:
@@ -253,7 +253,7 @@ def test_a_trainer_that_left_no_longer_competes() -> None:
     assert windows.held == 0 and first.room(2, True, 0.0) == 2
 
 
-def waits_for_its_turn(output: AnyOutput) -> Subscription:
+def waits_for_its_turn(output: FirstComeOutput) -> Subscription:
     """One that is a round ahead of another, which has taken nothing yet."""
     behind, ahead = (output.open(AnyBlock(hands_back=True)) for _ in range(2))
     assert isinstance(behind, Subscription) and isinstance(ahead, Subscription)

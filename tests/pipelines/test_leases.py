@@ -15,7 +15,7 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.delivery import ANY
-from forebay.service.delivery.any_output import AnyOutput
+from forebay.service.delivery.first_come import FirstComeOutput
 from forebay.service.errors import ProtocolError, Unavailable
 from forebay.service.pipelines import SplitRange
 from forebay.service.proto import forebay_pb2 as pb
@@ -159,7 +159,7 @@ def test_a_drain_tells_what_was_dropped_until_it_is_heard() -> None:
                 raise Unavailable("away")
             return super().call(request, _, **how)
 
-    output = AnyOutput()
+    output = FirstComeOutput()
     reports = LeaseReports(output)
     feed = LeaseFeed(
         cast(DispatcherClient, Away()), 1, [ev.SplitSource(count=1)], Observer(), reports=reports
@@ -174,7 +174,7 @@ def test_a_drain_tells_what_was_dropped_until_it_is_heard() -> None:
 
 @pytest.mark.parametrize("comes", ["a reader", "the end", "a drain", "a stop"])
 def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
-    dispatcher, output = Dispatcher(1), AnyOutput()
+    dispatcher, output = Dispatcher(1), FirstComeOutput()
     feed = LeaseFeed(
         cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
         when_opened=output.when_opened,
@@ -201,7 +201,7 @@ def test_a_task_that_nobody_reads_leases_nothing(comes: str) -> None:
 
 
 def test_a_task_that_was_opened_before_its_feed_leases_at_once() -> None:
-    dispatcher, output = Dispatcher(1), AnyOutput()
+    dispatcher, output = Dispatcher(1), FirstComeOutput()
     output.open(ANY)
     feed = LeaseFeed(
         cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
@@ -224,7 +224,7 @@ def test_a_drain_does_not_wait_for_what_an_unread_task_has_asked() -> None:
     dispatcher = Silent(1)
     feed = LeaseFeed(
         cast(DispatcherClient, dispatcher), 1, [ev.SplitSource(count=1)], Observer(),
-        when_opened=AnyOutput().when_opened,
+        when_opened=FirstComeOutput().when_opened,
     )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(feed.next_range, 0, 0, False)

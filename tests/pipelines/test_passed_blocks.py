@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyOutput, EndOfTask
+from forebay.service.delivery import EndOfTask, FirstComeOutput
 from forebay.service.transport import BlockServer
 
 from ..transport.peers import UID, Consumer, only
@@ -30,7 +30,7 @@ def images(split: int) -> Iterator[np.ndarray]:
 def test_who_reads_keeps_writes_and_is_cut_off_has_its_own_elements_once() -> None:
     """Two consumers at once, of two processes."""
     pipeline = pipeline_of(images, range(SPLITS), BYTES, processes=2)
-    server, output = BlockServer(UID), AnyOutput(4 * SIZE)
+    server, output = BlockServer(UID), FirstComeOutput(4 * SIZE)
     server.sessions.add_task(5, output)
     server.start()
     dice = random.Random(7)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyOutput, End, EndOfTask
+from forebay.service.delivery import End, EndOfTask, FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient, frames, messages
 from forebay.service.transport.sessions import Sessions
@@ -85,9 +85,9 @@ class Consumer:
 
 def task(
     server: BlockServer, task_id: int, blocks: int, sizes: Callable[[], int] = lambda: 8
-) -> AnyOutput:
+) -> FirstComeOutput:
     """A task with all of its blocks ready."""
-    output = AnyOutput(1 << 40)
+    output = FirstComeOutput(1 << 40)
     server.sessions.add_task(task_id, output)
     for number in range(1, blocks + 1):
         output.put(numbered(number, sizes()))

@@ -17,7 +17,7 @@ import zstandard
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component, Encodings
-from forebay.service.delivery import AnyOutput, Cached, CachedOutput, EndOfTask
+from forebay.service.delivery import Cached, CachedOutput, EndOfTask, FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, codecs, frames, messages
@@ -383,7 +383,7 @@ def read_through(
     server.start()
     slow = Slow(server.port, bytes_per_s)
     closing.callback(slow.close)
-    output = AnyOutput(1 << 40)
+    output = FirstComeOutput(1 << 40)
     output.compression = compression
     values = np.frombuffer(data, np.uint8)[np.newaxis]
     for number in range(blocks):
@@ -432,7 +432,7 @@ def test_every_kind_of_block(closing: ExitStack, codec: str) -> None:
     server = BlockServer(UID)
     closing.callback(server.stop)
     server.start()
-    output = AnyOutput()
+    output = FirstComeOutput()
     output.compression = {"zstd": ev.ZSTD, "lz4": ev.LZ4}[codec]
     words = strings([*itertools.islice(itertools.cycle([b"abc" * 9, b"", b"d"]), 500)])
     large = Block(500, (Component(words), Component(np.arange(500), np.ones((500, 1), np.int64))))

@@ -26,10 +26,10 @@ from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     ANY,
     AnyBlock,
-    AnyOutput,
     BundlesOutput,
     EndOfSlice,
     EndOfTask,
+    FirstComeOutput,
     Order,
     Slice,
     TaskFailed,
@@ -61,7 +61,7 @@ def test_blocks_arrive_whole_and_in_order(
     closing.callback(consumer.client.close)
     consumer.client.read(5)
     assert consumer.take() == (5, TaskUnknown())
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     consumer.client.read(5)
     for block in SAMPLES.values():
@@ -142,7 +142,7 @@ def test_the_worker_hears_that_an_end_was_heard_though_nothing_else_is_said(
 def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
     server: BlockServer, closing: ExitStack
 ) -> None:
-    outputs = [AnyOutput(10_000) for _ in range(3)]
+    outputs = [FirstComeOutput(10_000) for _ in range(3)]
     for task_id, output in enumerate(outputs):
         server.sessions.add_task(task_id, output)
     consumers = [Consumer(server.addresses, consumer_id) for consumer_id in range(3)]
@@ -151,7 +151,7 @@ def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
         for task_id in range(3):
             consumer.client.read(task_id)
 
-    def produce(output: AnyOutput) -> None:
+    def produce(output: FirstComeOutput) -> None:
         for number in range(500):
             output.put(numbered(number))
         output.finish()
@@ -361,7 +361,7 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(
 def test_consumers_are_told_that_the_server_stops(server: BlockServer, closing: ExitStack) -> None:
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     consumer.client.read(5)
     output.put(numbered(1))
@@ -384,7 +384,7 @@ def test_a_server_stops_though_a_consumer_does_not_read(
 
 
 def test_a_client_closes_in_any_state(server: BlockServer) -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     idle = Consumer(server.addresses)
     idle.client.close()
@@ -482,7 +482,7 @@ def test_a_server_that_never_started_and_a_port_in_use() -> None:
 
 
 def test_large_blocks_are_received_without_a_copy(server: BlockServer, closing: ExitStack) -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from forebay.service.blocks import Block, Component, Strings, part, split
-from forebay.service.delivery import AnyOutput, EndOfTask, OutputCancelled
+from forebay.service.delivery import EndOfTask, FirstComeOutput, OutputCancelled
 from forebay.service.errors import ProtocolError
 from forebay.service.transport import BlockServer, ElementBudget, LocalClient, local_worker
 from forebay.service.transport.sending import Sent
@@ -208,7 +208,7 @@ class Workers:
     def __init__(self, closing: ExitStack, count: int) -> None:
         self.closing = closing
         self.servers = [BlockServer(uid) for uid in range(1, count + 1)]
-        self.outputs = [AnyOutput(1 << 20) for _ in self.servers]
+        self.outputs = [FirstComeOutput(1 << 20) for _ in self.servers]
         for server, output in zip(self.servers, self.outputs, strict=True):
             server.sessions.add_task(TASK, output)
             closing.callback(server.stop)
@@ -423,7 +423,7 @@ class TestLocal:
     def test_stopped_tasks_give_their_credit_back(self, closing: ExitStack) -> None:
         there = Workers(closing, 1)
         there.produce(1, lambda n: numbered(n, 1000), 100_000)
-        other = AnyOutput(1 << 40)
+        other = FirstComeOutput(1 << 40)
         there.servers[0].sessions.add_task(TASK + 1, other)
         for number in range(100):
             other.put(numbered(number, 1000))

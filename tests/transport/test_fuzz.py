@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import AnyOutput
+from forebay.service.delivery import FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages
@@ -133,7 +133,7 @@ def test_a_damaged_byte_anywhere_loses_and_repeats_nothing(
     at = 0
     for task_id in itertools.count(1):
         caplog.clear()
-        output = AnyOutput()
+        output = FirstComeOutput()
         for number, block in enumerate(samples):
             output.put(Block(block.count, block.components, index=number))
         output.finish()
@@ -163,7 +163,7 @@ def test_with_checksums_a_changed_payload_is_named_and_sent_again(
     proxy = MeddlingProxy(server.port, lambda: damages.pop() if damages else None)
     closing.callback(proxy.close)
     sent = [Block(1, (Component(np.full((1, 100_000), n, np.uint8)),), index=n) for n in range(3)]
-    output = AnyOutput()
+    output = FirstComeOutput()
     for block in sent:
         output.put(block)
     output.finish()

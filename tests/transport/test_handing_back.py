@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, AnyOutput, EndOfTask, EndPending, Subscription
+from forebay.service.delivery import AnyBlock, EndOfTask, EndPending, FirstComeOutput, Subscription
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient
@@ -28,12 +28,12 @@ HANDS_BACK = AnyBlock(hands_back=True)
 
 
 @pytest.fixture
-def output() -> AnyOutput:
-    return AnyOutput()
+def output() -> FirstComeOutput:
+    return FirstComeOutput()
 
 
 @pytest.fixture(params=["unix", "tcp", "local"])
-def connect(request: pytest.FixtureRequest, output: AnyOutput) -> Iterator[Any]:
+def connect(request: pytest.FixtureRequest, output: FirstComeOutput) -> Iterator[Any]:
     server = BlockServer(UID)
     server.sessions.add_task(TASK, output)
     server.start()
@@ -80,7 +80,7 @@ def leave(consumer: Consumer, given: int | None = None) -> None:
 
 
 def test_elements_that_the_trainer_took_stay_and_the_rest_goes_to_others(
-    output: AnyOutput, connect: Any
+    output: FirstComeOutput, connect: Any
 ) -> None:
     leaving = connect(1)
     for first in range(0, 6, 2):  # a new consumer is given two at a time
@@ -101,7 +101,9 @@ def test_elements_that_the_trainer_took_stay_and_the_rest_goes_to_others(
     assert [got(connect(3)) for _ in range(1)] == [[3]]
 
 
-def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, connect: Any) -> None:
+def test_the_last_block_that_is_taken_is_reported_at_once(
+    output: FirstComeOutput, connect: Any
+) -> None:
     slow, other = connect(1), connect(2)
     output.put(block(0, 1))
     output.finish()
@@ -116,7 +118,7 @@ def test_the_last_block_that_is_taken_is_reported_at_once(output: AnyOutput, con
 
 def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
     """Its connection had waited longest, so the server would have asked it first."""
-    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions, output = Sessions(linger_s=10), FirstComeOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
     connection = sessions.attach(1, lambda: None)
@@ -132,7 +134,7 @@ def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
 
 def test_a_sender_without_credit_does_not_poll_the_output() -> None:
     """On a new connection; before, its consumer had to wait for its turn."""
-    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions, output = Sessions(linger_s=10), FirstComeOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 100_000))
     behind = output.open(HANDS_BACK)
@@ -157,7 +159,7 @@ def test_a_sender_without_credit_does_not_poll_the_output() -> None:
 
 def test_blocks_received_before_a_cut_can_be_handed_back_after_it() -> None:
     """Of a task that had ended by then, too: its end is said again before all that is read is."""
-    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions, output = Sessions(linger_s=10), FirstComeOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
     output.finish()
@@ -185,7 +187,7 @@ def test_blocks_received_before_a_cut_can_be_handed_back_after_it() -> None:
     ],
 )
 def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> None:
-    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions, output = Sessions(linger_s=10), FirstComeOutput()
     sessions.add_task(TASK, output)
     output.put(block(0, 2))
     connection = sessions.attach(1, lambda: None)
@@ -196,7 +198,7 @@ def test_absurd_goodbyes_are_refused(position: dict[str, int], wrong: str) -> No
         sessions.goodbye(connection, [pb.Position(task_id=TASK, **position)])
 
 
-def test_a_goodbye_that_was_cut_off_is_repeated(output: AnyOutput) -> None:
+def test_a_goodbye_that_was_cut_off_is_repeated(output: FirstComeOutput) -> None:
     server = BlockServer(UID)
     server.sessions.add_task(TASK, output)
     server.start()
@@ -224,7 +226,7 @@ def test_a_consumer_that_never_reached_its_worker_hands_nothing_back() -> None:
 
 
 def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
-    sessions, output = Sessions(linger_s=10), AnyOutput()
+    sessions, output = Sessions(linger_s=10), FirstComeOutput()
     sessions.add_task(TASK, output)
     connection = sessions.attach(1, lambda: None)
     for _ in range(3):
@@ -234,7 +236,7 @@ def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
 
 
 def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
-    output: AnyOutput,
+    output: FirstComeOutput,
 ) -> None:
     """The goodbye, which is repeated after the cut, counts only blocks that had arrived."""
     server = BlockServer(UID)

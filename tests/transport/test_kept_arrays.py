@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from forebay.service.blocks import Block, Component
 from forebay.service.client.tf_elements import dataset_of_blocks
-from forebay.service.delivery import AnyOutput, EndOfTask, OutputCancelled
+from forebay.service.delivery import EndOfTask, FirstComeOutput, OutputCancelled
 from forebay.service.transport import BlockServer
 
 from .peers import UID, Consumer, only
@@ -46,7 +46,7 @@ class Source:
 def reading(source: Source, protocol: str) -> Iterator[Callable[[], Iterator[Block]]]:
     """How to get the blocks of a task, an element each, over real sockets."""
     server = BlockServer(UID)
-    output = AnyOutput(8 << 20)
+    output = FirstComeOutput(8 << 20)
     server.sessions.add_task(TASK, output)
     server.start()
 

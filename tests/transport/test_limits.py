@@ -16,7 +16,7 @@ import pytest
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
 from forebay.service.client.options import reading
-from forebay.service.delivery import AnyOutput, End, TaskFailed
+from forebay.service.delivery import End, FirstComeOutput, TaskFailed
 from forebay.service.errors import InvalidArgument, ProtocolError
 from forebay.service.shared import Borrower
 from forebay.service.structure import assemble
@@ -155,7 +155,7 @@ def test_an_exception_of_the_reading_thread_reaches_the_waiting_caller(
     def fails(*_: object) -> None:
         raise MemoryError("no room")
 
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     output.put(numbered(1))
     local = local_worker(UID) if where.startswith("local") else None

@@ -17,7 +17,6 @@ from forebay.service.block_limits import cost
 from forebay.service.blocks import Block
 from forebay.service.delivery import (
     ANY,
-    AnyOutput,
     BundleRun,
     BundlesOutput,
     Cached,
@@ -25,6 +24,7 @@ from forebay.service.delivery import (
     End,
     EndOfSlice,
     EndOfTask,
+    FirstComeOutput,
     Order,
     OutputCancelled,
     Rounds,
@@ -252,11 +252,11 @@ def test_an_order_of_another_policy_is_refused() -> None:
 
 def test_the_ledger_hears_of_all() -> None:
     ledger = Ledger()
-    for output in (bundles(1, ledger=ledger), AnyOutput(1 << 30, ledger)):
+    for output in (bundles(1, ledger=ledger), FirstComeOutput(1 << 30, ledger)):
         ledger.acknowledged_parts.clear()
         ledger.dropped_parts.clear()
         order: Order = whole(1)
-        if isinstance(output, AnyOutput):
+        if isinstance(output, FirstComeOutput):
             order = ANY
             for first in range(0, LENGTH, 10):
                 output.put(block(first, 10))
@@ -349,7 +349,7 @@ def test_skipped_elements_are_reported_over_any_connection(
     ]  # fmt: skip
 
 
-class _Returning(AnyOutput):
+class _Returning(FirstComeOutput):
     """What a consumer leaves behind goes to the others: at least once."""
 
     def open(self, order: Order, *, notify: bool = True) -> Subscription:

@@ -16,9 +16,9 @@ from forebay.service.block_limits import BLOCK_OVERHEAD_BYTES
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     ANY,
-    AnyOutput,
     BundlesOutput,
     EndOfTask,
+    FirstComeOutput,
     OutputCancelled,
     Rounds,
     RoundsOutput,
@@ -50,7 +50,7 @@ class World:
 
     def __init__(self, blocks: int = 0, *, size: int = 8) -> None:
         self.sessions = Sessions(linger_s=10)
-        self.output = AnyOutput(1 << 30)
+        self.output = FirstComeOutput(1 << 30)
         self.sessions.add_task(TASK, self.output)
         for number in range(1, blocks + 1):
             self.output.put(numbered(number, size))
@@ -277,7 +277,7 @@ def test_a_subscription_that_a_new_connection_does_not_ask_for_is_dropped() -> N
 
 
 def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
-    output = AnyOutput(max_bytes=2 * COST)
+    output = FirstComeOutput(max_bytes=2 * COST)
     subscription = opened(output)
     output.put(numbered(1, 1 << 20))
     waiting = threading.Thread(target=output.put, args=(numbered(2),), name="test-producer")
@@ -317,7 +317,7 @@ def test_any_consumer_may_get_the_rest_of_a_block_that_was_taken_by_elements() -
 
 
 def test_cancel_wakes_a_waiting_producer() -> None:
-    output = AnyOutput(max_bytes=1)
+    output = FirstComeOutput(max_bytes=1)
     output.put(numbered(1))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(output.put, numbered(2))

@@ -17,7 +17,7 @@ import pytest
 
 from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import AnyOutput, EndOfTask
+from forebay.service.delivery import EndOfTask, FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.shared import (
@@ -209,7 +209,7 @@ def large(number: int, size: int = MIB) -> Block:
 def read_all(protocol: str, blocks: int, keep: int) -> None:
     """Read large blocks, the last `keep` of which are kept, and look at each when it goes."""
     server = BlockServer(UID)
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     server.start()
     addresses = [address for address in server.addresses if address[0] == protocol]
@@ -256,7 +256,7 @@ def say(sock: socket.socket, message: pb.ToWorker) -> None:
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
     server = BlockServer(UID)
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(5, output)
     server.start()
     output.put(large(1))

@@ -22,13 +22,13 @@ from forebay.service.connections.grpc_server import bind, server_options
 from forebay.service.delivery import (
     ANY,
     AnyBlock,
-    AnyOutput,
     BundlesOutput,
     Cached,
     CachedOutput,
     End,
     EndOfTask,
     EndPending,
+    FirstComeOutput,
     Order,
     Rounds,
     RoundsOutput,
@@ -156,7 +156,7 @@ def filled(output: Any, in_one_block: int = 4) -> Any:
 def test_no_connection_lets_a_block_pass(
     closing: ExitStack, protocol: str, silent: bool, in_one_block: int, impatient: None
 ) -> None:
-    worker = Worker(closing, protocol, filled(AnyOutput(), in_one_block))
+    worker = Worker(closing, protocol, filled(FirstComeOutput(), in_one_block))
     size = in_one_block * ELEMENT_BYTES
     proxy = worker.behind(size if protocol == "grpc" else size * 2 // 3, silent=silent)
     consumer = worker.consumer(proxy)
@@ -179,7 +179,7 @@ def bundle() -> BundlesOutput:
 
 
 POLICIES: dict[str, tuple[Callable[[], TaskOutput], Order]] = {
-    "hands back": (lambda: filled(AnyOutput()), AnyBlock(hands_back=True)),
+    "hands back": (lambda: filled(FirstComeOutput()), AnyBlock(hands_back=True)),
     "bundles": (bundle, SLICE),
     "rounds": (lambda: filled(RoundsOutput(1)), Rounds(0, 1)),
     "cached": (lambda: filled(CachedOutput(1 << 30)), Cached("trainer")),
@@ -202,7 +202,7 @@ def test_under_every_policy_with_a_limit_of_elements(
 
 @pytest.mark.parametrize("codec", ["ZSTD", "LZ4", "MEASURED"])
 def test_compressed_blocks(closing: ExitStack, protocol: str, codec: str) -> None:
-    output = filled(AnyOutput())
+    output = filled(FirstComeOutput())
     output.compression = ev.BlockCompression.Value(codec)
     worker = Worker(closing, protocol, output)
     proxy = worker.behind(ELEMENT_BYTES, silent=False)
@@ -213,7 +213,7 @@ def test_compressed_blocks(closing: ExitStack, protocol: str, codec: str) -> Non
 def test_a_partly_received_block_that_is_handed_back_goes_to_others_whole(
     closing: ExitStack, impatient: None
 ) -> None:
-    output = filled(AnyOutput())
+    output = filled(FirstComeOutput())
     worker = Worker(closing, "tcp", output)
     order = AnyBlock(hands_back=True)
     proxy = worker.behind(6 * ELEMENT_BYTES, silent=True)
@@ -259,7 +259,7 @@ SIZES = [1, 63, 64, 100, 127, 128, 191]
 def test_only_the_rest_of_a_partly_received_block_is_sent(
     server: BlockServer, size: int, wrong: str
 ) -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     components = [Component(np.full((1, n), n, np.uint8)) for n in (70, 10, 1)]
     output.put(Block(1, tuple(components)))
     output.put(Block(1, tuple(reversed(components))))
@@ -347,7 +347,7 @@ def test_a_connection_that_falls_silent_is_made_anew(
     def connections(silence_s: float) -> int:
         monkeypatch.setattr(client, "SILENCE_S", silence_s)
         with ExitStack() as closing:
-            output = AnyOutput()
+            output = FirstComeOutput()
             worker = Worker(closing, protocol, output)
             proxy = worker.behind(limit, silent=True, endless_from=1)
             consumer = worker.consumer(proxy, connect_timeout_s=1.0)
@@ -370,7 +370,7 @@ def test_an_idle_connection_is_pinged_and_kept(
     def connections(silence_s: float) -> int:
         monkeypatch.setattr(client, "SILENCE_S", silence_s)
         with ExitStack() as closing:
-            output = AnyOutput()
+            output = FirstComeOutput()
             worker = Worker(closing, protocol, output)
             proxy = worker.behind(1 << 60, silent=False)
             consumer = worker.consumer(proxy, credit_bytes=ELEMENT_BYTES)
@@ -393,7 +393,7 @@ def test_a_consumer_that_is_gone_behind_a_silent_proxy_is_noticed(
     monkeypatch.setattr(server, "SILENT_CONSUMER_S", 0.5)
     monkeypatch.setattr(server, "_SILENCE_TICK_S", 0.1)
     monkeypatch.setattr(client, "PING_S", 1e9)
-    worker = Worker(closing, protocol, filled(AnyOutput()))
+    worker = Worker(closing, protocol, filled(FirstComeOutput()))
     consumer = worker.consumer(worker.behind(1000, silent=True))
     wait_until(lambda: worker.blocks.sessions.away() == [1])
     consumer.client.close()
@@ -402,11 +402,11 @@ def test_a_consumer_that_is_gone_behind_a_silent_proxy_is_noticed(
 def test_a_consumer_does_not_resume_a_block_of_a_task_that_it_stopped_reading(
     closing: ExitStack,
 ) -> None:
-    worker = Worker(closing, "tcp", filled(AnyOutput()))
+    worker = Worker(closing, "tcp", filled(FirstComeOutput()))
     proxy = worker.behind(ELEMENT_BYTES, silent=False, endless_from=1)
     consumer = worker.consumer(proxy)
     consumer.client.stop_task(TASK, 1)
-    output = filled(AnyOutput())
+    output = filled(FirstComeOutput())
     worker.blocks.sessions.add_task(TASK + 1, output)
     consumer.client.read(TASK + 1)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
@@ -414,7 +414,7 @@ def test_a_consumer_does_not_resume_a_block_of_a_task_that_it_stopped_reading(
 
 
 def test_pings_are_part_of_the_protocol(server: BlockServer) -> None:
-    server.sessions.add_task(TASK, AnyOutput())
+    server.sessions.add_task(TASK, FirstComeOutput())
     reader = greeted(server, pb.Read(task_id=TASK, any=pb.Any()))
     for _ in range(3):
         say(reader_socket[reader], pb.ToWorker(ping=pb.Ping()))
@@ -426,7 +426,7 @@ def test_a_silent_worker_is_waited_for_only_over_a_unix_socket(
     closing: ExitStack, server: BlockServer, impatient: None
 ) -> None:
     """Over a Unix socket the worker can only be paused, and continues where it was."""
-    output = AnyOutput()
+    output = FirstComeOutput()
     server.sessions.add_task(TASK, output)
     consumer = Consumer(only(server, "unix"), reads=TASK)
     closing.callback(consumer.client.close)

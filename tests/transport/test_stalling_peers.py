@@ -18,7 +18,7 @@ from contextlib import ExitStack
 import pytest
 
 from forebay.chaos.proxy import Proxies
-from forebay.service.delivery import AnyOutput
+from forebay.service.delivery import FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, frames, messages, sending, server
 
@@ -137,7 +137,7 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     worker = started(closing)
     most = sending.MAX_RETAINED_BYTES // MB + 1
     one, total = numbered(1, MB), 2 * most
-    output = AnyOutput(1 << 40)
+    output = FirstComeOutput(1 << 40)
     for _ in range(total):
         output.put(one)
     output.finish()
@@ -208,7 +208,7 @@ def test_a_consumer_that_reconnects_a_thousand_times_gets_every_block_in_order(
 
 def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
     worker = started(closing, linger_s=0)
-    output = AnyOutput(4 * MB)
+    output = FirstComeOutput(4 * MB)
     worker.sessions.add_task(TASK, output)
     closing.callback(output.cancel)
     tracemalloc.start()
@@ -273,7 +273,7 @@ def test_more_connections_than_are_allowed(
 def test_connections_that_have_ended_leave_no_shared_memory(closing: ExitStack) -> None:
     """Nor a descriptor; and not only once the garbage collector happens to come."""
     worker = started(closing)
-    output = AnyOutput(1 << 40)
+    output = FirstComeOutput(1 << 40)
     worker.sessions.add_task(TASK, output)
     one = numbered(1, MB)
     for _ in range(1000):
@@ -305,10 +305,10 @@ def test_every_block_once_through_connections_cut_anywhere(closing: ExitStack, s
 
     workers = [started(closing) for _ in range(4)]
     proxies = [MeddlingProxy(worker.port, cut) for worker in workers]
-    outputs = [AnyOutput(100_000) for _ in workers]
+    outputs = [FirstComeOutput(100_000) for _ in workers]
     total = 300
 
-    def produce(number: int, output: AnyOutput) -> None:
+    def produce(number: int, output: FirstComeOutput) -> None:
         sizes = random.Random(number)
         for block in range(1, total + 1):
             output.put(numbered(block, sizes.choice([8, 800, 8_000])))

@@ -20,7 +20,7 @@ from forebay.service.blocks import Block
 from forebay.service.connections import tunnel
 from forebay.service.connections.admission import Identity
 from forebay.service.connections.grpc_server import bind, server_options
-from forebay.service.delivery import AnyOutput, EndOfTask
+from forebay.service.delivery import EndOfTask, FirstComeOutput
 from forebay.service.transport import BlockServer
 
 from .peers import TIMEOUT_S, UID, Consumer, task
@@ -82,7 +82,7 @@ def worker(closing: ExitStack) -> Worker:
 
 
 def test_every_kind_of_block_arrives(worker: Worker, closing: ExitStack) -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     worker.blocks.sessions.add_task(TASK, output)
     for block in SAMPLES.values():
         output.put(block)
@@ -129,7 +129,7 @@ def test_a_consumer_that_closes_is_forgotten_at_once(worker: Worker, closing: Ex
 
 
 def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.sessions.add_task(TASK, AnyOutput())
+    worker.blocks.sessions.add_task(TASK, FirstComeOutput())
     consumer = worker.consumer(reads=TASK)
     closing.callback(consumer.client.close)
     wait_until(lambda: worker.blocks.sessions.is_read(TASK))
@@ -138,7 +138,7 @@ def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None
 
 
 def test_a_grpc_server_that_stops_ends_its_tunnels(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.sessions.add_task(TASK, AnyOutput())
+    worker.blocks.sessions.add_task(TASK, FirstComeOutput())
     consumer = worker.consumer(reads=TASK, give_up_s=0.1)
     closing.callback(consumer.client.close)
     wait_until(lambda: worker.blocks.sessions.is_read(TASK))
@@ -152,7 +152,7 @@ def test_closing_does_not_wait_for_a_host_that_is_silent(
     proxies = Proxies()
     closing.callback(proxies.close)
     port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
-    worker.blocks.sessions.add_task(TASK, AnyOutput())
+    worker.blocks.sessions.add_task(TASK, FirstComeOutput())
     consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK)
     wait_until(lambda: worker.blocks.sessions.is_read(TASK))
     proxies.stall("worker", 600)

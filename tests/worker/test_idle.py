@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.delivery import ANY, AnyOutput, EndOfTask, Subscription
+from forebay.service.delivery import ANY, EndOfTask, FirstComeOutput, Subscription
 from forebay.service.memory_limit import memory_limit
 from forebay.service.pipelines import SplitFeed
 from forebay.service.proto import forebay_pb2 as pb
@@ -115,7 +115,7 @@ def make() -> Iterator[Callable[[Splits], tuple[TaskRunner, IdleTasks, set[int]]
 
     def make(splits: Splits) -> tuple[TaskRunner, IdleTasks, set[int]]:
         runner = TaskRunner(
-            pb.Task(task_id=1, num_sources=1), AnyOutput(1000),
+            pb.Task(task_id=1, num_sources=1), FirstComeOutput(1000),
             TaskDependencies(
                 splits,  # type: ignore[arg-type]
                 threading.Semaphore(), OneAnElement(), Observer(), lambda *_: [Complete(1)],

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import AnyBlock, Subscription
-from forebay.service.delivery.any_output import AnyOutput
+from forebay.service.delivery.first_come import FirstComeOutput
 from forebay.service.delivery.takes import FIRST
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.proto import forebay_pb2 as pb
@@ -21,7 +21,7 @@ class Reporting:
     """A task whose splits have an element each."""
 
     def __init__(self, *, needs: int = 1) -> None:
-        self.output = AnyOutput()
+        self.output = FirstComeOutput()
         self.reports = LeaseReports(self.output)
         self.reports.begin_run(cast(Run, SimpleNamespace(needs=needs, waiting=0, most=0)))
         opened = self.output.open(AnyBlock(True))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.delivery.any_output import AnyOutput
+from forebay.service.delivery.first_come import FirstComeOutput
 from forebay.service.pipelines import SkipReport
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.task_pipeline import Pipelines, TaskPipeline
@@ -55,7 +55,7 @@ def test_nothing_is_kept_of_a_run_that_has_ended() -> None:
             return SimpleNamespace(run=lambda feed: Running(), close=lambda: None)
 
     task, nobody = pb.Task(task_id=5), cast(Any, None)
-    pipeline = TaskPipeline(task, cast(Any, Registry()), Opened(), nobody, output=AnyOutput())
+    pipeline = TaskPipeline(task, cast(Any, Registry()), Opened(), nobody, output=FirstComeOutput())
     run = weakref.ref(pipeline.open(lambda _: None))
     assert run() is not None
     pipeline.free()

@@ -17,10 +17,10 @@ from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
     ANY,
     AnyBlock,
-    AnyOutput,
     Cached,
     CachedOutput,
     EndOfTask,
+    FirstComeOutput,
     Subscription,
     TaskFailed,
 )
@@ -72,7 +72,7 @@ def needs(dispatcher: Any, pipelines: Pipelines, report: Any) -> TaskDependencie
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is a bug
 def test_a_block_that_cannot_be_sent_fails_its_task_while_no_dispatcher_answers() -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     runner = TaskRunner(
         pb.Task(task_id=1, num_sources=1), output, needs(Away(), Untravelled(), lambda *_: [])
     )  # fmt: skip
@@ -110,7 +110,7 @@ class Numbers(Pipelines):
 def test_a_shard_counts_as_read_only_when_its_last_element_has_arrived(arrives: bool) -> None:
     """Handing it out is not enough: the worker may die while the element is on its way."""
     dispatcher, counter = Heard(), DeliveryCounter()
-    output = AnyOutput(listener=counter)
+    output = FirstComeOutput(listener=counter)
     runner = TaskRunner(
         pb.Task(task_id=1), output, needs(dispatcher, Numbers(), lambda *_: [Complete(1)]), counter
     )  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_pipeline_that_has_ended_does_not_wait_for_trainers() -> None:
             opened.close = closed.set
             return opened
 
-    output = AnyOutput()
+    output = FirstComeOutput()
     runner = TaskRunner(
         pb.Task(task_id=1), output, needs(Heard(), Closed(), lambda *_: [])
     )  # fmt: skip
@@ -179,7 +179,7 @@ class Skipping(Pipelines):
 
 
 def test_a_task_that_was_given_up_skips_a_split_and_delivers_what_it_made() -> None:
-    output = AnyOutput()
+    output = FirstComeOutput()
     told: list[HandedOut | Ended] = []
 
     def tell(_: TaskRunner, what: HandedOut | Ended) -> list[Any]:

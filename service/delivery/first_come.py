@@ -1,4 +1,4 @@
-"""*Any*: first come, first served. Each block goes to the first consumer that asks for one.
+"""*First come, first served*: each block goes to the first consumer that asks for one.
 
 A subscription that hands back returns what its trainer did not take; the next ones that ask get it.
 The output is drained only when trainers have taken everything, so its task stays until then.
@@ -29,7 +29,7 @@ from .takes import Takes
 from .windows import Windows
 
 
-class AnyOutput(TaskOutput):
+class FirstComeOutput(TaskOutput):
     """One producer, any number of consumers; each block goes to exactly one.
 
     Subscriptions that do not hand back have no state of their own: several threads may share one.
@@ -68,7 +68,7 @@ class AnyOutput(TaskOutput):
     def _open(self, order: Order) -> Subscription | End:
         if not isinstance(order, AnyBlock):
             return refused(order, "any block to anybody")
-        return _HandingBack(self) if order.hands_back else _AnySubscription(self)
+        return _HandingBack(self) if order.hands_back else _FirstComeSubscription(self)
 
     def forgo_handing_back(self) -> None:
         with self.changed:
@@ -103,10 +103,10 @@ class AnyOutput(TaskOutput):
         self._memory.release(sum(block.values_bytes for block in blocks))
 
 
-class _AnySubscription(Subscription):
+class _FirstComeSubscription(Subscription):
     """Its elements count as taken once given: nobody tells when its trainer takes them."""
 
-    output: AnyOutput
+    output: FirstComeOutput
 
     def next(
         self, credit: bool, max_elements: int | None = None
@@ -139,10 +139,10 @@ class _AnySubscription(Subscription):
         self.output._dropped(lacking)
 
 
-class _HandingBack(_AnySubscription):
+class _HandingBack(_FirstComeSubscription):
     hands_back = True
 
-    def __init__(self, output: AnyOutput) -> None:
+    def __init__(self, output: FirstComeOutput) -> None:
         super().__init__(output)
         with output.changed:
             self._window = output._windows.open(time.monotonic())
