@@ -5,7 +5,7 @@
 
 plan.py derives the plan of faults from the seed. cluster.py runs the processes, and faults.py
 injects the faults. Trainers record every element that they get (records.py).
-audit.py, which is pure, checks those records against the journal, and excuses.py says which missing
-elements a fault excuses. With hosts.py each process runs on a host of its own, and partitions
+The audits, which are pure, check those records against the journal, and with them what `forebay
+audit` says of it. With hosts.py each process runs on a host of its own, and partitions
 (partitions.py) are faults, too.
 """

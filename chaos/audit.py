@@ -1,26 +1,27 @@
-"""The audit: it checks the trainers' records against the journal and the injected faults.
+"""The audit of trainers that read at most once: their records against the journal and the faults.
 
-Delivery is at most once. So no element may come twice, none may come that was not leased, and each
-missing element needs an excuse (excuses.py). Anything else is a broken promise.
-
-A pipeline passes several times over its source, so an epoch has each id several times: once for
-each lease that was not returned, from the task with the lease. This module is pure: it uses no
-process, storage or clock.
+An element comes as often as its task leased it, or the journal says that it was lost: `forebay
+audit` counts it among the lost or dropped ones. Only what a killed trainer had in its hands is
+known to nobody: one block. Nothing is lost without a fault of a worker or trainer. A pipeline
+passes several times over its source, so an epoch has each id several times. This module is pure: it
+uses no process, storage or clock.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from .excuses import EPOCH_PAUSED, Excuses, Visit
-from .history import Epoch, History, LeasedSplits, listed
+from ..service.core.job_history import JobHistory
+from .history import History, listed
 from .members import TRAINERS, Life
 from .partitions import Partition
 from .records import Got, Joined, Left, ReadToEnd, Record, Started
+
+DROPPED = "made, and dropped by its worker"
+IN_HAND = "in the hands of a trainer that was killed"
 
 
 class Verdict(msgspec.Struct):
@@ -31,7 +32,7 @@ class Verdict(msgspec.Struct):
     delivered: int = 0
     twice: int = 0
     damaged: int = 0
-    lost: dict[str, int] = {}  # elements with an excuse, by excuse
+    lost: dict[str, int] = {}  # elements that the journal says are lost, by its reason
     lost_unexplained: int = 0
 
 
@@ -43,57 +44,73 @@ def check(
     *,
     elements: int,
     passes: int,
-    lost_with_a_trainer: int,
-    wall_s: float = 0.0,
+    in_hand: int,
     partitions: Sequence[Partition] = (),
-    cut_off: Collection[str] = (),
 ) -> Verdict:
-    """Find every broken promise.
+    """Find every broken promise to the readers of `job`, whose records `trainers` are.
 
-    `trainers` are the records of each reader of `job`, `lives` all processes by name. Ids of
-    elements are 0 … `elements` − 1, each `passes` times in every epoch. `lost_with_a_trainer` is
-    the most elements that one consumer can hold from one worker. `wall_s` is the Unix time at
-    which CLOCK_MONOTONIC was 0. Processes that were `cut_off` may end by themselves
-    (`failed_cut_off` in partitions.py).
+    `lives` are all processes by name. Ids of elements are 0 … `elements` − 1, each `passes` times
+    in every epoch. `in_hand` is the most elements of a block.
     """
     verdict = Verdict(list(history.broken))
-    excuses = Excuses(history, lives, lost_with_a_trainer, wall_s, partitions, verdict.lost)
-    audit = _Audit(history, lives, excuses, verdict)
+    audit = _Audit(history, lives, partitions, in_hand, verdict)
     for records in trainers:
         audit.take(records)
-    for number, epoch in sorted(history.jobs.get(job, {}).items()):
-        verdict.epochs += 1
-        audit.check_epoch(number, epoch, elements, passes)
+    if job in history.jobs:
+        for number in sorted(history.jobs[job].epochs):
+            verdict.epochs += 1
+            audit.check_epoch(history.jobs[job], number, elements, passes)
     audit.check_strays()
-    audit.check_lives(cut_off)
     return verdict
+
+
+def check_lives(lives: Iterable[Life], cut_off: Collection[str]) -> list[str]:
+    """The failures of processes that no fault excuses. Processes that were `cut_off` may end by
+    themselves (`failed_cut_off` in partitions.py).
+    """
+    broken = []
+    for life in lives:
+        if life.name in cut_off and not life.stuck:
+            continue
+        if life.role in ("worker", *TRAINERS) and life.ended_by_itself:
+            broken.append(f"{life.name} ended by itself, with {life.code}")
+        elif life.stopped_badly:
+            how = "had to be killed" if life.stuck else f"ended with {life.code}"
+            broken.append(f"{life.name} was told to stop, and {how}")
+    return broken
 
 
 class _Audit:
     """The audit of one job's readers."""
 
     def __init__(
-        self, history: History, lives: Mapping[str, Life], excuses: Excuses, verdict: Verdict
+        self,
+        history: History,
+        lives: Mapping[str, Life],
+        partitions: Sequence[Partition],
+        in_hand: int,
+        verdict: Verdict,
     ) -> None:
         self.verdict = verdict
         self._history = history
         self._lives = lives
-        self._excuses = excuses
+        self._partitions = partitions
+        self._in_hand = in_hand
         # By epoch: how often each (task, id) was delivered.
         self._got: defaultdict[int, Counter[tuple[int, int]]] = defaultdict(Counter)
+        self._joined: Counter[int] = Counter()  # visits of trainers, by epoch
+        self._stayed: Counter[int] = Counter()  # those that ended with the epoch
+        self._left: Counter[int] = Counter()  # those that ended in order before it
 
     def take(self, records: Iterable[Record]) -> None:
         """Enter one trainer's records."""
-        name, visit = "", None
+        name = ""
         for record in records:
             match record:
                 case Started():
-                    name, visit = record.name, None
+                    name = record.name
                 case Joined():
-                    life = self._lives[name]
-                    gone_s = math.inf if life.ended_s is None else life.ended_s
-                    visit = Visit(name, record.consumer_id, record.at_s, gone_s=gone_s)
-                    self._excuses.visits[record.epoch].append(visit)
+                    self._joined[record.epoch] += 1
                 case Got():
                     self._got[record.epoch].update((record.task_id, i) for i in record.ids)
                     self.verdict.delivered += len(record.ids)
@@ -104,79 +121,96 @@ class _Audit:
                             f"way to {name}"
                         )
                 case ReadToEnd():
-                    assert visit is not None, f"{name} ended what it had not joined"
-                    visit.ended_s = record.at_s
+                    self._stayed[record.epoch] += 1
                 case Left():
-                    assert visit is not None, f"{name} left what it had not joined"
-                    visit.gone_s = record.at_s
-                    visit.unheard = record.unheard
+                    self._left[record.epoch] += 1
 
-    def check_epoch(self, number: int, epoch: Epoch, elements: int, passes: int) -> None:
-        got, lease_of = self._got.pop(number, Counter()), epoch.lease_of
-        # By task and id.
-        leases: defaultdict[tuple[int, int], list[LeasedSplits]] = defaultdict(list)
-        for (_, i), lease in lease_of.items():
-            leases[lease.task_id, i].append(lease)
-        excess = {key: times - len(leases.get(key, ())) for key, times in got.items()}
-        if twice := sorted({i for (task, i), n in excess.items() if n > 0 and (task, i) in leases}):
+    def check_epoch(self, job: JobHistory, number: int, elements: int, passes: int) -> None:
+        got = self._got.pop(number, Counter())
+        leased = self._history.leased[self._history.iterations[job.job.job_id, number]]
+        where = f"epoch {number}"
+        if twice := {i: n - leased[t, i] for (t, i), n in got.items() if n > leased[t, i] > 0}:
+            self.verdict.twice += sum(twice.values())
             self._broken(
-                f"epoch {number}: {listed(twice)} delivered more often than they were leased"
+                f"{where}: {listed(sorted(twice))} delivered more often than they were leased"
             )
-        if unleased := sorted({i for task, i in got if (task, i) not in leases}):
-            self._broken(
-                f"epoch {number}: {listed(unleased)} delivered by a task that had no lease of them"
-            )
-        self.verdict.twice += sum(n for key, n in excess.items() if n > 0 and key in leases)
-        outside = [i for in_pass, i in lease_of if in_pass >= passes or i >= elements]
-        if outside:
-            self._broken(f"epoch {number}: {listed(outside)} leased that it does not have")
-        # If a task had several leases of an id, nobody knows which one's element is missing.
-        missing = [
-            (i, lease)
-            for (task, i), held in leases.items()
-            for lease in sorted(held, key=lambda lease: -lease.at_ms)[got[task, i] :]
-        ]
-        leased = Counter(i for _, i in lease_of)
-        never = [i for i in range(elements) for _ in range(passes - leased[i])]
-        if not epoch.finished:
-            undelivered = sorted({*never, *(i for i, _ in missing)})
-            self._broken(
-                f"epoch {number} never finished: {listed(undelivered)} had not been delivered"
-            )
+        if strays := sorted({i for (task, i) in got if leased[task, i] <= 0}):
+            self._broken(f"{where}: {listed(strays)} delivered by a task that had no lease of them")
+        times = Counter[int]()
+        for (_, i), n in leased.items():
+            times[i] += n
+        if outside := sorted(i for i, n in times.items() if n > passes or i >= elements):
+            self._broken(f"{where}: {listed(outside)} leased that it does not have")
+        missing = {key: n - got[key] for key, n in leased.items() if n > got[key]}
+        never = [i for i in range(elements) for _ in range(passes - times[i])]
+        if not job.epochs[number].finished:
+            undelivered = sorted({*never, *(i for _, i in missing)})
+            self._broken(f"{where} never finished: {listed(undelivered)} had not been delivered")
             return
         if never:
             self._unexplained(number, never, "it finished without handing them out")
-        by_worker = defaultdict(list)
-        for i, lease in missing:
-            if self._excuses.was_paused_unread(number, epoch.paused_ms.get(lease.task_id)):
-                self._excuses.count(EPOCH_PAUSED, 1)
-            else:
-                by_worker[self._history.worker_of[lease.task_id]].append((i, lease))
-        for worker_id, lost in by_worker.items():
-            if rest := self._excuses.excuse(number, worker_id, lost):
-                name = self._history.workers[worker_id].name or worker_id
-                self._unexplained(number, rest, f"{name} had them")
+        self._check_losses(job, number, missing)
+
+    def _check_losses(
+        self, job: JobHistory, number: int, missing: Mapping[tuple[int, int], int]
+    ) -> None:
+        """Whether the journal says of all that is missing that it was lost."""
+        worker_of, of_workers = self._history.worker_of, defaultdict[int, list[int]](list)
+        for (task, i), n in missing.items():
+            of_workers[worker_of[task]] += n * [i]
+        known: defaultdict[tuple[int, int], list[str]] = defaultdict(list)  # by worker and id
+        for lost in job.lost:
+            if lost.epoch == number and not lost.found:
+                for i in range(lost.splits[0], lost.splits[1] + 1):
+                    known[lost.worker_id, i].append(lost.why or "")
+        dropped = Counter[int]()
+        for drop in job.dropped:
+            if drop.epoch == number:
+                dropped[worker_of[drop.task_id]] += drop.elements
+        killed = self._joined[number] - self._stayed[number] - self._left[number]
+        disturbed = self._joined[number] > self._stayed[number]
+        in_hand = killed * self._in_hand
+        for worker_id, ids in of_workers.items():
+            name = self._history.workers[worker_id]
+            if not (disturbed or self._was_disturbed(name)):
+                self._unexplained(number, ids, f"{name} had them, and no fault hit it or a trainer")
+                continue
+            rest = []
+            for i in ids:
+                if known[worker_id, i]:
+                    self._count(known[worker_id, i].pop(), 1)
+                else:
+                    rest.append(i)
+            self._count(DROPPED, min(len(rest), dropped[worker_id]))
+            rest = rest[dropped[worker_id] :]
+            self._count(IN_HAND, min(len(rest), in_hand))
+            rest, in_hand = rest[in_hand:], max(0, in_hand - len(rest))
+            if rest:
+                why = f"{name} had them, and the journal does not say that they were lost"
+                self._unexplained(number, rest, why)
+
+    def _was_disturbed(self, name: str) -> bool:
+        """Whether the worker was killed, told to stop, paused or cut off, at any time."""
+        life = self._lives.get(name)
+        if life is None:
+            return False
+        told = life.killed_s is not None or life.terminated_s is not None
+        cut_off = any(partition.cuts(life.host, "dispatcher") for partition in self._partitions)
+        return told or bool(life.pauses) or cut_off
 
     def check_strays(self) -> None:
         """Check that no element came from an epoch that is not in the journal."""
         for number, got in self._got.items():
-            ids = sorted({i for _, i in got})
-            self._broken(f"epoch {number}: {listed(ids)} delivered, and it is not in the journal")
+            ids = sorted(i for _, i in got)
+            self._broken(f"epoch {number} is not in the journal, and {listed(ids)} came of it")
 
-    def check_lives(self, cut_off: Collection[str]) -> None:
-        """Check for process failures that no fault excuses."""
-        for life in self._lives.values():
-            if life.name in cut_off and not life.stuck:
-                continue
-            if life.role in ("worker", *TRAINERS) and life.ended_by_itself:
-                self._broken(f"{life.name} ended by itself, with {life.code}")
-            elif life.stopped_badly:
-                how = "had to be killed" if life.stuck else f"ended with {life.code}"
-                self._broken(f"{life.name} was told to stop, and {how}")
+    def _count(self, reason: str, elements: int) -> None:
+        if elements:
+            self.verdict.lost[reason] = self.verdict.lost.get(reason, 0) + elements
 
     def _unexplained(self, number: int, ids: list[int], what: str) -> None:
         self.verdict.lost_unexplained += len(ids)
-        self._broken(f"epoch {number}: {listed(ids)} lost: {what}, and nothing excuses it")
+        self._broken(f"epoch {number}: {listed(sorted(ids))} lost: {what}")
 
     def _broken(self, promise: str) -> None:
         self.verdict.broken.append(promise)

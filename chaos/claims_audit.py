@@ -42,7 +42,7 @@ def check_claims(
         by_epoch[visit.epoch].append(visit)
         verdict.delivered += len(visit.got)
         _check_visit(visit, history, verdict)
-    epochs = history.jobs.get(CLAIMS_JOB, {})
+    epochs = history.jobs[CLAIMS_JOB].epochs if CLAIMS_JOB in history.jobs else {}
     for number, of_epoch in sorted(by_epoch.items()):
         if number not in epochs or not epochs[number].finished:
             verdict.broken.append(f"{CLAIMS_JOB}: epoch {number} did not come to its end")
@@ -74,7 +74,11 @@ def _visits(records: Iterable[Record], verdict: Verdict) -> list[ClaimingVisit]:
 
 def _check_visit(visit: ClaimingVisit, history: History, verdict: Verdict) -> None:
     """It got what it had claimed, from the cursors on, and nothing twice."""
-    claims = history.claims.get(visit.consumer_id, {})
+    claims = {
+        claim.place: claim.start
+        for claim in history.jobs[CLAIMS_JOB].claims
+        if claim.consumer_id == visit.consumer_id
+    }
     wrong = [
         number
         for number in visit.got
@@ -120,4 +124,4 @@ def _check_epoch(
 
 def _is_excused(visit: ClaimingVisit, history: History) -> bool:
     """Whether it could not report all that it had: it was killed, or could not say goodbye."""
-    return visit.was_killed or history.left.get(visit.consumer_id) != GOODBYE
+    return visit.was_killed or history.stays[visit.consumer_id].why != GOODBYE

@@ -28,7 +28,7 @@ from .partitions import Partition
 from .plan import host_names
 from .proxy import Proxies
 from .records import RecordFiles
-from .trainer import CREDIT_BYTES, TrainerTask
+from .trainer import TrainerTask
 
 CLAIMERS = 2
 """Trainers that read at least once, beside the others."""
@@ -39,8 +39,8 @@ ELEMENT_S = 0.004
 SLOW = 1.3
 """How many times slower than the workers the slow trainers are."""
 
-LOST_WITH_A_TRAINER = -(-(CREDIT_BYTES + BLOCK_BYTES) // ELEMENT_BYTES)
-"""Elements of one worker that a consumer can hold unrecorded: its credit, and one block."""
+IN_HAND = -(-BLOCK_BYTES // ELEMENT_BYTES)
+"""Elements that a trainer can have taken, and not recorded: a block."""
 
 TICK_S = 0.02
 START_S = 180.0

@@ -34,7 +34,6 @@ class DoneFault(msgspec.Struct, frozen=True):
     at_s: float  # CLOCK_MONOTONIC
     at_ms: int  # Unix epoch
     name: str | None
-    until_s: float  # the fault's own end, not its consequences'; `at_s` if it took no time
 
 
 class Faults:
@@ -79,7 +78,7 @@ class Faults:
             case _:
                 raise AssertionError(f"no such fault: {fault}")
         name = member.life.name if able else None
-        self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
+        self.done.append(DoneFault(fault, at_s, at_ms, name))
 
     def _cut_network(self, fault: Fault) -> None:
         """Also where the member is down or disturbed: its next process is cut off, too."""
@@ -93,7 +92,7 @@ class Faults:
         else:
             lives = self._members[fault.role][fault.number].lives
             name = lives[-1].name if lives else None  # its process has not started yet
-        self.done.append(DoneFault(fault, at_s, at_ms, name, at_s + fault.lasts_s))
+        self.done.append(DoneFault(fault, at_s, at_ms, name))
 
     def _cut_own(self, trainer: Member) -> bool:
         # The signal would kill a trainer that has not set its handlers yet.

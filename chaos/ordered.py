@@ -64,7 +64,7 @@ def main(task: OrderedTask) -> None:
     path, group = pathlib.Path(task.records), task.group
     position, state = _own_state(list(read_records(path)), group)
     recorder = Recorder(path)
-    recorder.add(Started(task.name, time.monotonic()))
+    recorder.add(Started(task.name))
     where, state = _beginning(position, state, group, task.elements)
     order = {
         "seed": SEED, "cycle_length": CYCLE_LENGTH, "block_length": BLOCK_LENGTH,
@@ -81,7 +81,7 @@ def main(task: OrderedTask) -> None:
         with _opened(reader) as batches:
             if state is not None:
                 batches.load_state_dict(state)
-            recorder.add(Began(time.monotonic(), group, position))
+            recorder.add(Began(group, position))
             position, state = _read_epoch(batches, recorder), None
         if os.path.exists(task.stop):
             break
@@ -99,7 +99,7 @@ def _read_epoch(batches: OrderedIterator, recorder: Recorder) -> int:
 
     def step(ids: list[int], damaged: list[int]) -> None:
         state = batches.state_dict() if random.random() < SAVES else None
-        recorder.add(OrderedStep(time.monotonic(), batches.position, ids, damaged, state))
+        recorder.add(OrderedStep(batches.position, ids, damaged, state))
         time.sleep(STEP_S)
 
     for batch in batches:

@@ -40,11 +40,12 @@ def check_order(trainers: Sequence[Iterable[Record]], *, elements: int) -> Verdi
 def consumers(history: History, lives: Collection[Life], wall_s: float) -> dict[int, str]:
     """The processes of the consumers of ordered reads, by the consumers' ids."""
     return {
-        consumer_id: life.name
-        for consumer_id, (index, at_ms) in history.members.items()
+        stay.consumer_id: life.name
+        for stay in history.stays.values()
         for life in lives
-        if life.role == "ordered" and life.number == index
-        if life.started_s <= at_ms / 1000 - wall_s <= (life.ended_s or math.inf)
+        if stay.member is not None and stay.joined_ms is not None
+        if life.role == "ordered" and life.number == stay.member.index
+        if life.started_s <= stay.joined_ms / 1000 - wall_s <= (life.ended_s or math.inf)
     }
 
 

@@ -2,7 +2,6 @@
 
 A killed process loses no written record, since the kernel keeps the page cache. An element counts
 as delivered once its record is written; the trainer writes it before it requests the next block.
-Times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     """A trainer process has started; the following records are its, until the next start."""
 
     name: str
-    at_s: float
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -29,40 +27,27 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
     epoch: int
     consumer_id: int
-    at_s: float
 
 
 class Got(msgspec.Struct, frozen=True, tag="got"):
     """It got a block of a task's elements. `damaged`: their content contradicts their id."""
 
     epoch: int
-    at_s: float
     task_id: int
     ids: list[int]
     damaged: list[int] = []
-
-
-class Worked(msgspec.Struct, frozen=True, tag="worked"):
-    """It has finished its work on a block, and requests the next one."""
-
-    at_s: float
 
 
 class ReadToEnd(msgspec.Struct, frozen=True, tag="ended"):
     """The epoch has ended, and it has received all of its own elements."""
 
     epoch: int
-    at_s: float
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """It is preempted, and returns unused elements; its next process continues with the epoch. The
-    workers of the `unheard` tasks did not hear of the return.
-    """
+    """It is preempted, and returns unused elements; its next process continues with the epoch."""
 
     epoch: int
-    at_s: float
-    unheard: list[int]
 
 
 class OrderedGroup(msgspec.Struct, frozen=True):
@@ -78,7 +63,6 @@ class OrderedGroup(msgspec.Struct, frozen=True):
 class Began(msgspec.Struct, frozen=True, tag="began"):
     """An ordered trainer begins to read an epoch, or the rest of it, at this position."""
 
-    at_s: float
     group: OrderedGroup
     position: int
 
@@ -88,14 +72,13 @@ class OrderedStep(msgspec.Struct, frozen=True, tag="step"):
     is behind the step. `state` was saved there.
     """
 
-    at_s: float
     position: int
     ids: list[int]
     damaged: list[int] = []
     state: dict[str, Any] | None = None
 
 
-Record = Started | Joined | Got | Worked | ReadToEnd | Left | Began | OrderedStep
+Record = Started | Joined | Got | ReadToEnd | Left | Began | OrderedStep
 
 _decode = msgspec.json.Decoder(Record).decode
 

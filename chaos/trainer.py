@@ -26,7 +26,7 @@ from ..service.client.options import ReadOptions
 from ..service.client.positions import ClaimedRead
 from ..service.connections.dispatcher_client import DispatcherClient
 from ..service.proto import forebay_pb2 as pb
-from .records import Got, Joined, Left, ReadToEnd, Record, Recorder, Started, Worked, read_records
+from .records import Got, Joined, Left, ReadToEnd, Record, Recorder, Started, read_records
 
 JOB = "chaos"
 CLAIMS_JOB = "chaos at least once"
@@ -61,7 +61,7 @@ def main(task: TrainerTask) -> None:
     path = pathlib.Path(task.records)
     epoch = next_epoch(list(read_records(path)))
     recorder = Recorder(path)
-    recorder.add(Started(task.name, time.monotonic()))
+    recorder.add(Started(task.name))
     with DispatcherClient(task.service) as dispatcher:
         request = pb.GetOrCreateJobRequest(
             dataset_id=task.dataset_id, job_name=JOB, sharding="DYNAMIC"
@@ -110,7 +110,7 @@ def read_epoch(
     joined = dispatcher.call_numbered(request, pb.JoinIterationResponse)
     consumer = Consumer(dispatcher, joined, credit_bytes=CREDIT_BYTES, reading=reading)
     try:
-        recorder.add(Joined(epoch, consumer.consumer_id, time.monotonic()))
+        recorder.add(Joined(epoch, consumer.consumer_id))
         _reading = True
         for block in consumer.blocks(NOTHING):
             left = block.count // 2 if _told else 0
@@ -118,16 +118,14 @@ def read_epoch(
                 ids, damaged = unpack(block)
                 task_id, used = consumer.last_task_id, block.count - left
                 damaged = [i for i in damaged if i in ids[:used]]
-                recorder.add(Got(epoch, time.monotonic(), task_id, ids[:used], damaged))
+                recorder.add(Got(epoch, task_id, ids[:used], damaged))
                 if pace_s:
                     time.sleep(pace_s * used)
-                    recorder.add(Worked(time.monotonic()))
             if _told:
-                left_s = time.monotonic()
                 consumer.close(left)
-                recorder.add(Left(epoch, left_s, consumer.not_handed_back))
+                recorder.add(Left(epoch))
                 return
-        recorder.add(ReadToEnd(epoch, time.monotonic()))
+        recorder.add(ReadToEnd(epoch))
     finally:
         _reading = False
         consumer.close()

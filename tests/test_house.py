@@ -97,7 +97,10 @@ LAYERS: dict[str, set[str]] = {
     "service.cli.chaos": {"chaos", LOOSE, "service.cli", "service.connections.credentials"},
     "service.cli.bench": {"benchmarks", LOOSE, "service.cli", "service.connections.credentials"},
     "service": {"service"},  # its __init__, the public face
-    "chaos": {"service.client", "service.connections", "journal", "storage", LOOSE, *WORDS},
+    "chaos": {
+        *("service.client", "service.connections", "service.core", "journal", "storage"),
+        *(LOOSE, *WORDS),
+    },
     "benchmarks": {"service", "journal", "storage"},
     "torch": {"service.trainers"},
     "jax": {"service.trainers"},

@@ -143,7 +143,8 @@ class JobHistories:
         self._mixed: dict[int, list[tuple[int, int, int, int]]] = {}
         """By task: (source, pass, first, stop) of splits that it has begun, of which nobody knows
         whether their elements were taken."""
-        self._lost_mixed: dict[int, list[LostLease]] = {}  # by task
+        self._lost_mixed: dict[int, list[tuple[LostLease, tuple[int, int, int, int]]]] = {}
+        """By task: what `_mixed` had of it when its worker was given up."""
         self._claims: dict[int, dict[int, BundleClaim]] = {}  # by consumer and place
         for job in state.jobs.values():
             history = self._of_job(state, job.job_id)
@@ -245,10 +246,13 @@ class JobHistories:
                 self._explain(UNREAD)
             case "task_created":
                 known = state.tasks.get(body.task_id) or state.lost_tasks.get(body.task_id)
-                found = [self._lost.get(lease.lease_id) for lease in known.lost] if known else []
-                for lost in (*found, *self._lost_mixed.pop(body.task_id, ())):
-                    if lost is not None:
-                        lost.found = True
+                back = [self._lost.get(lease.lease_id) for lease in known.lost] if known else []
+                for lost, begun in self._lost_mixed.pop(body.task_id, ()):
+                    back.append(lost)
+                    self._mixed.setdefault(body.task_id, []).append(begun)
+                for each in back:
+                    if each is not None:
+                        each.found = True
 
     def follow_end(self, state: State) -> None:
         """The last event was applied: add the jobs that nobody has read."""
@@ -320,11 +324,12 @@ class JobHistories:
 
     def _lose_mixed(self, state: State, task_id: int, now: int) -> None:
         task = state.tasks[task_id]
-        for source, pass_number, first, stop in self._mixed.pop(task_id, ()):
+        for begun in self._mixed.pop(task_id, ()):
+            source, pass_number, first, stop = begun
             lease = Lease(0, task.iteration_id, task_id, source, pass_number, first, stop - first)
             lost = self._lose(state, lease, now)
             lost.mixed = True
-            self._lost_mixed.setdefault(task_id, []).append(lost)
+            self._lost_mixed.setdefault(task_id, []).append((lost, begun))
 
     def _report(self, state: State, report: ev.DeliveryReported, now: int) -> None:
         task = state.tasks[report.task_id]

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from forebay.chaos.claims_audit import check_claims
 from forebay.chaos.history import read_history
 from forebay.chaos.records import Got, Joined, Left, ReadToEnd, Record, Started
-from forebay.chaos.trainer import BUNDLE_SPLITS, CLAIMS_JOB
+from forebay.chaos.trainer import BUNDLE_SPLITS, CLAIMED, CLAIMS_JOB
 from forebay.journal.proto import events_pb2 as ev
 from forebay.journal.reasons import GOODBYE, SILENT
+from forebay.service.core import commands as c
+from forebay.service.core.machine import apply, decide
+from forebay.service.core.state import State
 
-JOB, ITERATION, FIRST, SECOND = 1, 2, 10, 11
 ELEMENTS = 2 * BUNDLE_SPLITS
+
+
+def begin() -> tuple[list[ev.Event], list[int], int]:
+    """The events of a job with two consumers, their ids, and the iteration's."""
+    state, made = State(), list[ev.Event]()
+
+    def do(command: c.Command) -> Any:
+        events, answer = decide(state, command, 1000)
+        for event in events:
+            apply(state, event)
+            made.append(event)
+        return answer
+
+    do(c.ElectLeader(term=1, address="d:1", version="0", journal_id="j"))
+    definition = ev.DatasetDefinition(sources=[ev.SplitSource(count=ELEMENTS)])
+    dataset = do(c.RegisterDataset(dataset_id="", definition=definition))
+    job = do(
+        c.GetOrCreateJob(dataset_id=dataset, name=CLAIMS_JOB, sharding=ev.OFF, order=CLAIMED.spec)
+    )
+    joined = [do(c.JoinIteration(job_id=job, epoch=1)) for _ in range(2)]
+    return made, [each.consumer_id for each in joined], joined[0].iteration_id
+
+
+BEGINNING, (FIRST, SECOND), ITERATION = begin()
 
 
 class Run:
@@ -26,9 +53,9 @@ class Run:
         self.reported = 5
         self.finished = True
         self.first: list[Record] = [
-            Started("claimer0.1", 0),
-            Joined(1, FIRST, 1),
-            Got(1, 2, 0, [*range(7)]),
+            Started("claimer0.1"),
+            Joined(1, FIRST),
+            Got(1, 0, [*range(7)]),
         ]
         self.second = [*range(5, ELEMENTS)]
 
@@ -42,15 +69,7 @@ class Run:
                 cursors=[cursor] if cursor else [], done=done))  # fmt: skip
 
         found = [
-            ev.Event(leader_elected=ev.LeaderElected(term=1)),
-            ev.Event(job_created=ev.JobCreated(job_id=JOB, name=CLAIMS_JOB)),
-            ev.Event(iteration_created=ev.IterationCreated(
-                iteration_id=ITERATION, job_id=JOB, epoch=1)),
-            *(
-                ev.Event(consumer_joined=ev.ConsumerJoined(
-                    consumer_id=consumer, iteration_id=ITERATION))
-                for consumer in (FIRST, SECOND)
-            ),
+            *BEGINNING,
             claimed(FIRST, 0),
             claimed(SECOND, 1),
             moved(FIRST, self.reported),
@@ -66,7 +85,7 @@ class Run:
 
     def broken(self) -> list[str]:
         history = read_history((n, 1, event) for n, event in enumerate(self.events(), 1))
-        second: list[Record] = [Joined(1, SECOND, 1), Got(1, 3, 0, self.second), ReadToEnd(1, 4)]
+        second: list[Record] = [Joined(1, SECOND), Got(1, 0, self.second), ReadToEnd(1)]
         verdict = check_claims(history, [self.first, second], elements=ELEMENTS)
         return [*history.broken, *verdict.broken]
 
@@ -81,7 +100,7 @@ def test_what_a_dead_trainer_had_not_reported_comes_again(run: Run) -> None:
 
 
 def left_in_order(run: Run) -> None:
-    run.first.append(Left(1, 3, []))
+    run.first.append(Left(1))
     run.why = GOODBYE
 
 
@@ -95,11 +114,20 @@ def unfinished(run: Run) -> None:
         (left_in_order, "2 elements (5, 6) delivered again, and whoever had them lived"),
         (unfinished, "epoch 1 did not come to its end"),
         (lambda run: run.second.remove(30), "1 elements (30) lost"),
-        (lambda run: run.second.append(30), "1 elements (30) delivered twice to consumer 11"),
-        (lambda run: run.second.append(4), "1 elements (4) delivered to consumer 11, which had"),
-        (lambda run: run.first.append(Got(1, 3, 0, [25])), "(25) delivered to consumer 10, which"),
-        (lambda run: run.second.append(99), "(99) delivered to consumer 11, which had not"),
-        (lambda run: run.first.append(Got(1, 3, 0, [8], [8])), "(8) damaged on the way"),
+        (
+            lambda run: run.second.append(30),
+            f"(30) delivered twice to consumer {SECOND}",
+        ),
+        (
+            lambda run: run.second.append(4),
+            f"(4) delivered to consumer {SECOND}, which",
+        ),
+        (
+            lambda run: run.first.append(Got(1, 0, [25])),
+            f"(25) delivered to consumer {FIRST},",
+        ),
+        (lambda run: run.second.append(99), f"(99) delivered to consumer {SECOND},"),
+        (lambda run: run.first.append(Got(1, 0, [8], [8])), "(8) damaged on the way"),
     ],
 )
 def test_a_broken_promise_is_found(run: Run, lie: Callable[[Run], None], what: str) -> None:
@@ -108,5 +136,5 @@ def test_a_broken_promise_is_found(run: Run, lie: Callable[[Run], None], what: s
 
 
 def test_who_left_and_could_not_say_so_is_excused(run: Run) -> None:
-    run.first.append(Left(1, 3, []))
+    run.first.append(Left(1))
     assert run.broken() == []

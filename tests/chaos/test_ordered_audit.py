@@ -32,7 +32,7 @@ Trainers = list[list[Record]]
 
 def reading(group: OrderedGroup, index: int, position: int, steps: int = -1) -> Iterator[Record]:
     """What a trainer records that takes so many steps, or reads to the epoch's end."""
-    yield Began(0, group, position)
+    yield Began(group, position)
     epoch, offset = divmod(position, ELEMENTS)
     while offset < ELEMENTS and steps:
         first = offset + index * group.batch_size
@@ -40,17 +40,17 @@ def reading(group: OrderedGroup, index: int, position: int, steps: int = -1) -> 
         offset = min(offset + group.consumers * group.batch_size, ELEMENTS)
         at = epoch * ELEMENTS + offset
         if ids:
-            yield OrderedStep(0, at, ids, state={"position": at})
+            yield OrderedStep(at, ids, state={"position": at})
         steps -= 1
     if steps:
-        yield OrderedStep(0, (epoch + 1) * ELEMENTS, [])
+        yield OrderedStep((epoch + 1) * ELEMENTS, [])
 
 
 @pytest.fixture
 def trainers() -> Trainers:
     """The first trainer was killed after 4 steps, and went on from the second one; then a group of
     another number went on from there, too."""
-    found: Trainers = [[Started(f"ordered{index}.1", 0)] for index in range(3)]
+    found: Trainers = [[Started(f"ordered{index}.1")] for index in range(3)]
     found[0] += [*reading(FIRST, 0, 0, 4), *reading(FIRST, 0, 24, 3)]
     found[1] += reading(FIRST, 1, 0, 3)
     for index, records in enumerate(found):
@@ -94,7 +94,7 @@ def skipped(trainers: Trainers) -> None:
 
 
 def ended_early(trainers: Trainers) -> None:
-    trainers[2][5:] = [OrderedStep(0, ELEMENTS, [])]
+    trainers[2][5:] = [OrderedStep(ELEMENTS, [])]
 
 
 def another_when_read_again(trainers: Trainers) -> None:
@@ -108,13 +108,13 @@ def one_twice_in_an_epoch(trainers: Trainers) -> None:
 
 def nobody_before_the_second_group(trainers: Trainers) -> None:
     for records in trainers[:2]:
-        records[:] = records[records.index(Began(0, SECOND, 24)) :]
+        records[:] = records[records.index(Began(SECOND, 24)) :]
 
 
 def began_further(trainers: Trainers) -> None:
     """From a position that nobody has reached, all trainers with one accord."""
     for index, records in enumerate(trainers):
-        del records[records.index(Began(0, SECOND, 24)) :]
+        del records[records.index(Began(SECOND, 24)) :]
         records += reading(SECOND, index, 99)
 
 
@@ -145,7 +145,7 @@ def test_a_broken_promise_is_found(
 
 
 def test_a_group_goes_on_where_all_of_the_one_before_have_been(trainers: Trainers) -> None:
-    before = [records[: records.index(Began(0, SECOND, 24))] for records in trainers[:2]]
+    before = [records[: records.index(Began(SECOND, 24))] for records in trainers[:2]]
     groups = [next_group(FIRST, 3, [*before, []]) for _ in range(100)]
     # The second trainer has taken three steps.
     assert {group.position for group in groups} == {0, 12, 24, 36}

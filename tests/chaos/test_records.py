@@ -21,10 +21,10 @@ from forebay.chaos.records import (
 from forebay.chaos.trainer import NextEpoch, next_epoch
 
 RECORDS: tuple[Record, ...] = (
-    Started("trainer0.1", 1.0),
-    Joined(1, 30, 2.0),
-    Got(1, 3.0, 20, [4, 5], [5]),
-    ReadToEnd(1, 4.0),
+    Started("trainer0.1"),
+    Joined(1, 30),
+    Got(1, 20, [4, 5], [5]),
+    ReadToEnd(1),
 )
 
 
@@ -48,7 +48,7 @@ def test_cut_at_every_byte(tmp_path: pathlib.Path) -> None:
         stops.append(path.stat().st_size)
     recorder.close()
     data = path.read_bytes()
-    again = Started("trainer0.2", 9.0)
+    again = Started("trainer0.2")
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
         recorder = Recorder(path)
@@ -68,7 +68,7 @@ def test_where_a_trainer_goes_on(count: int, expected: NextEpoch) -> None:
 
 
 def test_it_goes_on_with_what_it_had_to_leave() -> None:
-    preempted = Left(1, 4.0, [])
+    preempted = Left(1)
     assert next_epoch([*RECORDS[:3], preempted]) == NextEpoch(1, begun=True)
 
 
