@@ -3,30 +3,47 @@
 Forebay reads them in order by a worker and a dispatcher, the peers in one process:
 
 - ArrayRecord beside Grain, MDS beside MosaicML Streaming: 1 KB records, shuffled by record, one by
-  one, and in batches of arrays. The files are those of row `resumable`.
+  one, and in batches of arrays. ArrayRecord files have 4,000 records, not compressed, as to read
+  one record takes time in proportion to its file; MDS shards have 64 MB.
 - Parquet, beside PyArrow's dataset scanner, with its threads: rows of 40 numbers (13 float32, 26
   int32, an id), and rows of an id and a text of words, in batches, as NumPy arrays.
 
+Each library reads in a process of its own, and has none or one beside it, as Forebay has a worker.
 All files stay in the page cache. The environment of Grain and Streaming is .peers (scripts/peers).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import pathlib
+import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ..service.client.files import register_files
-from . import resumable_reader
+from ..service.errors import ForebayError
+from . import record_reader
+from .record_reader import BATCH, Question, Reply
 from .results import Result
-from .resumable import FOREBAY, FORMS, PEERS, QUICK_RECORDS, RATE, RECORDS, Files, Way, peers_python
-from .servers import our_dispatcher, our_worker
+from .servers import Responder, our_dispatcher, our_worker
 from .setting import Setting
 
+RECORDS, QUICK_RECORDS = 10**6, 10**4
+RECORD_BYTES = 1_024
+RATE = 1.0
+TIMEOUT_S = 600  # for an answer
+END_S = 30  # for a process that has given it
+PEERS = {"grain": "Grain", "streaming": "MosaicML Streaming"}
+CLONE = pathlib.Path(__file__).resolve().parent.parent
+ENVIRONMENT = CLONE / ".peers"
+FORMS = {False: "1 KB records one by one", True: f"batches of {BATCH} records of 1 KB"}
+FOREBAY = "forebay"
 LONGER = 3  # times as long as other rows measure
 PARQUET_BATCH = 4_096
 GROUP_ROWS = 16 * PARQUET_BATCH
@@ -37,10 +54,66 @@ ALL_MIXED = {"cycle_length": 1}  # the records are shuffled already
 FORMATS = {"grain": ("*.array_record", FOREBAY), "streaming": ("mds", "forebay-mds")}
 
 
+@dataclass(frozen=True)
+class Way:
+    """How to read: by which library, and with how many processes of its own."""
+
+    library: str
+    batched: bool
+    processes: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.library} {self.batched:d} {self.processes}"
+
+
+def peers_python() -> pathlib.Path:
+    """The interpreter of the peers' environment. Raises ForebayError if there is none."""
+    if not (ENVIRONMENT / "made-of").exists():
+        raise ForebayError(
+            "this needs Grain and MosaicML Streaming in an environment of their own, .peers, which "
+            "is not here: run scripts/peers in a clone of this repository, and this command there"
+        )
+    return ENVIRONMENT / "bin" / "python"
+
+
+class Files:
+    """Files of records, and processes that read them."""
+
+    def __init__(self, directory: pathlib.Path, records: int, peers: pathlib.Path | None) -> None:
+        self.directory = directory
+        self.address = ""  # of the dispatcher
+        self._records = records
+        self._peers = peers
+
+    def ask(self, way: Way, task: str, **how: Any) -> Reply:
+        """What a new process replies. Raises ForebayError, with its error output, if it fails."""
+        how.setdefault("directory", str(self.directory))
+        question = Question(
+            task=task,
+            library=way.library,
+            records=self._records,
+            record_bytes=RECORD_BYTES,
+            batched=way.batched,
+            processes=way.processes,
+            address=self.address,
+            **how,
+        )
+        started: dict[str, Any] = {}
+        if way.library in PEERS:  # without Forebay, but for the package of the benchmarks
+            started["python"] = str(self._peers)
+            started["environment"] = {"PYTHONPATH": str(CLONE / ".pkg")}
+        with Responder(record_reader.__name__, json.dumps(vars(question)), **started) as process:
+            reply = Reply(**json.loads(process.answer(TIMEOUT_S)))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)  # it ends processes of its own
+        return reply
+
+
 def record_files(setting: Setting) -> list[Result]:
     """Raises ForebayError without the peers."""
     records = QUICK_RECORDS if setting.quick else RECORDS
-    files = Files(setting.directory("record_files"), records, 1, peers_python())
+    files = Files(setting.directory("record_files"), records, peers_python())
     for peer in PEERS:
         files.ask(Way(peer, batched=False), "write")
     tables = {kind: files.directory / kind for kind in TABLES}
@@ -79,7 +152,7 @@ def record_files(setting: Setting) -> list[Result]:
 
 
 def _as_array(record: Any) -> Any:
-    data = record if isinstance(record, bytes) else record[resumable_reader.COLUMN]
+    data = record if isinstance(record, bytes) else record[record_reader.COLUMN]
     return np.frombuffer(data, np.uint8)
 
 
@@ -93,7 +166,13 @@ def _compared(
     of_peers: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Result]:
     def rate(way: Way) -> float:
-        reply = files.rate(way, setting, LONGER, **(how if way is ours else of_peers))
+        reply = files.ask(
+            way,
+            "rate",
+            warm_up_s=0.0 if setting.quick else setting.warm_up_s,
+            seconds=setting.seconds if setting.quick else LONGER * setting.seconds,
+            **(how if way is ours else of_peers),
+        )
         return reply.records / reply.seconds
 
     found = setting.alternate(**{way.name: functools.partial(rate, way) for way in [ours, *peers]})

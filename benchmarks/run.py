@@ -23,7 +23,6 @@ from .real_files import file_row
 from .record_files import record_files
 from .restart import get_split, restart
 from .results import Result
-from .resumable import resumable
 from .setting import Setting
 
 Row = Callable[[Setting], Sequence[Result]]
@@ -42,7 +41,6 @@ ORDERED: dict[str, Row] = {
 ROWS: dict[str, Row] = {
     **SHARING,
     **ORDERED,
-    "resumable": resumable,
     "record_files": record_files,
     "restart": restart,
     "get_split": get_split,
