@@ -40,7 +40,9 @@ MENU = {
         *("docs/api/cli", "CHANGELOG"),
     ],
     "Development": [
-        *("docs/architecture", "docs/storages", "docs/glossary", "docs/chaos"),
+        *("docs/architecture", "docs/architecture/decision", "docs/architecture/element"),
+        *("docs/architecture/ordered", "docs/architecture/death"),
+        *("docs/storages", "docs/glossary", "docs/chaos"),
         "docs/decisions/README",
     ],
 }

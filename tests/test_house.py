@@ -764,7 +764,6 @@ def test_no_address_and_no_path_of_one_machine() -> None:
 
 README_WORDS = 940  # a page that people adopt a project by
 PROSE_CHARACTERS = 400  # of a line; tables and code are as long as they are
-OLD_PROSE = {"docs/architecture.md", "docs/decisions.md"}  # longer, for now; docs/decisions/, too
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
@@ -807,8 +806,7 @@ def test_prose_has_short_lines() -> None:
         [
             f"{name}:{number}: {len(line)} characters: make bullets of it"
             for page in pages()
-            if (name := str(page.relative_to(ROOT))) not in OLD_PROSE
-            and not name.startswith("docs/decisions/")
+            if not (name := str(page.relative_to(ROOT))).startswith("docs/decisions/")
             for number, line in enumerate(without_code(page), 1)
             if len(line) > PROSE_CHARACTERS and not line.lstrip().startswith("|")
         ]
