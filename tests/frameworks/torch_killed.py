@@ -206,17 +206,29 @@ def launch(port: int, *arguments: int) -> None:
     elastic_launch(config, rank)(*arguments)
 
 
+def keep_store() -> None:
+    """In a process of its own: its thread must not be in one that forks."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    say("store", port=store.port)
+    signal.pause()
+
+
 def four_three_six(draw: Callable[[int, int], int], expected: dict[int, Any]) -> None:
     """Four nodes with a rank each; three, when one of them is killed; and six."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    keeper = forked(keep_store)
+    while not (stores := said("store")):
+        time.sleep(0.1)
+    port = stores[0]["port"]
     lost, lost_at = draw(0, 3), draw(6, 25)
     fate = lost, lost_at, lost_at + draw(6, 25)
-    nodes = [forked(launch, store.port, node, *fate) for node in range(4)]
+    nodes = [forked(launch, port, node, *fate) for node in range(4)]
     assert code_of(nodes.pop(lost)) == -signal.SIGKILL
     while {"world": 3} not in said("waiting"):
         time.sleep(0.1)
-    nodes += [forked(launch, store.port, node, *fate) for node in range(4, 7)]
+    nodes += [forked(launch, port, node, *fate) for node in range(4, 7)]
     assert [code_of(node) for node in nodes] == [0] * 6
+    os.kill(keeper, signal.SIGKILL)
     steps: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
     for each in said("ranks"):
         steps[each["world"], each["step"]] += each["numbers"]
