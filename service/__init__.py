@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .client.api import distribute, from_dataset_id, register_dataset
     from .client.datasets import DatasetInfo, list_datasets, remove_dataset
     from .client.files import register_files
-    from .client.functions import PythonDataset, python_dataset
     from .client.metrics import metrics
     from .client.options import SHARD_HINT, CrossTrainerCache, ShardingPolicy
     from .client.reader import ElementIterator, read
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from .materialized.materializing import Materialized
     from .materialized.run import materialize
     from .materialized.shuffled import materialize_pcollection
+    from .pipelines.kinds.functions import PythonDataset, python_dataset
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
     from .task_context import Role, TaskContext
     from .trainers.across import distribute_across
@@ -75,7 +75,7 @@ _HOMES = {
     ".client.api": ("distribute", "from_dataset_id", "register_dataset"),
     ".client.datasets": ("DatasetInfo", "list_datasets", "remove_dataset"),
     ".client.files": ("register_files",),
-    ".client.functions": ("PythonDataset", "python_dataset"),
+    ".pipelines.kinds.functions": ("PythonDataset", "python_dataset"),
     ".client.metrics": ("metrics",),
     ".client.options": ("SHARD_HINT", "CrossTrainerCache", "ShardingPolicy"),
     ".client.saves": ("distributed_save",),

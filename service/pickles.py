@@ -12,9 +12,16 @@ or that are in a set that they refer to.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import hashlib
+import importlib.metadata
 import io
+import os
+import pathlib
 import pickle
+import sys
+import sysconfig
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -153,3 +160,75 @@ def _in_order(values: set[Any] | frozenset[Any]) -> Sequence[Any]:
     if len(kinds := set(map(type, values))) == 1 and kinds <= _PLAIN:
         return sorted(values)
     return sorted(values, key=dumps)
+
+
+@contextmanager
+def by_value() -> Iterator[None]:
+    """Inside, the user's own modules, which are not installed, are pickled by value."""
+    with pickling, same_names():
+        before = {module.__name__ for module in _own_modules() if _is_by_value(module)}
+        added = [module for module in _own_modules() if module.__name__ not in before]
+        for module in added:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in added:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_by_value(module: ModuleType) -> bool:
+    return module.__name__ in cloudpickle.list_registry_pickle_by_value()
+
+
+def _own_modules() -> list[ModuleType]:
+    own = []
+    for name, module in list(sys.modules.items()):
+        known = name == "__main__" or name.partition(".")[0] == "forebay"
+        known = known or getattr(module, "__name__", None) != name
+        places = () if known else _places(module)
+        if places and not any(_is_installed(name, place) for place in places):
+            own.append(module)
+    return own
+
+
+def _places(module: ModuleType) -> Sequence[str]:
+    """The module's file, or the folders of a package without a file."""
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return [file]
+    if file is None and isinstance(module, ModuleType):
+        with contextlib.suppress(KeyError):  # its parent package is gone
+            return [*map(str, vars(module).get("__path__", ()))]
+    return []
+
+
+@functools.cache
+def _is_installed(name: str, place: str) -> bool:
+    """Whether a package manager has put the module there."""
+    path = os.path.realpath(place)
+    parts = path.split(os.sep)
+    if {"site-packages", "dist-packages"} & set(parts) or path.startswith(_python_folders()):
+        return True
+    package = name.partition(".")[0]
+    return any(
+        part.partition(".")[0] == package and package in _packages_in(os.sep.join(parts[:at]))
+        for at, part in enumerate(parts)
+    )
+
+
+@functools.cache
+def _python_folders() -> tuple[str, ...]:
+    """Where this Python has its own modules, and installs others."""
+    return tuple(f"{os.path.realpath(path)}{os.sep}" for path in sysconfig.get_paths().values())
+
+
+@functools.cache
+def _packages_in(folder: str) -> frozenset[str]:
+    """The modules that are installed in a folder, as by `pip install --target`: what the folder's
+    distributions say that they have. Others beside them are the user's."""
+    return frozenset(
+        file.parts[0].partition(".")[0]
+        for distribution in pathlib.Path(folder).glob("*.dist-info")
+        for file in importlib.metadata.Distribution.at(distribution).files or ()
+    )

@@ -21,7 +21,7 @@ DAEMON = """
 import os, sys
 os.dup2(1, 50)
 os.closerange(0, 3)
-from forebay.service.client.functions import python_dataset, request_of
+from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 dataset = python_dataset(range(3))(lambda split: [split] * 2)
 request = request_of(dataset, range(3))

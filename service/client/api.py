@@ -6,7 +6,6 @@ Names, argument order, defaults and errors follow `tf.data.experimental.service`
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,36 +16,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import data_service_pb2
-from tensorflow.python.data.experimental.ops import compression_ops
 
-from ...journal.proto import events_pb2 as ev
-from ..errors import InvalidArgument, cut_error
-from ..materialized.registered import MaterializedDataset, opened
-from ..pipelines.tf_data import canonical, graphs
+from ..errors import InvalidArgument
+from ..pipelines.kinds.graphs import serialized
 from ..pipelines.tf_data.element_specs import (
     check_element_spec,
-    component_specs,
     decode_metadata,
-    encode_element_spec,
-    has_extension_types,
     plain,
 )
-from ..pipelines.tf_data.evaluate import evaluate
-from ..pipelines.tf_data.source_walk import NotSplittable
-from ..pipelines.tf_data.split_sources import split_sources
-from ..proto import forebay_pb2 as pb
-from ..structure import encode
 from . import (
-    functions,
     lockstep,
     parameter_servers,
-    registration,
     sharing_warnings,
     tf_coordination,  # noqa: F401 - adds its finder to lockstep
 )
 from .dataset_ids import DatasetId
-from .functions import PythonDataset
 from .options import (
     AT_LEAST_ONCE,
     IN_LOCKSTEP,
@@ -59,8 +43,16 @@ from .options import (
 )
 from .positions import OrderedRead
 from .reader import Reader, name_of_job
-from .registration import COMPRESSIONS, Send, Service, check_compression, registered
-from .tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of, number_of
+from .registration import (
+    COMPRESSIONS,
+    Service,
+    check_compression,
+    checked,
+    definition_of,
+    registered,
+    require_id,
+)
+from .tf_elements import NOTHING, dataset_of_blocks, number_of
 from .tf_errors import raising_tensorflows
 from .tf_position import KeepsPosition, taken_from
 
@@ -117,180 +109,39 @@ def register_dataset(
     is incomplete, and Corrupt, which names the missing or damaged shard. All of them are errors of
     `tf.errors` too.
     """
-    found = register(service, dataset, compression, dataset_id, splits, verify, python, registered)
-    return DatasetId(found) if isinstance(found, str) else found
-
-
-def register(
-    service: Service,
-    dataset: Dataset,
-    compression: str | None,
-    dataset_id: str | None,
-    splits: Any,
-    verify: bool,
-    python: dict[str, Any],
-    send: Send,
-) -> str:
-    """`register_dataset`, but `send` sends the request and returns the dataset's id."""
     check_compression(compression)
-    given = [*python] if splits is None else ["splits", *python]
-    if isinstance(dataset, str | os.PathLike):
-        if given:
-            raise InvalidArgument(
-                f"{sorted(given)} are for functions; of a directory's dataset all is known"
-            )
-        if isinstance(service, tf.data.Dataset):
-            raise InvalidArgument(
-                f"`service` is {service!r:.100}: the dispatcher's address comes before the dataset"
-            )
-        found = opened(dataset, verify=verify)
-        if callable(found.dataset) and not isinstance(found.dataset, tf.data.Dataset):
-            reading_them = PythonDataset(found.dataset, found.paths, found.spec)
-            return _register_python(
-                service, reading_them, compression, dataset_id, send, found.cardinality
-            )
-        return _register_graph(service, found.dataset, compression, dataset_id, send, found)
-    dataset = registration.function_of(dataset, splits, verify, python)
-    if isinstance(dataset, PythonDataset):
-        return _register_python(service, dataset, compression, dataset_id, send)
-    if callable(dataset) and not isinstance(dataset, tf.data.Dataset):
-        dataset = PythonDataset(dataset, None)
-        return _register_python(service, dataset, compression, dataset_id, send)
-    if not isinstance(dataset, tf.data.Dataset):
-        raise InvalidArgument(f"`dataset` must be a tf.data.Dataset, not {type(dataset)}")
-    return _register_graph(service, dataset, compression, dataset_id, send)
+    if isinstance(dataset, str | os.PathLike) and isinstance(service, tf.data.Dataset):
+        raise InvalidArgument(
+            f"`service` is {service!r:.100}: the dispatcher's address comes before the dataset"
+        )
+    dataset = checked(dataset, splits, verify, python)
+    require_id(dataset_id)
+    if isinstance(dataset, tf.data.Dataset) and not tf.executing_eagerly():
+        return _registered_in_graph(service, dataset, compression, dataset_id)
+    request = definition_of(dataset, compression, verify=verify)
+    return DatasetId(registered(service, request, dataset_id))
 
 
-def _register_graph(
-    service: Service,
-    dataset: Dataset,
-    compression: str | None,
-    dataset_id: str | None,
-    send: Send,
-    materialized: MaterializedDataset | None = None,
+def _registered_in_graph(
+    service: Service, dataset: Dataset, compression: str | None, dataset_id: str | None
 ) -> str:
-    """`materialized` has the spec, structure and cardinality of a materialized dataset."""
-    if not (dataset_id is None or isinstance(dataset_id, str)):
-        raise InvalidArgument(f"`dataset_id` must be a string, not {type(dataset_id)}")
-    if not tf.executing_eagerly() and parameter_servers.are_there():
+    """The id, as a tensor: each run of the function registers the dataset."""
+    if parameter_servers.are_there():
         return parameter_servers.register_dataset(service, dataset, compression, dataset_id)
-    element_spec = dataset.element_spec
-    structure = encode(element_spec)
-    registration.require_few_components(len(component_specs(element_spec)))
-    kinds = data_service_pb2.DataServiceMetadata
-    kind = kinds.COMPRESSION_OFF
-    cardinality = dataset.cardinality()
-    # `options()` in a graph warns that it only knows the options of this dataset itself.
-    options = dataset.options() if tf.executing_eagerly() else dataset._options_attr
-    policy = options.experimental_external_state_policy
-    policy = policy or tf.data.experimental.ExternalStatePolicy.WARN
-    dataset = as_registered(dataset)
-    if compression == "SNAPPY":
-        dataset = dataset.map(
-            lambda *element: compression_ops.compress(element), num_parallel_calls=tf.data.AUTOTUNE
-        )
-        kind = kinds.COMPRESSION_FORCED_SNAPPY
-    encoded_spec = encode_element_spec(element_spec)
-    if materialized is not None:
-        encoded_spec, structure = materialized.element_spec, materialized.structure
-        cardinality = tf.constant(materialized.cardinality, tf.int64)
-
-    def call(graph: bytes, cardinality: int, service: Service) -> str:
-        metadata = kinds(element_spec=encoded_spec, compression=kind, cardinality=cardinality)
-        request = pb.RegisterDatasetRequest(
-            dataset_id=dataset_id or "",
-            graph=graph,
-            metadata=metadata.SerializeToString(),
-            structure=structure,
-            compression=COMPRESSIONS[compression],
-        )
-        request.sources.extend(_sources(graph, request))
-        return send(service, request)
-
-    if tf.executing_eagerly():
-        return call(graph_of(dataset, policy), int(cardinality.numpy()), service)
+    graph, cardinality, defined = serialized(dataset, compressed=compression == "SNAPPY")
     protocol, address = service if isinstance(service, tuple) else ("", service)
 
     def run(graph: bytes, cardinality: int, protocol: bytes, address: bytes) -> bytes:
         where = address.decode()
+        request = defined(graph, int(cardinality))
+        request.compression = COMPRESSIONS[compression]
         at = (protocol.decode(), where) if protocol else where
-        return call(graph, int(cardinality), at).encode()
+        return registered(at, request, dataset_id).encode()
 
-    graph = dataset._as_serialized_graph(external_state_policy=policy)
     found: str = tf.ensure_shape(  # callers may treat the tensor as a string
         tf.numpy_function(run, [graph, cardinality, protocol, address], tf.string), []
     )
     return found
-
-
-def fingerprint(request: pb.RegisterDatasetRequest) -> str:
-    """A hash that equal datasets share; names that TensorFlow generated do not affect it."""
-    if request.python:
-        return hashlib.sha256(request.python).hexdigest()
-    return canonical.fingerprint(request.graph)
-
-
-def _register_python(
-    service: Service,
-    dataset: PythonDataset,
-    compression: str | None,
-    dataset_id: str | None,
-    send: Send,
-    cardinality: int = tf.data.UNKNOWN_CARDINALITY,
-) -> str:
-    splits = None if dataset.splits is None else functions.listed(dataset.splits)
-    request = functions.request_of(dataset, splits)
-    if splits is None:
-        with functions.unpickled(request) as (function, _):
-            built = function()
-            if not isinstance(built, tf.data.Dataset):
-                raise InvalidArgument(
-                    f"the function returned {built!r:.100}, which is no tf.data.Dataset; if it is "
-                    "a function of splits, give `splits`"
-                )
-            policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-            try:
-                graph = graph_of(built, policy)
-                if sources := _sources(graph, request):
-                    functions.add_sources(request, sources, graph)
-            except graphs.InvalidGraph as error:  # the worker's process may have what is missing
-                request.unsplittable = cut_error(str(error))
-        spec, cardinality = built.element_spec, int(built.cardinality().numpy())
-        if has_extension_types(spec):
-            raise InvalidArgument(
-                f"the function builds a dataset of {spec}: map its extension types to tensors"
-            )
-        structure, element_spec = encode(spec), encode_element_spec(spec)
-        registration.require_few_components(len(component_specs(spec)))
-    elif _is_tensorflows(dataset.element_spec):
-        structure, element_spec = (
-            encode(dataset.element_spec),
-            encode_element_spec(dataset.element_spec),
-        )
-        registration.require_expressible(structure)
-    else:
-        structure, element_spec = registration.described(request, dataset)
-    return registration.send_function(
-        service, request, structure, element_spec,
-        compression=compression, dataset_id=dataset_id, cardinality=cardinality, send=send,
-    )  # fmt: skip
-
-
-def _is_tensorflows(element_spec: Any) -> bool:
-    """Whether it is given in TensorFlow's words, rather than in NumPy's or not at all."""
-    kinds = {
-        isinstance(leaf, tf.TypeSpec) for leaf in tf.nest.flatten(element_spec) if leaf is not None
-    }
-    return kinds == {True}
-
-
-def _sources(graph: bytes, request: pb.RegisterDatasetRequest) -> list[ev.SplitSource]:
-    """Returns [] and sets `unsplittable` if the dataset cannot be split. Raises InvalidGraph."""
-    try:
-        return [source.splits for source in split_sources(graph, evaluate)]
-    except NotSplittable as error:
-        request.unsplittable = cut_error(str(error))
-        return []
 
 
 @plain

@@ -13,12 +13,12 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import InvalidArgument
 from ..pipelines.tf_data.element_specs import encode_element_spec, plain
 from ..pipelines.tf_data.evaluate import evaluate
+from ..pipelines.tf_data.imports import graph_of
 from ..pipelines.tf_data.split_sources import split_sources
 from ..proto import forebay_pb2 as pb
 from .api import Dataset
 from .reader import PATIENCE_S
 from .registration import Service
-from .tf_elements import graph_of
 from .tf_errors import raising_tensorflows
 
 _COMPRESSIONS: dict[str | None, str] = {

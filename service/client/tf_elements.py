@@ -30,12 +30,9 @@ from ..errors import ForebayError, PipelineError, status_of
 from ..pipelines.tf_data.element_specs import (
     carrier,
     component_specs,
-    flatten,
-    has_extension_types,
     options_for,
     plain,
     restore,
-    without_extension_types,
 )
 from ..pipelines.tf_data.transformations import (
     Once,
@@ -66,7 +63,6 @@ NOTHING = Block(0, ())
 """`open_blocks` may yield this while no block comes, so that TensorFlow can drop the iteration."""
 
 Tensor = Any
-ExternalStatePolicy = tf.data.experimental.ExternalStatePolicy
 
 
 class BlockIterator(Protocol):
@@ -407,29 +403,6 @@ def _python(function: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
         return found
 
     return call
-
-
-def as_registered(dataset: Any) -> Any:
-    """The dataset as workers run it: with the components of extension types in place of them."""
-    spec = dataset.element_spec
-    if not has_extension_types(spec):
-        return dataset
-
-    @plain
-    def taken_apart(*element: Any) -> Any:
-        whole = element if type(spec) is tuple else element[0]
-        return restore(without_extension_types(spec), flatten(spec, whole))
-
-    return dataset.map(taken_apart)
-
-
-def graph_of(dataset: Any, external_state_policy: Any = ExternalStatePolicy.WARN) -> bytes:
-    """The serialized GraphDef of a dataset, for registering it.
-
-    Raises TensorFlow's errors if the dataset cannot be serialized.
-    """
-    graph = dataset._as_serialized_graph(external_state_policy=external_state_policy)
-    return bytes(graph.numpy())
 
 
 class _Column:

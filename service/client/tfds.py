@@ -19,9 +19,7 @@ import tensorflow as tf
 from ...storage.extras import install
 from ..errors import FailedPrecondition, InvalidArgument
 from ..pipelines.tf_data.element_specs import plain
-from ..proto import forebay_pb2 as pb
-from .api import register
-from .registration import Service, registered
+from .registration import Service, check_compression, definition_of, registered
 from .tf_errors import raising_tensorflows
 
 _MANY = 5  # files that an error names
@@ -114,14 +112,12 @@ def register_tfds(
     )
     examples = examples.with_options(config.options)
 
-    def send(service: Service, request: pb.RegisterDatasetRequest) -> str:
-        if config.assert_cardinality:  # else the files may have other examples than TFDS says
-            request.lengths.extend(instruction.take for instruction in chosen)
-        return registered(service, request)
-
-    found = register(service, examples, compression, dataset_id, None, False, {}, send)
+    check_compression(compression)
+    request = definition_of(examples, compression)
+    if config.assert_cardinality:  # else the files may have other examples than TFDS says
+        request.lengths.extend(instruction.take for instruction in chosen)
     return {
-        "dataset_id": found,
+        "dataset_id": registered(service, request, dataset_id),
         "ordered": True,
         "shuffle": permuted,
         "bundle_splits": 1,

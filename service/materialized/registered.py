@@ -1,13 +1,15 @@
-"""Makes a dataset of a materialized directory, to register it. Needs TensorFlow."""
+"""What is registered of a materialized directory. Needs TensorFlow."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ..pipelines.definitions import encode_metadata
+from ..pipelines.kinds import functions, graphs
+from ..pipelines.kinds.functions import PythonDataset
 from ..pipelines.tf_data.element_specs import (
     component_specs,
     decode_element_spec,
@@ -16,28 +18,23 @@ from ..pipelines.tf_data.element_specs import (
     restore,
     without_extension_types,
 )
+from ..proto import forebay_pb2 as pb
 from . import files
 from .formats import ShardReader
 from .layout import Index, require_complete
 
 
-@dataclass(frozen=True)
-class MaterializedDataset:
-    """A directory's dataset for `register_dataset`, with details that the dataset does not have."""
+class Opened(NamedTuple):
+    """A directory's dataset; its splits are the shards."""
 
     dataset: Any  # a tf.data.Dataset, or a function of a shard's path
     paths: list[str]
     spec: Any
-    element_spec: bytes  # as in TensorFlow's metadata
-    structure: str
-    cardinality: int
+    shards: Index
 
 
-def opened(directory: str | os.PathLike[str], *, verify: bool = False) -> MaterializedDataset:
-    """The dataset in a directory; its splits are the shards.
-
-    Raises NotFound, FailedPrecondition, Corrupt naming a shard, Unavailable.
-    """
+def opened(directory: str | os.PathLike[str], *, verify: bool = False) -> Opened:
+    """Raises NotFound, FailedPrecondition, Corrupt naming a shard, Unavailable."""
     index = require_complete(files.checked(directory), verify=verify)
     plan = index.plan
     spec = without_extension_types(decode_element_spec(plan.element_spec))
@@ -45,9 +42,20 @@ def opened(directory: str | os.PathLike[str], *, verify: bool = False) -> Materi
         dataset = _from_tfrecords(index, spec)
     else:
         dataset = ShardReader(plan.format, plan.structure, plan.components)
-    return MaterializedDataset(
-        dataset, index.paths, spec, plan.element_spec, plan.structure, index.elements
-    )
+    return Opened(dataset, index.paths, spec, index)
+
+
+def definition(
+    directory: str | os.PathLike[str], *, verify: bool = False, compressed: bool = False
+) -> pb.RegisterDatasetRequest:
+    """What is registered of a directory's dataset. Raises as `opened`."""
+    dataset, paths, spec, shards = opened(directory, verify=verify)
+    if shards.plan.format != "tfrecord":
+        return functions.definition(PythonDataset(dataset, paths, spec), shards.elements)
+    request = graphs.definition(dataset, compressed=compressed)
+    request.structure, encoded = shards.plan.structure, shards.plan.element_spec
+    request.metadata = encode_metadata(encoded, shards.elements, compressed=compressed)
+    return request
 
 
 def _from_tfrecords(index: Index, spec: Any) -> Any:

@@ -33,6 +33,7 @@ __all__ = [
     "compresses",
     "difference",
     "doubts_of",
+    "encode_metadata",
     "evaluate_in_subprocess",
     "files_of",
     "fingerprint",
@@ -138,6 +139,16 @@ def metadata_of(data: bytes) -> tf.DataServiceMetadata:
         return tf.DataServiceMetadata.FromString(data)
     except ValueError as error:
         raise InvalidArgument(f"the dataset's metadata does not parse: {error}") from error
+
+
+def encode_metadata(element_spec: bytes, cardinality: int, *, compressed: bool = False) -> bytes:
+    """The metadata of a dataset; `compressed`: each element is, at the end of its graph."""
+    kinds = tf.DataServiceMetadata
+    return kinds(
+        element_spec=element_spec,
+        compression=kinds.COMPRESSION_FORCED_SNAPPY if compressed else kinds.COMPRESSION_OFF,
+        cardinality=cardinality,
+    ).SerializeToString()
 
 
 def compresses(definition: ev.DatasetDefinition) -> bool:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ...journal.proto import events_pb2 as ev
 from ..client import parameter_servers
-from ..client.api import fingerprint, from_dataset_id, register
+from ..client.api import from_dataset_id
 from ..client.options import (
     IN_LOCKSTEP,
     CrossTrainerCache,
@@ -28,7 +28,7 @@ from ..client.options import (
     refuse_at_least_once,
 )
 from ..client.reader import name_of_job
-from ..client.registration import Send, registered
+from ..client.registration import checked, definition_of, fingerprint_of, registered
 from ..client.tf_errors import raising_tensorflows
 from ..connections.dispatcher_client import COMPLAIN_AFTER_S, DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -314,18 +314,17 @@ class _Training:
         """Registers what the function makes. Raises FailedPrecondition if another is registered."""
         mine = pb.Training(replicas=self._replicas)
 
-        def send(service: Service, request: pb.RegisterDatasetRequest) -> str:
-            mine.fingerprint = fingerprint(request)
-            request.metadata += mine.SerializeToString()
-            try:
-                return registered(service, request)
-            except InvalidArgument:  # a bad dataset, or another chief has registered meanwhile
-                if self.find() is None:
-                    raise
-                return self.dataset_id
-
-        self._make(dataset_fn, service, compression, send)
+        request = self._defined(dataset_fn, compression)
+        mine.fingerprint = fingerprint_of(request)
+        request.metadata += mine.SerializeToString()
+        failed: InvalidArgument | None = None
+        try:
+            registered(service, request, self.dataset_id)
+        except InvalidArgument as error:  # a bad dataset, or another chief has registered meanwhile
+            failed = error
         found = self.find()
+        if found is None and failed is not None:
+            raise failed
         if found is None or _tag(found).fingerprint != mine.fingerprint:
             raise FailedPrecondition(
                 f"another chief of {self._name!r} has registered another dataset at the same time: "
@@ -342,13 +341,7 @@ class _Training:
     ) -> bool:
         """Whether the function makes what was found; if not, logs a warning. Raises
         FailedPrecondition if its elements have another spec."""
-        made = pb.RegisterDatasetRequest()
-
-        def keep(_: Service, request: pb.RegisterDatasetRequest) -> str:
-            made.CopyFrom(request)
-            return self.dataset_id
-
-        self._make(dataset_fn, service, compression, keep)
+        made = self._defined(dataset_fn, compression)
         mine = decode_metadata(ev.DatasetDefinition(metadata=made.metadata)).element_spec
         theirs = decode_metadata(found.definition).element_spec
         instead = (
@@ -361,7 +354,7 @@ class _Training:
                 f"elements of {mine}: {instead}"
             )
         began = _tag(found).fingerprint
-        if began and began != fingerprint(made):
+        if began and began != fingerprint_of(made):
             log.warning(
                 "%r began with another dataset than dataset_fn now makes, and reads the old one "
                 "on, %r: %s", self._name, self.dataset_id, instead,
@@ -369,18 +362,14 @@ class _Training:
             return False
         return True
 
-    def _make(
-        self,
-        dataset_fn: Callable[[Any], Any],
-        service: Service,
-        compression: str | None,
-        send: Send,
-    ) -> None:
-        """Makes the dataset, and sends a request to register it."""
+    def _defined(
+        self, dataset_fn: Callable[[Any], Any], compression: str | None
+    ) -> pb.RegisterDatasetRequest:
+        """What is registered of the dataset that the function makes."""
         with tf.init_scope():  # eagerly and once, even where a ClusterCoordinator traces this
             context = tf.distribute.InputContext(num_replicas_in_sync=self._replicas)
             dataset = dataset_fn(context)
-            register(service, dataset, compression, self.dataset_id, None, False, {}, send)
+            return definition_of(checked(dataset, None, False, {}), compression)
 
     def wait(self) -> pb.GetDatasetResponse:
         """Polls until the chief has registered the dataset. Raises Unavailable."""

@@ -19,34 +19,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.service.client import files as module
-from forebay.service.client.file_paths import expanded
-from forebay.service.client.files import register_files
 from forebay.service.errors import FailedPrecondition, InvalidArgument, NotFound
 from forebay.service.pipelines.files import record_index, tars, tfrecords
 from forebay.service.pipelines.files.formats import Damaged, Facts
 from forebay.service.pipelines.files.known_formats import FORMATS
 from forebay.service.pipelines.files.reading import FileRecords
-from forebay.service.proto import forebay_pb2 as pb
+from forebay.service.pipelines.kinds.file_paths import expanded
+from forebay.service.pipelines.kinds.files import definition
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt
 from forebay.storage.tfrecord import frame
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FileRecords]:
-    """`register_files`, and then what a worker has of it."""
-    sent: list[pb.RegisterDatasetRequest] = []
-
-    def keep(_: Any, request: pb.RegisterDatasetRequest) -> str:
-        sent.append(request)
-        return "id"
-
-    monkeypatch.setattr(module, "registered", keep)
+def register() -> Callable[..., FileRecords]:
+    """What a worker has of registered files."""
 
     def made(files: Any, **how: Any) -> FileRecords:
-        assert register_files("nobody:1", files, **how) == "id"
-        return FileRecords(PythonDataset.FromString(sent.pop().python))
+        return FileRecords(PythonDataset.FromString(definition(files, **how).python))
 
     return made
 

@@ -9,6 +9,7 @@ import pickle
 import pytest
 import tensorflow as tf
 
+from forebay.service.client import registration
 from forebay.service.client.dataset_ids import DatasetId
 from forebay.service.client.registration import register_dataset
 from forebay.service.errors import FailedPrecondition, InvalidArgument
@@ -26,10 +27,11 @@ def test_an_id_is_a_string_and_has_what_a_tensor_of_one_has() -> None:
         assert tensor.numpy() == b"1000"
 
 
-def test_what_is_no_dataset_is_told_so() -> None:
+def test_what_is_no_dataset_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorFlow would not help."""
     with pytest.raises(InvalidArgument, match=r"\[1, 2, 3\] is no dataset"):
         register_dataset("localhost:1", [1, 2, 3])
+    monkeypatch.setattr(registration, "has_tensorflow", lambda: False)
     with pytest.raises(FailedPrecondition, match=r"no TensorFlow: pip install '\.\[tensorflow\]'"):
         register_dataset("localhost:1", lambda: None)
 

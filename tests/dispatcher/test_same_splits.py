@@ -18,12 +18,12 @@ import grpc
 import pytest
 from tensorflow.data.experimental import service
 
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.connections.grpc_server import CHANNEL_OPTIONS, bind
 from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.tensorflow_face import TensorFlowFace
 from forebay.service.pipelines.tf_data.evaluate import evaluate
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.proto import tf_service_pb2 as pb
 from forebay.storage import MemoryStorage
 

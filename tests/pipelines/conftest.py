@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from forebay.service import pipelines
-from forebay.service.client import files as module
-from forebay.service.client.file_inspector import fork_server_kept
-from forebay.service.client.files import register_files
+from forebay.service.pipelines.kinds.file_inspector import fork_server_kept
+from forebay.service.pipelines.kinds.files import definition
 from forebay.service.pipelines.tf_data import pipeline
 from forebay.service.pipelines.tf_data.traces import Traces
 from forebay.service.proto import forebay_pb2 as pb
@@ -31,18 +29,6 @@ def one_fork_server_for_all_registrations() -> Iterator[None]:
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., pb.RegisterDatasetRequest]:
-    """`register_files`, which gives the request that a dispatcher would get."""
-    sent: list[pb.RegisterDatasetRequest] = []
-
-    def keep(_: Any, request: pb.RegisterDatasetRequest) -> str:
-        sent.append(request)
-        return "id"
-
-    monkeypatch.setattr(module, "registered", keep)
-
-    def made(files: Any, **how: Any) -> pb.RegisterDatasetRequest:
-        assert register_files("nobody:1", files, **how) == "id"
-        return sent.pop()
-
-    return made
+def register() -> Callable[..., pb.RegisterDatasetRequest]:
+    """What a dispatcher gets of files of records."""
+    return definition

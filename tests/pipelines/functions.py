@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from forebay.service.blocks import Block
-from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.structure import assemble
 

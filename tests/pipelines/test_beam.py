@@ -31,18 +31,18 @@ from apache_beam.transforms.userstate import BagStateSpec
 from apache_beam.transforms.window import FixedWindows, GlobalWindows
 
 from forebay import service
-from forebay.service.client.functions import (
-    beam_dataset,
-    first_elements,
-    listed,
-    python_dataset,
-    request_of,
-)
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.beam import internals, translation
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
+from forebay.service.pipelines.kinds.beam import beam_dataset
+from forebay.service.pipelines.kinds.functions import (
+    first_elements,
+    listed,
+    python_dataset,
+    request_of,
+)
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto.python_pb2 import PythonDataset
 

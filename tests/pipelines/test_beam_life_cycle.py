@@ -25,13 +25,13 @@ from apache_beam.io import fileio
 from apache_beam.metrics import Metrics
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from forebay.service.client.functions import (
-    beam_dataset,
-    request_of,
-)
 from forebay.service.errors import InvalidArgument
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import translate
+from forebay.service.pipelines.kinds.beam import beam_dataset
+from forebay.service.pipelines.kinds.functions import (
+    request_of,
+)
 from forebay.service.pipelines.python.child_blocks import Sender
 from forebay.service.pipelines.python.columns import column_of, fields_of
 from forebay.service.pipelines.python.pipeline import PythonPipeline

@@ -17,11 +17,11 @@ import pytest
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.api import register
-from forebay.service.client.functions import PythonDataset
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import Pipeline, PythonRules, SplitRange, processes_of
 from forebay.service.pipelines.definitions import doubts_of
+from forebay.service.pipelines.kinds.functions import PythonDataset
+from forebay.service.pipelines.kinds.graphs import of_function
 from forebay.service.pipelines.python import runs
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
@@ -59,14 +59,7 @@ Dataset = Any
 
 def registered(build: Callable[[], Any]) -> pb.RegisterDatasetRequest:
     """What is sent of a function that builds a dataset."""
-    sent: list[pb.RegisterDatasetRequest] = []
-
-    def send(_: object, request: pb.RegisterDatasetRequest) -> str:
-        sent.append(request)
-        return "an id"
-
-    register("nowhere", build, "AUTO", None, None, False, {}, send)
-    return sent[0]
+    return of_function(build)
 
 
 def pipeline_built_by(build: Callable[[], Any]) -> PythonPipeline:

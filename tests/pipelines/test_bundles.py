@@ -17,12 +17,12 @@ import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session as c_api
 
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.graphs import Graph, all_nodes
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.map_functions import run_in_calling_thread
 from forebay.service.pipelines.tf_data.pipeline import BUNDLE_BLOCK_BYTES, TfDataPipeline
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable, kind_of

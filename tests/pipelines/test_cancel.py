@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.tf_elements import graph_of
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import run as tf_data_run
@@ -24,6 +23,7 @@ from forebay.service.pipelines.tf_data.element_packs import (
 )
 from forebay.service.pipelines.tf_data.element_specs import component_specs
 from forebay.service.pipelines.tf_data.graphs import Graph
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.run import TfDataRun
 

@@ -21,7 +21,6 @@ import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block
-from forebay.service.client import files as module
 from forebay.service.errors import (
     FailedPrecondition,
     ForebayError,
@@ -37,6 +36,7 @@ from forebay.service.pipelines.files.formats import Facts
 from forebay.service.pipelines.files.manifest import decode
 from forebay.service.pipelines.files.parquet import ParquetRows
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
+from forebay.service.pipelines.kinds import files as module
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto.python_pb2 import PythonDataset
 from forebay.storage.errors import Corrupt

@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
+from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 from forebay.service.pipelines.python import child, child_blocks, run_states
 from forebay.service.pipelines.python.child_blocks import (
     LINGER_S,

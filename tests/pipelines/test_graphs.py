@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.pipelines.definitions import evaluate_in_subprocess
 from forebay.service.pipelines.tf_data.canonical import fingerprint, sanitize
 from forebay.service.pipelines.tf_data.constants import TensorFacts
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.graphs import InvalidGraph
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable
 from forebay.service.pipelines.tf_data.split_sources import split_sources
 from forebay.service.proto import graph_pb2 as pb
@@ -264,7 +264,7 @@ def test_pipelines_built_twice_have_one_fingerprint_and_others_have_others() -> 
 def test_the_same_pipeline_in_another_process_has_the_same_fingerprint() -> None:
     code = (
         "import tensorflow as tf\n"
-        "from forebay.service.client.tf_elements import graph_of\n"
+        "from forebay.service.pipelines.tf_data.imports import graph_of\n"
         "from forebay.service.pipelines.tf_data.canonical import fingerprint\n"
         "for _ in range(3): dataset = tf.data.Dataset.range(9).map(lambda x: x + 1).shuffle(3)\n"
         "print(fingerprint(graph_of(dataset)))"

@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.service.client import files as module
-from forebay.service.client.files import register_files
-from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SkipReport, SplitRange, open_pipeline
 from forebay.service.pipelines.definitions import doubts_of
+from forebay.service.pipelines.kinds.files import definition
+from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 from forebay.service.pipelines.python import columns
 from forebay.service.pipelines.python.child_blocks import Blocks
 from forebay.service.pipelines.python.pipeline import PythonPipeline
@@ -59,26 +58,15 @@ class Reading:
         return numbers(self.pipeline.bundle(splits, number=0, seed=3, start=start).blocks())
 
 
-def _kept_by(sent: list[pb.RegisterDatasetRequest]) -> Callable[..., str]:
-    def keep(_: Any, request: pb.RegisterDatasetRequest) -> str:
-        sent.append(request)
-        return "id"
-
-    return keep
-
-
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reading]]:
+def opened() -> Iterator[Callable[..., Reading]]:
     """Registers files, and opens what a worker has of them."""
-    sent: list[pb.RegisterDatasetRequest] = []
-    monkeypatch.setattr(module, "registered", _kept_by(sent))
     with contextlib.ExitStack() as closing:
 
         def made(
             files: Any, damage: tuple[pathlib.Path, bytes] | None = None, **how: Any
         ) -> Reading:
-            register_files("nobody:1", files, **how)
-            request = sent.pop()
+            request = definition(files, **how)
             assert bool(request.lengths) == (
                 how.get("on_error") != "skip" and how.get("one_to_one", "map" not in how)
             )
@@ -217,19 +205,16 @@ def _late(record: bytes) -> int:
 
 
 def test_shuffled_records_that_are_left_out_have_no_order(
-    opened: Opened, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
     path = integers(tmp_path / "a.tfrecord")
-    sent: list[pb.RegisterDatasetRequest] = []
-    monkeypatch.setattr(module, "registered", _kept_by(sent))
-    for how in ({"on_error": "skip"}, {"map": int, "one_to_one": False}):
-        register_files("nobody:1", path, shuffle_records=True, **how)
-        request = sent.pop()
+    ways: list[dict[str, Any]] = [{"on_error": "skip"}, {"map": int, "one_to_one": False}]
+    for how in ways:
+        request = definition(path, shuffle_records=True, **how)
         with pytest.raises(NotSplittable, match="each epoch shuffles all records"):
             doubts_of(definition_of(request), request.python, ordered=True)
         assert doubts_of(definition_of(request), request.python, ordered=False) == []
-    register_files("nobody:1", path, shuffle_records=True, map=int)
-    request = sent.pop()
+    request = definition(path, shuffle_records=True, map=int)
     assert doubts_of(definition_of(request), request.python, ordered=True) == []
 
 

@@ -29,7 +29,8 @@ import numpy as np
 import tensorflow as tf
 
 from forebay.service import malloc
-from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.client.tf_elements import dataset_of_blocks
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 
 

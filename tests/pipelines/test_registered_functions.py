@@ -20,14 +20,14 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service.client.functions import (
+from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError
+from forebay.service.pipelines import PythonRules, Shard, open_pipeline
+from forebay.service.pipelines.kinds.functions import (
     first_elements,
     listed,
     python_dataset,
     request_of,
 )
-from forebay.service.errors import FailedPrecondition, InvalidArgument, PipelineError
-from forebay.service.pipelines import PythonRules, Shard, open_pipeline
 from forebay.service.pipelines.python.pipeline import PythonPipeline
 from forebay.service.proto.python_pb2 import PythonDataset
 
@@ -214,7 +214,7 @@ TRAINER = """
 import dataclasses, hashlib
 import own.part
 from rows import Row
-from forebay.service.client.functions import python_dataset, request_of
+from forebay.service.pipelines.kinds.functions import python_dataset, request_of
 
 @dataclasses.dataclass(frozen=True)
 class Own(Row):
@@ -254,7 +254,7 @@ def test_equal_functions_are_the_same_bytes_in_all_processes(tmp_path: pathlib.P
 INSTALLED = """
 import sys
 import cloudpickle, own_module
-from forebay.service.client.functions import PythonDataset, request_of
+from forebay.service.pipelines.kinds.functions import PythonDataset, request_of
 assert cloudpickle.__file__.startswith(sys.argv[1]), cloudpickle.__file__
 pickled = request_of(PythonDataset(own_module.three, [1]), [1]).python
 print(b"THREE" in pickled, len(pickled) < 10_000)

@@ -15,8 +15,9 @@ import tensorflow as tf
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.client import tf_elements
-from forebay.service.client.tf_elements import NOTHING, as_registered, dataset_of_blocks, graph_of
+from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks
 from forebay.service.errors import PipelineError
+from forebay.service.pipelines.kinds.graphs import as_registered
 from forebay.service.pipelines.tf_data.element_specs import (
     check_element_spec,
     decode_element_spec,
@@ -24,6 +25,7 @@ from forebay.service.pipelines.tf_data.element_specs import (
     encode_element_spec,
     without_extension_types,
 )
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.structure import Ragged, Sparse, UnsupportedElement, assemble, encode
 

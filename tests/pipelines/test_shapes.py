@@ -14,12 +14,16 @@ import pytest
 import tensorflow as tf
 
 from forebay.service.blocks import Block, Component, Rows
-from forebay.service.client import registration
 from forebay.service.client.batches import Layout
-from forebay.service.client.functions import python_dataset, request_of
 from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.errors import InvalidArgument, PipelineError
 from forebay.service.pipelines import PythonRules, SplitRange, open_pipeline
+from forebay.service.pipelines.kinds.functions import (
+    definition,
+    described,
+    python_dataset,
+    request_of,
+)
 from forebay.service.pipelines.python.fork_server import ForkServer
 from forebay.service.pipelines.python.given_specs import structure_of_spec
 from forebay.service.pipelines.python.inferred import element_spec_of
@@ -77,7 +81,7 @@ def images(split: int) -> Any:
 def test_several_splits_say_which_dimensions_differ() -> None:
     def shapes(function: Any, splits: Any) -> Any:
         dataset = python_dataset(splits)(function)
-        structure, _ = registration.described(request_of(dataset, splits), dataset)
+        structure, _ = described(request_of(dataset, splits), dataset)
         return json.loads(structure)
 
     leaf = {"tensor": "int64"}
@@ -106,7 +110,7 @@ def test_one_process_looks_at_splits_for_all_registrations(monkeypatch: pytest.M
     monkeypatch.setattr(ForkServer, "_start", counted)
     for _ in range(2):
         dataset = python_dataset(range(60))(images)
-        registration.described(request_of(dataset, range(60)), dataset)
+        described(request_of(dataset, range(60)), dataset)
     assert len(started) <= 1
 
 
@@ -182,15 +186,12 @@ def test_a_batch_of_several_shapes_is_padded_or_an_error() -> None:
         Layout(structure, widens=False).elements(large)
 
 
-def test_without_tensorflow_a_registration_takes_a_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Any] = []
-    monkeypatch.setattr(registration, "registered", lambda _, request: sent.append(request))
-
+def test_a_function_whose_spec_is_given_is_not_called() -> None:
     def never(split: int) -> Any:
         raise AssertionError("it was called")
 
     spec = {"x": ("uint8", (None, 3))}
-    registration.register_dataset("nobody:1", never, splits=range(3), element_spec=spec)
-    assert json.loads(sent[0].structure) == {
+    request = definition(python_dataset(range(3), element_spec=spec)(never))
+    assert json.loads(request.structure) == {
         "dict": [["x", {"tensor": "uint8", "shape": [None, 3]}]]
     }

@@ -19,13 +19,13 @@ from typing import Any, cast
 
 import pytest
 
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
 from forebay.service.dispatcher.forebay_face import lease_command
 from forebay.service.errors import Unimplemented
 from forebay.service.pipelines import Pipeline
 from forebay.service.pipelines.tf_data.evaluate import evaluate
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.split_sources import require_splittable, split_sources
 from forebay.service.proto import forebay_pb2 as pb

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.split_sources import split_sources
 

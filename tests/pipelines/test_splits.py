@@ -19,13 +19,14 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.eager import context
 
 from forebay.service.blocks import Array, Block, Strings
-from forebay.service.client.tf_elements import dataset_of_blocks, graph_of
+from forebay.service.client.tf_elements import dataset_of_blocks
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.drivers import LongRun
 from forebay.service.pipelines.tf_data.evaluate import evaluate
 from forebay.service.pipelines.tf_data.feeds import TracedGraph
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.run import TfDataRun
 from forebay.service.pipelines.tf_data.source_walk import NotSplittable

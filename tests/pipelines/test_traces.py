@@ -17,12 +17,12 @@ import tensorflow as tf
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import pipelines
 from forebay.service.blocks import Strings
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
 from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data import traces as trace_module
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 from forebay.service.pipelines.tf_data.queues import OwnedQueue, QueueSpec
 from forebay.service.pipelines.tf_data.run import TfDataRun
@@ -519,7 +519,7 @@ def test_runs_leave_no_memory_behind() -> None:
         import tensorflow as tf
 
         from forebay.journal.proto import events_pb2 as ev
-        from forebay.service.client.tf_elements import graph_of
+        from forebay.service.pipelines.tf_data.imports import graph_of
         from forebay.service.pipelines import SplitRange
         from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
 

@@ -14,9 +14,11 @@ from unittest import mock
 import apache_beam as beam
 import tensorflow as tf
 
-from forebay.service.client import functions, tfds
-from forebay.service.client.tf_elements import graph_of
+from forebay.service.client import tfds
+from forebay.service.pipelines.kinds.beam import beam_dataset
+from forebay.service.pipelines.kinds.functions import listed, request_of
 from forebay.service.pipelines.tf_data.canonical import fingerprint, sanitize
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.pipelines.tf_data.seeds import KEY, seeded
 from forebay.service.proto import graph_pb2 as pb
 
@@ -141,7 +143,7 @@ if __name__ == "__main__":
         tfds.register_tfds("localhost:1", prepared(pathlib.Path(sys.argv[1])))
     print("TFDS", fingerprint(sent.call_args.args[1].graph))
     elements = beam.Pipeline() | beam.Create([1, 2]) | beam.ParDo(Looked(set(NAMES)))
-    chain = functions.beam_dataset(elements | beam.Filter(lambda found: found.keys() - NAMES))
-    request = functions.request_of(chain, functions.listed(chain.splits))
+    chain = beam_dataset(elements | beam.Filter(lambda found: found.keys() - NAMES))
+    request = request_of(chain, listed(chain.splits))
     print("Beam", hashlib.sha256(request.python).hexdigest())
     printed("table", numbers.map(lambda x: table(tf.cast(x, tf.int32))))

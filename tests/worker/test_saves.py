@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service import malloc, pipelines
-from forebay.service.client.tf_elements import graph_of
 from forebay.service.core import commands as c
 from forebay.service.core.save_streams import streams_of
 from forebay.service.dispatcher import save_directory
@@ -27,6 +26,7 @@ from forebay.service.dispatcher.forebay_face import _stream
 from forebay.service.errors import FailedPrecondition
 from forebay.service.pipelines import chunk_opener
 from forebay.service.pipelines.tf_data.element_specs import encode_element_spec
+from forebay.service.pipelines.tf_data.imports import graph_of
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.proto import tf_service_pb2
 from forebay.service.worker import saves

@@ -1,5 +1,4 @@
-"""In a child: looks at files with a library in C++, for who registers them
-(client/file_inspector.py).
+"""In a child: looks at files with a library in C++, for who registers them.
 
 It gets a path and answers with its facts, one file after another: each message is MessagePack
 behind its length (u32).

@@ -18,6 +18,7 @@ from ...errors import FailedPrecondition
 from ...proto.python_pb2 import PythonDataset
 from ..splits import SplitFeed, SplitRange
 from ..tf_data.evaluate import evaluate
+from ..tf_data.imports import Policy, graph_of
 from ..tf_data.pipeline import TfDataPipeline
 from ..tf_data.run import TfDataRun
 from ..tf_data.split_sources import contents_of, described, split_sources
@@ -38,7 +39,7 @@ class BuiltDataset:
         spec = self._dataset.element_spec
         if (here := structure.encode(spec)) != registered:
             raise _differs(structure.describe(here), structure.describe(registered))
-        self._graph = graph_of(self._dataset)
+        self._graph = graph_of(self._dataset, Policy.IGNORE)
         self._registered, self._contents = list(stored.sources), stored.contents
         self._pipeline = TfDataPipeline(self._graph, self._registered, element_spec=spec)
         self._is_same = False  # as was registered; nobody has looked yet
@@ -74,12 +75,6 @@ class BuiltDataset:
                 "listdir gives, and seed what draws"
             )
         self._is_same = True
-
-
-def graph_of(dataset: Any) -> bytes:
-    """A dataset's serialized graph; its state stays in this process."""
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    return bytes(dataset._as_serialized_graph(external_state_policy=policy).numpy())
 
 
 def _differs(here: str, registered: str) -> FailedPrecondition:

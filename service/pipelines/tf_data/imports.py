@@ -1,4 +1,4 @@
-"""Imports a dataset graph into the function that is being traced, and replaces its sources."""
+"""Serializes a dataset, and imports its graph into the function that is being traced."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ from .source_walk import CHUNKS
 
 Dataset = Any
 Tensor = Any
+Policy = tf.data.experimental.ExternalStatePolicy
+
+
+def graph_of(dataset: Dataset, external_state_policy: Any = Policy.WARN) -> bytes:
+    """The serialized GraphDef of a dataset. Raises TensorFlow's errors if it cannot be
+    serialized."""
+    graph = dataset._as_serialized_graph(external_state_policy=external_state_policy)
+    return bytes(graph.numpy())
 
 
 class ImportedGraph:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..blocks import Block, Component, Strings
-from ..errors import ForebayError
-from ..pipelines.python.fork_server import ForkServers
-from ..pipelines.python.pipeline import PythonPipeline
-from ..pipelines.splits import SplitRange
-from ..proto import forebay_pb2 as pb
-from ..structure import leaves_of
+from ...blocks import Block, Component, Strings
+from ...errors import ForebayError
+from ...proto import forebay_pb2 as pb
+from ...structure import leaves_of
+from ..python.fork_server import ForkServers
+from ..python.pipeline import PythonPipeline
+from ..splits import SplitRange
 
 log = logging.getLogger(__name__)
 

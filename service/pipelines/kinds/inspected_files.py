@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...storage.errors import Corrupt
-from ..errors import FailedPrecondition, InvalidArgument
-from ..pipelines.files import manifest, partitions
-from ..pipelines.files.formats import Damaged, Facts, dict_of, few, is_utf8, written
-from ..pipelines.files.manifest import FileEntry
-from ..structure import describe
+from ....storage.errors import Corrupt
+from ...errors import FailedPrecondition, InvalidArgument
+from ...structure import describe
+from ..files import manifest, partitions
+from ..files.formats import Damaged, Facts, dict_of, few, is_utf8, written
+from ..files.manifest import FileEntry
 from .file_inspector import FileInspector
 from .file_paths import errors_named
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ..errors import FailedPrecondition, InvalidArgument, NotFound
-from ..pipelines.files import manifest, mds, record_index
-from ..pipelines.files.known_formats import FORMATS, guessed, in_directory, suffixes_of
+from ...errors import FailedPrecondition, InvalidArgument, NotFound
+from ..files import manifest, mds, record_index
+from ..files.known_formats import FORMATS, guessed, in_directory, suffixes_of
 
 MOST_EXPANDED = 1 << 18
 """Names that braces stand for."""

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import FailedPrecondition
-from ..pipelines.files.formats import Damaged, Facts, Options
-from ..pipelines.files.inspecting import ERRORS, received, send
-from ..pipelines.files.known_formats import FORMATS
-from ..pipelines.python.fork_server import ForkServer, ended
+from ...errors import FailedPrecondition
+from ..files.formats import Damaged, Facts, Options
+from ..files.inspecting import ERRORS, received, send
+from ..files.known_formats import FORMATS
+from ..python.fork_server import ForkServer, ended
 
 _fork_server = ForkServer("..files.preloaded")
 _lock = threading.Lock()

@@ -1,41 +1,31 @@
-"""Python datasets: builds what is registered, a function and its splits, pickled by value."""
+"""What is registered of a function of splits, pickled by value with its splits."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import functools
 import glob
-import importlib.metadata
 import inspect
 import itertools
 import os
-import pathlib
-import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from ...journal.proto import events_pb2 as ev
-from .. import pickles
-from ..errors import InvalidArgument, cut_error
-from ..pipelines.definitions import bundle_doubts
-from ..pipelines.python.columns import Misfit, iterated
-from ..pipelines.python.fork_server import BEAM
-from ..pipelines.python.stored import package_version, python_version
-from ..pipelines.tf_data.source_walk import NotSplittable
-from ..pipelines.tf_data.split_sources import contents_of
-from ..proto import forebay_pb2 as pb
-from ..proto import python_pb2
-
-FOREBAY = "forebay"
-"""The distribution. Workers need its version: Beam chains are pickled with class names only."""
+from ... import pickles
+from ...block_limits import MAX_COMPONENTS
+from ...errors import InvalidArgument
+from ...proto import forebay_pb2 as pb
+from ...proto import python_pb2
+from ..definitions import UNKNOWN_CARDINALITY, encode_metadata
+from ..python.columns import Misfit, fields_of, iterated
+from ..python.given_specs import structure_of_spec
+from ..python.inferred import element_spec_of, inferred
+from ..python.stored import package_version, python_version
+from .other_splits import widened
 
 MAX_SPLITS = 10_000_000
 LOOKED_AT = 10
@@ -235,27 +225,61 @@ def listed(splits: Any) -> Sequence[Any]:
     return found
 
 
-def beam_dataset(pcollection: Any, split_bytes: int | None = None, **how: Any) -> PythonDataset:
-    """The dataset of a PCollection that was built and not run; `how` is as for `python_dataset`.
-
-    Raises InvalidArgument for anything but a chain of ParDos behind bounded reads, and for
-    `split_bytes` that are invalid or would have no effect.
-    """
-    from ..pipelines.beam.translation import translate
-
-    with _by_value():  # splits and side inputs are pickled there
-        chain, splits = translate(pcollection, split_bytes)
-    how["packages"] = (BEAM, FOREBAY, *package_names(how.get("packages", ())))
-    return PythonDataset(chain, splits, **how)
+def definition(
+    dataset: PythonDataset, cardinality: int = UNKNOWN_CARDINALITY
+) -> pb.RegisterDatasetRequest:
+    """What is registered of a function of splits. Without an element_spec, calls the function.
+    Raises InvalidArgument, and the function's errors."""
+    request = request_of(dataset, listed(dataset.splits))
+    request.structure, element_spec = described(request, dataset)
+    request.metadata = encode_metadata(element_spec, cardinality)
+    return request
 
 
-def is_pcollection(dataset: Any) -> bool:
-    """Whether it is a PCollection, or the several outputs of one transform."""
-    if "apache_beam" not in sys.modules:
-        return False
-    from apache_beam import pvalue
+def described(request: pb.RegisterDatasetRequest, dataset: PythonDataset) -> tuple[str, bytes]:
+    """The structure and TensorFlow's element_spec of what the function yields."""
+    if dataset.element_spec is None:
+        structure = inferred(first_elements(request))
+        require_expressible(structure)
+        structure = widened(request, structure, dataset.function)
+    elif (given := _of_tensorflow(dataset.element_spec)) is not None:
+        require_expressible(given[0])
+        return given
+    else:
+        structure = structure_of_spec(dataset.element_spec)
+        require_expressible(structure)
+    return structure, element_spec_of(structure)
 
-    return isinstance(dataset, pvalue.PCollection | pvalue.DoOutputsTuple)
+
+def _of_tensorflow(element_spec: Any) -> tuple[str, bytes] | None:
+    """The structure and the element_spec, if that is given in TensorFlow's words."""
+    if "tensorflow" not in sys.modules:
+        return None
+    from ..tf_data.element_specs import described_by_type_specs
+
+    return described_by_type_specs(element_spec)
+
+
+def require_expressible(structure: str) -> None:
+    """Raises InvalidArgument if a function cannot yield elements of this structure."""
+    try:
+        fields, _ = fields_of(structure)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from error
+    require_few_components(len(fields))
+
+
+def require_few_components(components: int) -> None:
+    """Raises InvalidArgument for no components, or for more than MAX_COMPONENTS."""
+    if not components:
+        raise InvalidArgument(
+            "the elements have no tensors, and nothing would travel: let each have one at least, "
+            "such as its number"
+        )
+    if components > MAX_COMPONENTS:
+        raise InvalidArgument(
+            f"an element of {components} tensors cannot travel, above {MAX_COMPONENTS}: stack them"
+        )
 
 
 def first_elements(request: pb.RegisterDatasetRequest) -> list[Any]:
@@ -303,7 +327,7 @@ def request_of(
     versions = {name: package_version(name) or "" for name in ("cloudpickle", *dataset.packages)}
     if missing := [name for name, version in versions.items() if not version]:
         raise InvalidArgument(f"packages={[*dataset.packages]}: {missing} are not installed here")
-    with _by_value():
+    with pickles.by_value():
         stored = python_pb2.PythonDataset(
             function=_pickled(dataset.function, marks_generators=True),
             splits=b"" if splits is None else _pickled(splits),
@@ -320,33 +344,6 @@ def request_of(
     if splits is not None:
         request.sources.add(count=len(splits))
     return request
-
-
-def add_sources(
-    request: pb.RegisterDatasetRequest, sources: Iterable[ev.SplitSource], graph: bytes
-) -> None:
-    """Adds the sources of the dataset that the function builds, a digest of their contents, and
-    what is to be said of its bundles. Worker processes compare the first two with what they build.
-    Raises InvalidGraph."""
-    sources = list(sources)
-    stored = python_pb2.PythonDataset.FromString(request.python)
-    stored.sources.extend(sources)
-    stored.contents = contents_of(graph)
-    try:
-        found = bundle_doubts(graph, sources, within_bundles=True)
-        stored.doubts.extend(dict.fromkeys(cut_error(_GENERATED.sub("", doubt)) for doubt in found))
-    except NotSplittable as error:
-        stored.no_bundles = cut_error(_GENERATED.sub("", str(error)))
-    try:
-        bundle_doubts(graph, sources, within_bundles=False)
-    except NotSplittable as error:
-        stored.counts = cut_error(_GENERATED.sub("", str(error)))
-    request.sources.extend(sources)
-    request.python = stored.SerializeToString(deterministic=True)
-
-
-_GENERATED = re.compile(r"__inference_|(?<!/)_\d+(_keyed|_numbered)*(?=')")
-"""What is left out of names in graphs, so that equal functions are one dataset."""
 
 
 def _pickled(value: Any, **how: bool) -> bytes:
@@ -376,75 +373,3 @@ def _culprit(value: Any) -> str:
         except Exception:  # noqa: BLE001 - whatever pickling it raises
             return f"{name} ({part!r:.100})"
     return f"{value!r:.100}"
-
-
-@contextmanager
-def _by_value() -> Iterator[None]:
-    """Inside, the user's own modules, which are not installed, are pickled by value."""
-    with pickles.pickling, pickles.same_names():
-        before = {module.__name__ for module in _own_modules() if _is_by_value(module)}
-        added = [module for module in _own_modules() if module.__name__ not in before]
-        for module in added:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            yield
-        finally:
-            for module in added:
-                cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_by_value(module: ModuleType) -> bool:
-    return module.__name__ in cloudpickle.list_registry_pickle_by_value()
-
-
-def _own_modules() -> list[ModuleType]:
-    own = []
-    for name, module in list(sys.modules.items()):
-        known = name == "__main__" or name.partition(".")[0] == "forebay"
-        known = known or getattr(module, "__name__", None) != name
-        places = () if known else _places(module)
-        if places and not any(_is_installed(name, place) for place in places):
-            own.append(module)
-    return own
-
-
-def _places(module: ModuleType) -> Sequence[str]:
-    """The module's file, or the folders of a package without a file."""
-    file = getattr(module, "__file__", None)
-    if isinstance(file, str):
-        return [file]
-    if file is None and isinstance(module, ModuleType):
-        with contextlib.suppress(KeyError):  # its parent package is gone
-            return [*map(str, vars(module).get("__path__", ()))]
-    return []
-
-
-@functools.cache
-def _is_installed(name: str, place: str) -> bool:
-    """Whether a package manager has put the module there."""
-    path = os.path.realpath(place)
-    parts = path.split(os.sep)
-    if {"site-packages", "dist-packages"} & set(parts) or path.startswith(_python_folders()):
-        return True
-    package = name.partition(".")[0]
-    return any(
-        part.partition(".")[0] == package and package in _packages_in(os.sep.join(parts[:at]))
-        for at, part in enumerate(parts)
-    )
-
-
-@functools.cache
-def _python_folders() -> tuple[str, ...]:
-    """Where this Python has its own modules, and installs others."""
-    return tuple(f"{os.path.realpath(path)}{os.sep}" for path in sysconfig.get_paths().values())
-
-
-@functools.cache
-def _packages_in(folder: str) -> frozenset[str]:
-    """The modules that are installed in a folder, as by `pip install --target`: what the folder's
-    distributions say that they have. Others beside them are the user's."""
-    return frozenset(
-        file.parts[0].partition(".")[0]
-        for distribution in pathlib.Path(folder).glob("*.dist-info")
-        for file in importlib.metadata.Distribution.at(distribution).files or ()
-    )
