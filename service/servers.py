@@ -18,9 +18,8 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from google.protobuf.message import Message
 
@@ -30,7 +29,7 @@ from .connections.dispatcher_client import SERVICE, DispatcherClient
 from .connections.grpc_server import advertised_address
 from .dispatcher.options import DispatcherOptions
 from .errors import FailedPrecondition, ForebayError, InvalidArgument, Unavailable
-from .options import ServerOptions, described, flags, options_of
+from .options import Declared, ServerOptions, described, flags, options_of
 from .processes import LOG_LEVEL, ChildProcess, forebay, open_standard_descriptors
 from .proto import forebay_pb2 as pb
 from .proto import tf_service_pb2 as tf
@@ -39,7 +38,7 @@ from .worker.options import WorkerOptions
 log = logging.getLogger(__name__)
 
 Options = TypeVar("Options", DispatcherOptions, WorkerOptions)
-Config = TypeVar("Config", "DispatcherConfig", "WorkerConfig")
+Config = TypeVar("Config", bound="_Config")
 Answer = TypeVar("Answer", bound=Message)
 
 LOG_S = 10.0
@@ -51,15 +50,6 @@ OWN_THREADS = "forebay-"
 SAYS = "forebay: "
 """The prefix of the line in which a command says why it failed."""
 
-DISPATCHER_NAMES = {"workers": "worker_addresses"}
-WORKER_NAMES = {
-    "dispatcher": "dispatcher_address",
-    "address": "worker_address",
-    "data_address": "data_transfer_address",
-    "tags": "worker_tags",
-}
-"""The options for which the configuration has tf.data service's name."""
-
 TENSORFLOWS = "tensorflow.data.DispatcherService"
 """TensorFlow's protocol, for requests that only its tests make."""
 
@@ -70,60 +60,73 @@ MESSAGE_NAMES = {
 """The fields that have another name in tf.data service's messages only."""
 
 
-@dataclass(frozen=True)
-class DispatcherConfig:
+class _Config:
+    """Arguments of a server: tf.data service's by position, and Forebay's options by keyword."""
+
+    OPTIONS: ClassVar[type[ServerOptions]]
+    NAMES: ClassVar[Mapping[str, str]] = {}
+    """The options for which the configuration has tf.data service's name."""
+
+    def __init__(self, protocol: str | None, arguments: dict[str, Any]) -> None:
+        self.given: dict[str, Any] = {}
+        for name, declared in self.declared().items():
+            value = arguments.pop(name, None)
+            self.given[declared.name] = 1 if value == 0 and declared.option.least == 1 else value
+        if arguments:
+            raise TypeError(f"{', '.join(sorted(arguments))}: a server has no such option")
+        self.protocol = protocol
+
+    @classmethod
+    def declared(cls) -> dict[str, Declared]:
+        """The options, by the names of the arguments."""
+        return {cls.NAMES.get(each.name, each.name): each for each in options_of(cls.OPTIONS)}
+
+
+class DispatcherConfig(_Config):
     """Configures a `DispatchServer`: tf.data service's parameters, and by keyword Forebay's.
 
     `work_dir` together with `fault_tolerant_mode` means the `storage` "file://<work_dir>".
     None is an option's default; 0 ms of one that may be 1 ms is 1 ms, as with tf.data service:
     """
 
-    port: int = 0
-    protocol: str | None = None
-    work_dir: str | None = None
-    fault_tolerant_mode: bool = False
-    worker_addresses: Iterable[str] | None = None
-    job_gc_check_interval_ms: int | None = None
-    job_gc_timeout_ms: int | None = None
-    worker_timeout_ms: int | None = None
-    worker_max_concurrent_snapshots: int = 0
-    _: KW_ONLY
-    storage: str | None = dataclasses.field(default=None, repr=False)  # it may have a password
-    existing: bool | None = None
-    host: str | None = None
-    address: str | None = None
-    standby: bool | None = None
-    leader_lease_ms: int | None = None
-    allow_volatile: bool | None = None
-    dynamic_gc_timeout_ms: int | None = None
-    max_idle_iterations: int | None = None
-    finished_retention_ms: int | None = None
-    unused_retention_hours: float | None = None
-    reconnect_grace_ms: int | None = None
-    client_timeout_ms: int | None = None
-    load_window_ms: int | None = None
-    snapshot_events: int | None = None
-    retention_hours: float | None = None
-    deployment_mode: str | None = None
-    http_port: int | None = None
-    access_file: str | None = None
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    token_file: str | None = None
-    insecure: bool | None = None
-    allow_tensorflow_clients: bool | None = None
-    load_op_library: Iterable[str] | None = None
+    OPTIONS = DispatcherOptions
+    NAMES: ClassVar[Mapping[str, str]] = {"workers": "worker_addresses"}
+
+    def __init__(
+        self,
+        port: int = 0,
+        protocol: str | None = None,
+        work_dir: str | None = None,
+        fault_tolerant_mode: bool = False,
+        worker_addresses: Iterable[str] | None = None,
+        job_gc_check_interval_ms: int | None = None,
+        job_gc_timeout_ms: int | None = None,
+        worker_timeout_ms: int | None = None,
+        worker_max_concurrent_snapshots: int = 0,
+        **options: Any,
+    ) -> None:
+        self.work_dir = work_dir
+        self.fault_tolerant_mode = fault_tolerant_mode
+        options |= {
+            "port": port,
+            "worker_addresses": worker_addresses,
+            "job_gc_check_interval_ms": job_gc_check_interval_ms,
+            "job_gc_timeout_ms": job_gc_timeout_ms,
+            "worker_timeout_ms": worker_timeout_ms,
+            "worker_max_concurrent_snapshots": worker_max_concurrent_snapshots,
+        }
+        super().__init__(protocol, options)
 
     def storage_url(self) -> str:
         """The URL of the journal. Raises InvalidArgument for a contradiction."""
-        if self.fault_tolerant_mode and not (self.work_dir or self.storage):
+        storage = self.given["storage"]
+        if self.fault_tolerant_mode and not (self.work_dir or storage):
             raise InvalidArgument(
                 "Cannot enable fault tolerant mode without configuring a work dir. Make sure to "
                 "set `work_dir` in the `config` object passed to `DispatcherServer`."
             )
-        if self.storage is not None:
-            return str(self.storage)
+        if storage is not None:
+            return str(storage)
         if self.fault_tolerant_mode:
             return f"file://{os.path.abspath(self.work_dir or '')}"
         return DispatcherOptions.storage
@@ -131,8 +134,7 @@ class DispatcherConfig:
     def options(self) -> DispatcherOptions:
         """What it asks for. Raises InvalidArgument."""
         _require_grpc(self.protocol)
-        given = _given(self, DispatcherOptions, DISPATCHER_NAMES) | {"storage": self.storage_url()}
-        return DispatcherOptions(**given)
+        return DispatcherOptions(**{**self.given, "storage": self.storage_url()})
 
 
 class _Server(ABC):
@@ -292,51 +294,51 @@ def _forward_log(process: ChildProcess) -> None:
             sys.stderr.write(line)
 
 
-@dataclass(frozen=True)
-class WorkerConfig:
+class WorkerConfig(_Config):
     """Configures a `WorkerServer`: tf.data service's parameters, and by keyword Forebay's.
 
     None is an option's default; 0 ms of one that may be 1 ms is 1 ms, as with tf.data service:
     """
 
-    dispatcher_address: str
-    worker_address: str | None = None
-    port: int = 0
-    protocol: str | None = None
-    heartbeat_interval_ms: int | None = None
-    dispatcher_timeout_ms: int | None = None
-    data_transfer_protocol: str | None = None
-    data_transfer_address: str | None = None
-    _: KW_ONLY
-    worker_tags: Iterable[str] | None = None
-    host: str | None = None
-    data_port: int | None = None
-    drain_timeout_ms: int | None = None
-    save_chunk_bytes: int | None = None
-    cross_trainer_cache_size_bytes: int | None = None
-    memory_budget: int | None = None
-    allow_python: bool | None = None
-    payload_checksums: bool | None = None
-    data_root: Sequence[str] | None = None
-    processes: int | None = None
-    shutdown_quiet_period_ms: int | None = None
-    http_port: int | None = None
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    token_file: str | None = None
-    insecure: bool | None = None
-    allow_tensorflow_clients: bool | None = None
-    load_op_library: Iterable[str] | None = None
+    OPTIONS = WorkerOptions
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "dispatcher": "dispatcher_address",
+        "address": "worker_address",
+        "data_address": "data_transfer_address",
+        "tags": "worker_tags",
+    }
+
+    def __init__(
+        self,
+        dispatcher_address: str,
+        worker_address: str | None = None,
+        port: int = 0,
+        protocol: str | None = None,
+        heartbeat_interval_ms: int | None = None,
+        dispatcher_timeout_ms: int | None = None,
+        data_transfer_protocol: str | None = None,
+        data_transfer_address: str | None = None,
+        **options: Any,
+    ) -> None:
+        options |= {
+            "dispatcher_address": dispatcher_address,
+            "worker_address": worker_address,
+            "port": port,
+            "heartbeat_interval_ms": heartbeat_interval_ms,
+            "dispatcher_timeout_ms": dispatcher_timeout_ms,
+            "data_transfer_protocol": data_transfer_protocol,
+            "data_transfer_address": data_transfer_address,
+        }
+        super().__init__(protocol, options)
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""
-        if self.dispatcher_address is None:
+        if self.given["dispatcher"] is None:
             raise InvalidArgument(
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
             )
         _require_grpc(self.protocol)
-        return WorkerOptions(**_given(self, WorkerOptions, WORKER_NAMES))
+        return WorkerOptions(**self.given)
 
 
 class SnapshotTaskProgress(NamedTuple):
@@ -360,7 +362,7 @@ def _config_of(config: Config | Any, kind: type[Config]) -> Config:
         said = {name: value for name, value in config._asdict().items() if value}  # 0: default
     else:
         raise InvalidArgument(f"`config` must be a {kind.__name__}, not {config!r:.100}")
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = {"protocol", "work_dir", "fault_tolerant_mode", *kind.declared()}
     said = {MESSAGE_NAMES.get(name, name): value for name, value in said.items()}
     if kind is WorkerConfig:
         said.setdefault("dispatcher_address", "")
@@ -396,24 +398,8 @@ def _address_before_start(options: ServerOptions) -> str:
     return advertised_address(options.address, f"{options.host}:{options.port}")
 
 
-def _given(
-    config: DispatcherConfig | WorkerConfig,
-    options: type[ServerOptions],
-    names: Mapping[str, str] = {},
-) -> dict[str, Any]:
-    """A configuration's values by option; `names` maps options to the configuration's names."""
-    given = {}
-    for declared in options_of(options):
-        value = getattr(config, names.get(declared.name, declared.name))
-        given[declared.name] = 1 if value == 0 and declared.option.least == 1 else value
-    return given
-
-
-for _config, _options, _names in (
-    (DispatcherConfig, DispatcherOptions, DISPATCHER_NAMES),
-    (WorkerConfig, WorkerOptions, WORKER_NAMES),
-):
-    _config.__doc__ = f"{_config.__doc__}\n{described(_options, _names)}"
+for _config in (DispatcherConfig, WorkerConfig):
+    _config.__doc__ = f"{_config.__doc__}\n{described(_config.OPTIONS, _config.NAMES)}"
 
 
 class _NotStarted(Unavailable, RuntimeError):

@@ -37,7 +37,7 @@ def _end(process: DispatcherProcess) -> None:
         process.stop()
 
 
-def wait_until(true: Callable[..., bool], *arguments: object) -> None:
+def wait_until(true: Callable[..., object], *arguments: object) -> None:
     give_up = time.monotonic() + PATIENCE_S
     while not true(*arguments):
         assert time.monotonic() < give_up, "waited in vain"

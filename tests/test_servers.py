@@ -19,14 +19,12 @@ from tensorflow.core.protobuf import data_service_pb2, service_config_pb2
 from tensorflow.data.experimental import service as stock
 
 from forebay import service
-from forebay.journal.proto import events_pb2 as ev
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import ForebayError, InvalidArgument, NotFound, Unavailable
+from forebay.service.errors import ForebayError, InvalidArgument, Unavailable
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.worker.worker import Worker
 
 from .standbys import wait_until
-from .stock import GRAPH
 
 OFF, DYNAMIC = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
 
@@ -145,43 +143,6 @@ def test_a_storage_is_not_among_the_arguments_of_a_process(tmp_path: pathlib.Pat
         assert "dispatcher" in arguments
         assert str(tmp_path) not in arguments
         assert [*tmp_path.iterdir()], "it is used"
-
-
-def test_a_journal_outlives_its_server(tmp_path: pathlib.Path) -> None:
-    config = service.DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
-    with service.DispatchServer(config) as dispatcher:
-        first = service.register_dataset(dispatcher.target, tf.data.Dataset.range(3))
-    with service.DispatchServer(config) as dispatcher:
-        dataset = service.from_dataset_id(DYNAMIC, dispatcher.target, first)
-        assert dataset.element_spec == tf.TensorSpec([], tf.int64)
-
-
-def test_a_silent_consumer_and_what_it_read_are_forgotten() -> None:
-    config = service.DispatcherConfig(
-        job_gc_check_interval_ms=50,
-        job_gc_timeout_ms=20,
-        client_timeout_ms=100,
-    )
-    with service.DispatchServer(config) as dispatcher:
-        client = DispatcherClient(dispatcher.target)
-        register = pb.RegisterDatasetRequest(graph=GRAPH, sources=[ev.SplitSource(count=1)])
-        dataset_id = client.call(register, pb.RegisterDatasetResponse).dataset_id
-        create = pb.GetOrCreateJobRequest(dataset_id=dataset_id, job_name="j", sharding=ev.OFF)
-        job_id = client.call(create, pb.GetOrCreateJobResponse).job_id
-        join = pb.JoinIterationRequest(job_id=job_id)
-        consumer_id = client.call(join, pb.JoinIterationResponse).consumer_id
-        beat = pb.ConsumerHeartbeatRequest(consumer_id=consumer_id)
-        assert not client.call(beat, pb.ConsumerHeartbeatResponse).finished
-
-        def iterations() -> Any:
-            answer = client.call(pb.GetStatusRequest(), pb.GetStatusResponse)
-            return json.loads(answer.status)["jobs"][0]["iterations"]
-
-        while iterations():
-            time.sleep(0.05)
-        with pytest.raises(NotFound, match=f"id {consumer_id} not found: no sign of life"):
-            client.call(beat, pb.ConsumerHeartbeatResponse)
-        client.close()
 
 
 def test_servers_live_as_tensorflows_do(tmp_path: pathlib.Path) -> None:

@@ -25,13 +25,6 @@ ELEMENT = typer.Option(
     None, help="BUNDLE:INDEX: the step and the consumer that get this element.",
 )  # fmt: skip
 EPOCH = typer.Option(None, min=0, help="With --element: in this epoch; the first is 0.")
-BATCH_SIZE = typer.Option(
-    None, min=1, help="The batch size of another group than the one that read; needs --consumers.",
-)  # fmt: skip
-CONSUMERS = typer.Option(None, min=1, help="The number of that other group's consumers.")
-DROP_REMAINDER = typer.Option(
-    False, help="Whether that other group drops each epoch's last, incomplete step.",
-)  # fmt: skip
 
 PARTS = {"readers", "bundles"}
 """The lists within parts of an answer that are shown in words, too."""
@@ -43,9 +36,6 @@ def audit(
     step: int | None = STEP,
     element: str | None = ELEMENT,
     epoch: int | None = EPOCH,
-    batch_size: int | None = BATCH_SIZE,
-    consumers: int | None = CONSUMERS,
-    drop_remainder: bool = DROP_REMAINDER,
     as_json: bool = JSON,
 ) -> None:
     """Show who read a job, from where and in which order, and which elements were lost and why.
@@ -57,8 +47,6 @@ def audit(
         raise InvalidArgument(f"--step {step} and --element {element}: ask for one of them")
     if epoch is not None and element is None:
         raise InvalidArgument(f"--epoch {epoch} is for --element; leave it out")
-    if (batch_size is None) != (consumers is None) or (drop_remainder and not consumers):
-        raise InvalidArgument("give both --batch-size and --consumers, or neither")
     with opened(storage) as found:
         state, histories, begins = _replayed(found)
     gone = f"what came before event {begins + 1} is no longer in the journal" if begins else None
@@ -71,12 +59,7 @@ def audit(
             )
         answer = claimed(history) if history.job.is_claimed else unordered(state, history)
     else:
-        from ...journal.proto import events_pb2 as ev
-
-        asked = None if consumers is None else ev.GroupMember(
-            consumers=consumers, batch_size=batch_size, drop_remainder=drop_remainder
-        )  # fmt: skip
-        ordered = OrderedAnswers(history, asked)
+        ordered = OrderedAnswers(history)
         if step is not None:
             answer = ordered.step(step)
         elif element is not None:

@@ -12,8 +12,6 @@ from .journal import time_text
 GIVEN, NOT_YET, NOT_KNOWN = "given", "not yet", "not known"
 DIFFERS = "differs by consumer"
 
-HYPOTHETICAL = "hypothetical: what a group of this size is given that begins with position 0"
-
 
 class _Told(NamedTuple):
     """Whether a consumer of a group was given something, and why it is said so."""
@@ -23,9 +21,9 @@ class _Told(NamedTuple):
 
 
 class OrderedAnswers:
-    """Answers about an ordered job, and its groups or the one that was asked for."""
+    """Answers about an ordered job and its groups."""
 
-    def __init__(self, history: Any, asked: Any) -> None:
+    def __init__(self, history: Any) -> None:
         from ...journal.splits import source_size
         from ..core.bundles import order_message
         from ..steps import GroupSteps, KnownOrder
@@ -34,10 +32,8 @@ class OrderedAnswers:
         self._sources = history.dataset.definition.sources
         self._splits = min(map(source_size, self._sources), default=0)
         self._known = KnownOrder(order_message(self._order), history.lengths)
-        self._is_asked = asked is not None
-        self._stays = [[]] if self._is_asked else history.groups()
-        members = [asked] if self._is_asked else [stays[0].member for stays in self._stays]
-        self._groups = [GroupSteps(self._known, member) for member in members]
+        self._stays = history.groups()
+        self._groups = [GroupSteps(self._known, stays[0].member) for stays in self._stays]
 
     def overview(self) -> dict[str, Any]:
         from msgspec.structs import asdict as fields
@@ -84,7 +80,7 @@ class OrderedAnswers:
 
     def _shape(self, steps: Any) -> dict[str, Any]:
         return {
-            "group": None if self._is_asked else self._groups.index(steps) + 1,
+            "group": self._groups.index(steps) + 1,
             "consumers": steps.group.consumers,
             "batch_size": steps.batch,
             "drop_remainder": steps.group.drop_remainder,
@@ -106,8 +102,6 @@ class OrderedAnswers:
 
     def _told(self, steps: Any, step: int, index: int) -> _Told:
         """Whether this consumer of the group was given its batch of the step."""
-        if self._is_asked:
-            return _Told(HYPOTHETICAL)
         stays = self._stays[self._groups.index(steps)]
         mine = [stay for stay in stays if stay.member.index == index]
         said = [steps.said(step, stay.position, stay.is_exact) for stay in mine]
@@ -131,13 +125,12 @@ class OrderedAnswers:
             return {"status": NOT_KNOWN, "why": self._history.missing}
         why = (
             "no group of the job has it in a step: it is before their start, or dropped with an "
-            "epoch's remainder, or nobody has joined; --batch-size and --consumers tell what "
-            "another group would have"
+            "epoch's remainder, or nobody has joined"
         )
         return {"status": NOT_YET, "why": why}
 
     def step(self, step: int) -> dict[str, Any]:
-        there = [steps for steps in self._groups if steps.has(step) or self._is_asked]
+        there = [steps for steps in self._groups if steps.has(step)]
         if not there:
             return {"step": step, **self._nobody()}
         told = [self._of_group(steps, step) for steps in there]
@@ -147,9 +140,7 @@ class OrderedAnswers:
         unknown = None
         try:
             bundles, indexes = self._known.elements(epoch, start, stop)
-        except InvalidArgument as error:  # of a hypothetical group, there is no more to say
-            if self._is_asked:
-                raise
+        except InvalidArgument as error:
             bundles, indexes = self._known.elements(epoch, start, start)
             unknown = str(error)
         batches = []

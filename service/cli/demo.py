@@ -25,8 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -41,174 +40,208 @@ WORKERS = 2
 TIMEOUT_S = 300.0
 HELD_OUT = 5  # every fifth image
 
-
-@dataclass
-class Tally:
-    """The sums of the trainers' reports."""
-
-    visits: dict[int, Counter[int]] = field(default_factory=dict)  # by epoch
-    waited_s: dict[int, float] = field(default_factory=dict)  # by trainer
-    longest_wait_s: dict[int, float] = field(default_factory=dict)
-    read_s: dict[int, float] = field(default_factory=dict)
-    accuracy: dict[int, float] = field(default_factory=dict)
-
-    def add(self, report: dict[str, Any]) -> None:
-        trainer = report["trainer"]
-        if "ids" in report:
-            self.visits.setdefault(report["epoch"], Counter()).update(report["ids"])
-        if "accuracy" in report:
-            self.accuracy[trainer] = report["accuracy"]
-            self.waited_s[trainer] = report["waited_s"]
-            self.longest_wait_s[trainer] = report["longest_wait_s"]
-            self.read_s[trainer] = report["read_s"]
-
-    @property
-    def total(self) -> int:
-        return sum(counter.total() for counter in self.visits.values())
-
-    @property
-    def twice(self) -> int:
-        """The number of visits after an image's first one in an epoch."""
-        return sum(n - 1 for counter in self.visits.values() for n in counter.values())
-
-
-@dataclass
-class Resumed:
-    """What came of an ordered read that was stopped, and of an undisturbed one: the SHA-256 of each
-    image, in the global order."""
-
-    undisturbed: list[str]
-    resumed: list[str]
-    killed_after: int  # images
-
-    @property
-    def same(self) -> bool:
-        return self.resumed == self.undisturbed
-
-    def is_whole(self, images: int) -> bool:
-        """Whether an epoch has every image once."""
-        return len({*self.undisturbed}) == len(self.undisturbed) == images
+Report = dict[str, Any]
 
 
 def run_demo(*, epochs: int, keep: bool) -> bool:
-    """Run the demo and print its results; return whether each epoch visited every image once."""
+    """Run the demo and print its results; return whether each epoch visited every image once, and
+    the ordered read was resumed exactly."""
     missing = [name for name in ("sklearn", "tensorflow") if find_spec(name) is None]
     if missing:
         raise ForebayError(
             f"the demo needs {missing[0]}; install it: {install('tensorflow')}, and pip install "
             "scikit-learn"
         )
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-"))
-    processes: list[ChildProcess] = []
+    demo = Demo(pathlib.Path(tempfile.mkdtemp(prefix="forebay-demo-")), epochs)
     try:
-        return _run(directory, epochs, processes)
+        return demo.run()
     finally:
-        for process in reversed(processes):
+        for process in reversed(demo.processes):
             process.end()
         if keep:
-            print(f"kept: {directory}")
+            print(f"kept: {demo.directory}")
         else:
-            shutil.rmtree(directory)
+            shutil.rmtree(demo.directory)
 
 
-def _run(directory: pathlib.Path, epochs: int, processes: list[ChildProcess]) -> bool:
-    from rich.console import Console
+class Demo:
+    """A cluster on this machine, and what its trainers reported."""
 
-    console = Console()
-    port = free_port()
-    service = f"127.0.0.1:{port}"
-    journal = f"file://{directory / 'journal'}"
+    def __init__(self, directory: pathlib.Path, epochs: int) -> None:
+        from rich.console import Console
+        from rich.table import Table
 
-    def run(log: pathlib.Path, module: str, *arguments: str) -> ChildProcess:
+        self.directory = directory
+        self.processes: list[ChildProcess] = []
+        self._epochs = epochs
+        self._console = Console()
+        self._results = Table(show_header=False, title="forebay demo", title_justify="left")
+        self._journal = f"file://{directory / 'journal'}"
+        self._port = free_port()
+        self._service = f"127.0.0.1:{self._port}"
+        self._visits = [Counter[int]() for _ in range(epochs)]
+        self._dataset_id, self._images = "", 0
+
+    def run(self) -> bool:
+        dispatcher = self._start_dispatcher()
+        worker, *_ = [
+            self._start(f"worker{number}", "service.cli", "worker", f"--dispatcher={self._service}")
+            for number in range(WORKERS)
+        ]
+        folder = str(self.directory / "digits")
+        data = self._start("data", "service.cli.demo_data", folder, str(FILES), self._service)
+        if not (written := data.line()):
+            raise ForebayError("the digits could not be registered:\n" + self._log("data"))
+        registered = json.loads(written)
+        self._dataset_id, self._images = registered["dataset_id"], registered["images"]
+        self._console.print(f"{self._images} handwritten digits in {FILES} TFRecord files")
+        self._console.print(
+            f"a dispatcher at {self._service}, {WORKERS} workers, {TRAINERS} trainers, one job"
+        )
+        good = self._train(dispatcher)
+        good = self._resume(worker) and good
+        good = self._verify() and good
+        self._console.print(self._results)
+        if not good:
+            for name in (*(f"trainer{number}" for number in range(TRAINERS)), "ordered"):
+                self._console.print(self._log(name), markup=False)
+        self._console.print(
+            "every image once an epoch, and resumed exactly" if good else "a promise was broken",
+            style="bold",
+        )
+        return good
+
+    def _start(self, name: str, module: str, *arguments: str) -> ChildProcess:
+        log = self.directory / f"{name}.log"
         process = ChildProcess(forebay(module, *arguments), log, piped=True)
-        processes.append(process)
+        self.processes.append(process)
         return process
 
-    def start_dispatcher() -> ChildProcess:
-        log = directory / "dispatcher.log"
-        process = run(log, "service.cli", "dispatcher", f"--port={port}", f"--storage={journal}")
+    def _log(self, name: str) -> str:
+        """Its last lines."""
+        log = self.directory / f"{name}.log"
+        return tail(log) if log.exists() else ""
+
+    def _start_dispatcher(self) -> ChildProcess:
+        options = f"--port={self._port}", f"--storage={self._journal}"
+        process = self._start("dispatcher", "service.cli", "dispatcher", *options)
         if not process.line():
-            raise ForebayError("the dispatcher did not start:\n" + tail(log))
+            raise ForebayError("the dispatcher did not start:\n" + self._log("dispatcher"))
         return process
 
-    dispatcher = start_dispatcher()
-    workers = [
-        run(directory / f"worker{number}.log", "service.cli", "worker", f"--dispatcher={service}")
-        for number in range(WORKERS)
-    ]
-    log = directory / "data.log"
-    written = run(
-        log, "service.cli.demo_data", str(directory / "digits"), str(FILES), service
-    ).line()
-    if not written:
-        raise ForebayError("the digits could not be registered:\n" + tail(log))
-    registered = json.loads(written)
-    dataset_id, images = registered["dataset_id"], registered["images"]
-    console.print(f"{images} handwritten digits in {FILES} TFRecord files")
-    console.print(f"a dispatcher at {service}, {WORKERS} workers, {TRAINERS} trainers, one job")
-    reports: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    for number in range(TRAINERS):
-        numbers = map(str, (epochs, BATCH, HELD_OUT))
-        log = directory / f"trainer{number}.log"
-        trainer = run(log, "service.cli.demo_trainer", str(number), service, dataset_id, *numbers)
-        threading.Thread(target=_collect, args=(trainer, reports), daemon=True).start()
+    def _train(self, dispatcher: ChildProcess) -> bool:
+        """Two trainers share a job, and the dispatcher is killed; whether no image was missed or
+        came twice."""
+        reports: queue.Queue[Report | None] = queue.Queue()
+        for number in range(TRAINERS):
+            numbers = map(str, (self._epochs, BATCH, HELD_OUT))
+            trainer = self._start(
+                f"trainer{number}", "service.cli.demo_trainer", str(number), self._service,
+                self._dataset_id, *numbers,
+            )  # fmt: skip
+            threading.Thread(target=_collect, args=(trainer, reports), daemon=True).start()
+        kill_at, killed, ended = int(self._images * (self._epochs // 2 + 0.5)), False, 0
+        accuracies: dict[int, float] = {}
+        deadline = time.monotonic() + TIMEOUT_S
+        with self._progress() as show:
+            while ended < TRAINERS:
+                try:
+                    report = reports.get(timeout=max(0.1, deadline - time.monotonic()))
+                except queue.Empty:
+                    raise ForebayError(
+                        f"the demo has not ended after {TIMEOUT_S:.0f} s; --keep keeps its logs"
+                    ) from None
+                if report is None:
+                    ended += 1
+                elif "accuracy" in report:
+                    accuracies[report["trainer"]] = report["accuracy"]
+                else:
+                    self._visits[report["epoch"]].update(report["ids"])
+                    show()
+                if not killed and self._visited() >= kill_at:
+                    killed, after = True, self._visited()
+                    dispatcher.send_signal(signal.SIGKILL)
+                    dispatcher.wait()
+                    killed_at = time.monotonic()
+                    dispatcher = self._start_dispatcher()
+                    self._results.add_row(
+                        "dispatcher killed (SIGKILL)",
+                        f"after {after} images; a new one served "
+                        f"{time.monotonic() - killed_at:.2f} s later",
+                    )
+        twice = sum(n - 1 for visits in self._visits for n in visits.values())
+        missed = sum(self._images - len(visits) for visits in self._visits)
+        visited = f"{self._visited()} = {self._epochs} epochs of {self._images}"
+        self._results.add_row("images visited", visited)
+        self._results.add_row("visited twice in an epoch", str(twice))
+        self._results.add_row("missed", str(missed))
+        for number, accuracy in sorted(accuracies.items()):
+            told = f"{accuracy:.1%} on the held-out fifth"
+            self._results.add_row(f"trainer {number}'s accuracy", told)
+        return len(accuracies) == TRAINERS and not twice and not missed
 
-    tally = Tally()
-    kill_at = int(images * (epochs // 2 + 0.5))
-    killed_at, killed_after = 0.0, 0
-    recovered_s: float | None = None
-    ended = 0
-    deadline = time.monotonic() + TIMEOUT_S
-    with _progress(console, epochs, images) as show:
-        while ended < TRAINERS:
-            try:
-                report = reports.get(timeout=max(0.1, deadline - time.monotonic()))
-            except queue.Empty:
-                raise ForebayError(
-                    f"the demo has not ended after {TIMEOUT_S:.0f} s; --keep keeps its logs"
-                ) from None
-            if report is None:
-                ended += 1
-                continue
-            tally.add(report)
-            show(tally)
-            if not killed_at and tally.total >= kill_at:
-                dispatcher.send_signal(signal.SIGKILL)
-                dispatcher.wait()
-                killed_at, killed_after = time.monotonic(), tally.total
-                dispatcher = start_dispatcher()
-                recovered_s = time.monotonic() - killed_at
+    def _visited(self) -> int:
+        return sum(visits.total() for visits in self._visits)
 
-    def read_in_order(state: str, *arguments: int) -> ChildProcess:
-        module, log = "service.cli.demo_ordered", directory / "ordered.log"
-        return run(log, module, state, service, dataset_id, *map(str, arguments))
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Callable[[], None]]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    resumed = _resume(read_in_order, workers[0])
-    return _summarize(
-        console, directory, journal, tally, epochs, images, killed_after, recovered_s, resumed
-    )
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        with Progress(*columns, console=self._console) as progress:
+            bars = [
+                progress.add_task(f"epoch {n}", total=self._images) for n in range(self._epochs)
+            ]
+
+            def show() -> None:
+                for bar, visits in zip(bars, self._visits, strict=True):
+                    progress.update(bar, completed=visits.total())
+
+            yield show
+
+    def _resume(self, worker: ChildProcess) -> bool:
+        """Read in order, undisturbed and with a trainer that is killed; whether that is the same
+        order, and each image comes once."""
+        undisturbed = _steps([self._read_in_order("", TRAINERS * BATCH, 0, 1)])
+        alone = self._read_in_order("", TRAINERS * BATCH, 0, 1)
+        before = _steps([alone], len(undisturbed) // 2)
+        alone.kill()
+        worker.end()
+        state = json.dumps(before[-1]["state"] if before else None)
+        group = [self._read_in_order(state, BATCH, index, TRAINERS) for index in range(TRAINERS)]
+        found = [_digests(undisturbed), _digests(before + _steps(group))]
+        for how, images in zip(("undisturbed", "with a resume"), found, strict=True):
+            digest = hashlib.sha256("".join(images).encode()).hexdigest()
+            told = f"{len(images)} images, SHA-256 {digest[:20]}…"
+            self._results.add_row(f"read in order, {how}", told)
+        self._results.add_row(
+            "its trainer killed (SIGKILL)",
+            f"after {len(_digests(before))} images; {TRAINERS} trainers went on, with a worker "
+            "less",
+        )
+        is_whole = len({*found[0]}) == len(found[0]) == self._images
+        return is_whole and found[0] == found[1]
+
+    def _read_in_order(self, state: str, *arguments: int) -> ChildProcess:
+        """A trainer with a saved state or "", its batch size, its index, the number of trainers."""
+        given = self._service, self._dataset_id, *map(str, arguments)
+        return self._start("ordered", "service.cli.demo_ordered", state, *given)
+
+    def _verify(self) -> bool:
+        from ...journal.verification import verify
+        from ...storage import open_storage
+
+        storage = open_storage(self._journal)
+        report = verify(storage)
+        storage.close()
+        told = f"{report.last} events" if report.ok else "it is damaged"
+        self._results.add_row("the journal verifies", told)
+        return report.ok
 
 
-def _resume(read_in_order: Callable[..., ChildProcess], worker: ChildProcess) -> Resumed:
-    """`read_in_order` starts a trainer, with a saved state or "", its batch size, its index and the
-    number of trainers."""
-    undisturbed = _steps([read_in_order("", TRAINERS * BATCH, 0, 1)])
-    alone = read_in_order("", TRAINERS * BATCH, 0, 1)
-    before = _steps([alone], len(undisturbed) // 2)
-    alone.kill()
-    worker.end()
-    state = json.dumps(before[-1]["state"] if before else None)
-    after = _steps([read_in_order(state, BATCH, index, TRAINERS) for index in range(TRAINERS)])
-
-    def images(steps: list[dict[str, Any]]) -> list[str]:
-        return [digest for step in steps for digest in step["digests"]]
-
-    return Resumed(images(undisturbed), images(before + after), len(images(before)))
-
-
-def _steps(trainers: Sequence[ChildProcess], steps: int | None = None) -> list[dict[str, Any]]:
+def _steps(trainers: Sequence[ChildProcess], steps: int | None = None) -> list[Report]:
     """What the trainers report, in the global order, up to their end or that of so many steps."""
-    reports: list[dict[str, Any]] = []
+    reports: list[Report] = []
     for _ in itertools.count() if steps is None else range(steps):
         step = [line for trainer in trainers if (line := trainer.line(TIMEOUT_S))]
         if not step:
@@ -217,93 +250,12 @@ def _steps(trainers: Sequence[ChildProcess], steps: int | None = None) -> list[d
     return reports
 
 
-def _described(images: list[str]) -> str:
-    digest = hashlib.sha256("".join(images).encode()).hexdigest()
-    return f"{len(images)} images, SHA-256 {digest[:20]}…"
+def _digests(steps: Sequence[Report]) -> list[str]:
+    """Of all images."""
+    return [digest for step in steps for digest in step["digests"]]
 
 
-def _summarize(
-    console: Any,
-    directory: pathlib.Path,
-    journal: str,
-    tally: Tally,
-    epochs: int,
-    images: int,
-    killed_after: int,
-    recovered_s: float | None,
-    resumed: Resumed,
-) -> bool:
-    from rich.table import Table
-
-    from ...journal.verification import stats, verify
-    from ...storage import open_storage
-
-    missing = sum(images - len(counter) for counter in tally.visits.values())
-    missing += images * (epochs - len(tally.visits))
-    storage = open_storage(journal)
-    kinds = stats(storage).events
-    healthy = verify(storage).ok
-    storage.close()
-    table = Table(show_header=False, title="forebay demo", title_justify="left")
-    table.add_row("images visited", f"{tally.total} = {epochs} epochs of {images}")
-    table.add_row("visited twice in an epoch", str(tally.twice))
-    table.add_row("missed", str(missing))
-    if recovered_s is not None:
-        table.add_row(
-            "dispatcher killed (SIGKILL)",
-            f"after {killed_after} images; a new one served {recovered_s:.2f} s later",
-        )
-    for trainer in sorted(tally.accuracy):
-        table.add_row(
-            f"trainer {trainer} waited for data",
-            f"{tally.waited_s[trainer]:.2f} s of {tally.read_s[trainer]:.2f} s, "
-            f"at the longest {tally.longest_wait_s[trainer]:.2f} s",
-        )
-    table.add_row("read in order, undisturbed", _described(resumed.undisturbed))
-    table.add_row("read in order, with a resume", _described(resumed.resumed))
-    table.add_row(
-        "its trainer killed (SIGKILL)",
-        f"after {resumed.killed_after} images; {TRAINERS} trainers went on, with a worker less",
-    )
-    events = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items(), key=lambda i: -i[1]))
-    table.add_row("the journal holds", f"{sum(kinds.values())} events: {events}")
-    table.add_row("the journal verifies", "yes" if healthy else "NO")
-    for trainer, accuracy in sorted(tally.accuracy.items()):
-        table.add_row(f"trainer {trainer}'s accuracy", f"{accuracy:.1%} on the held-out fifth")
-    console.print(table)
-    good = len(tally.accuracy) == TRAINERS and not tally.twice and not missing and healthy
-    good = good and resumed.same and resumed.is_whole(images)
-    if len(tally.accuracy) < TRAINERS:
-        console.print("a trainer failed:")
-        for trainer in range(TRAINERS):
-            console.print(tail(directory / f"trainer{trainer}.log"), markup=False)
-    if not (resumed.same and resumed.is_whole(images)):
-        console.print("the ordered read went wrong:")
-        console.print(tail(directory / "ordered.log"), markup=False)
-    console.print(
-        "every image once an epoch, and resumed exactly" if good else "a promise was broken",
-        style="bold",
-    )
-    return good
-
-
-@contextlib.contextmanager
-def _progress(console: Any, epochs: int, images: int) -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        bars = [progress.add_task(f"epoch {n}", total=images, start=False) for n in range(epochs)]
-
-        def show(tally: Tally) -> None:
-            for epoch, counter in tally.visits.items():
-                progress.start_task(bars[epoch])
-                progress.update(bars[epoch], completed=counter.total())
-
-        yield show
-
-
-def _collect(trainer: ChildProcess, reports: queue.Queue[dict[str, Any] | None]) -> None:
+def _collect(trainer: ChildProcess, reports: queue.Queue[Report | None]) -> None:
     assert trainer.stdout is not None
     for line in trainer.stdout:
         reports.put(json.loads(line))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +38,7 @@ def doctor(
 
     with DispatcherClient(service) as client:
         status = only(fetch_status(client, PATIENCE_S), job)
-    found = [*findings(status), *_of_environment()]
+    found = findings(status)
     if as_json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
@@ -53,18 +52,6 @@ def doctor(
             console.print(printable(line), soft_wrap=True)
     if any(finding.severity != "note" for finding in found):
         raise typer.Exit(FOUND)
-
-
-def _of_environment() -> Iterator[Finding]:
-    from ..connections.proxies import VARIABLES
-
-    if variable := next(filter(os.environ.get, VARIABLES), ""):
-        yield Finding(
-            "note",
-            f"variable {variable}",
-            "gRPC asks its proxy for hosts that have names, but not for loopback and IP addresses",
-            "where servers are reached without it, list their hosts in no_proxy",
-        )
 
 
 def _times(status: dict[str, Any]) -> Iterator[str]:

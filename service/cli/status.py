@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -212,59 +212,70 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
         for job in summary["jobs"]
         for loss in job.get("losses", [])
     ]
-    errors = Table("job", "ago", "worker", "times", "error", title="errors", title_justify="left")
+    of_errors = "job", "ago", "worker", "times", "error"
+    parts += _table("errors", of_errors, _errors(summary))
+    parts += _table("skipped", ("job", "epoch", "split", "worker", "why"), _skips(summary))
+    of_metrics = "job", "epoch", "namespace", "metric", "value"
+    parts += _table("metrics of splits that have ended", of_metrics, _metrics(summary))
+    of_saves = "save", "streams", "splits", "elements", "rate", "left", "waits for"
+    parts += _table("saves", of_saves, _saves(summary))
+    strangers = (
+        (stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
+        for stranger in summary.get("strangers", ())
+    )
+    refused = "refused, since they claim another journal"
+    parts += _table(refused, ("who", "knows journal", "up to event"), strangers)
+    return Group(*parts)
+
+
+Row = tuple[str, ...]
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Row]) -> list[Any]:
+    """A table, unless it has no rows."""
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return [table] if table.row_count else []
+
+
+def _errors(summary: dict[str, Any]) -> Iterator[Row]:
     for job in (*summary["jobs"], *summary.get("removed_jobs", [])):
         for error in job.get("errors", [])[::-1]:
             ago = duration(max(0.0, (summary.get("now_ms", 0) - error["time_ms"]) // 1000))
             worker = label_value(error["worker"] or "")
-            text = printable(error_text(error))
-            errors.add_row(_name(job), ago, worker, str(error["times"]), text)
-    if errors.row_count:
-        parts.append(errors)
-    skips = Table("job", "epoch", "split", "worker", "why", title="skipped", title_justify="left")
+            yield _name(job), ago, worker, str(error["times"]), printable(error_text(error))
+
+
+def _skips(summary: dict[str, Any]) -> Iterator[Row]:
     for job in summary["jobs"]:
         for it in job["iterations"]:
             for skip in it.get("skips", []):
                 where = f"{skip['split']}, element {skip['element']}"
                 if records := skip.get("records"):
                     where += f": {records} records" if records > 1 else " alone"
-                of_skip = (_name(job), str(it["epoch"]), where, skip["worker_address"])
-                skips.add_row(*of_skip, skip["reason"])
-    if skips.row_count:
-        parts.append(skips)
-    counted = Table(
-        "job", "epoch", "namespace", "metric", "value",
-        title="metrics of splits that have ended", title_justify="left",
-    )  # fmt: skip
+                yield _name(job), str(it["epoch"]), where, skip["worker_address"], skip["reason"]
+
+
+def _metrics(summary: dict[str, Any]) -> Iterator[Row]:
     for job in summary["jobs"]:
         for it in job["iterations"]:
-            if metrics := it.get("metrics"):
-                of_iteration = (_name(job), str(it["epoch"]))
-                for metric in metrics["values"]:
-                    named = (metric["namespace"], metric["name"])
-                    counted.add_row(*of_iteration, *named, _counted(metric))
-                if metrics["more"]:
-                    counted.add_row(*of_iteration, "…", "…", "others are not kept")
-    if counted.row_count:
-        parts.append(counted)
-    if written := [s for s in summary.get("saves", []) if s["state"] == "being written"]:
-        columns = ("save", "streams", "splits", "elements", "rate", "left", "waits for")
-        saves = Table(*columns, title="saves", title_justify="left")
-        rates = {rate["path"]: rate for rate in summary.get("save_rates", [])}
-        for save in written:
+            metrics, of_iteration = it.get("metrics"), (_name(job), str(it["epoch"]))
+            for metric in metrics["values"] if metrics else ():
+                yield *of_iteration, metric["namespace"], metric["name"], _counted(metric)
+            if metrics and metrics["more"]:
+                yield *of_iteration, "…", "…", "others are not kept"
+
+
+def _saves(summary: dict[str, Any]) -> Iterator[Row]:
+    rates = {rate["path"]: rate for rate in summary.get("save_rates", [])}
+    for save in summary.get("saves", []):
+        if save["state"] == "being written":
             streams = f"{save['completed_streams']} of {save['streams']}"
             told = _save_progress(save, rates.get(save["path"], {}))
-            saves.add_row(save["path"], streams, *told, save.get("waits_for") or "")
-        parts.append(saves)
-    if not summary.get("strangers"):
-        return Group(*parts)
-    strangers = Table(
-        "who", "knows journal", "up to event",
-        title="refused, since they claim another journal", title_justify="left",
-    )  # fmt: skip
-    for stranger in summary["strangers"]:
-        strangers.add_row(stranger["who"], stranger["journal_id"], str(stranger["sequence"]))
-    return Group(*parts, strangers)
+            yield save["path"], streams, *told, save.get("waits_for") or ""
 
 
 def as_of(ago_s: float) -> str:
@@ -346,19 +357,18 @@ def _loads(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
         for job in summary.get("loads", [])
         if job["job_id"] in names
     ]
-    columns = ("job", "elements/s", "trainers wait", "busy workers", "memory", "wanted")
-    loads = Table(*columns, title="loads", title_justify="left")
     listed.sort(key=SORTS[sort])
+    rows = []
     for job in listed:
         measured = ("–", "–", "–")
         if "waits" in job:
             busy = f"{job['busy']:.1f} of {job['workers']}"
             measured = (f"{job['elements_per_s']:.1f}", f"{job['waits']:.0%}", busy)
         wanted, size = job["wanted"]["workers"], decimal(job["held_bytes"])
-        loads.add_row(names[job["job_id"]], *measured, size, str(wanted))
-    if loads.row_count:
-        yield loads
-    if loads.row_count > 1 or not summary.get("wanted_workers"):
+        rows.append((names[job["job_id"]], *measured, size, str(wanted)))
+    columns = "job", "elements/s", "trainers wait", "busy workers", "memory", "wanted"
+    yield from _table("loads", columns, rows)
+    if len(rows) > 1 or not summary.get("wanted_workers"):
         yield from (f"{names[job['job_id']]}: {job['wanted']['reason']}" for job in listed)
     budgets = Table(title="memory of workers", title_justify="left")
     budgets.add_column("worker", overflow="fold", min_width=15)

@@ -22,8 +22,7 @@ WINDOW_BYTES = 32 << 20  # or after so many bytes
 FAST_S_PER_BYTE = 0.25e-9  # 4 GB/s: no codec makes that faster
 GAIN = 0.9  # of the time without: a codec that needs more is not worth the processor
 USELESS = 0.95  # give up a codec at once that compresses to more than this part
-LEAST_PATIENCE = 4  # windows until the next comparison, after a change,
-MAX_PATIENCE = 64  # and after many comparisons that changed nothing
+PERIOD = 32  # windows from one comparison to the next
 SAMPLE_BYTES = 256 << 10
 LEAST_BYTES = 1 << 10  # of a payload that is compressed
 
@@ -46,9 +45,7 @@ class CodecChoice:
         self._plain_s_per_byte = 0.0  # when last measured without compression
         self._bytes = 0  # in this window
         self._busy_s = 0.0
-        self._windows = 0  # since the last comparison
-        self._patience = 1  # windows until the next one
-        self._proven: str | None = None  # the last codec that was kept after a window
+        self._left = 1  # windows until the next comparison
 
     def sent(self, raw_bytes: int, busy_s: float) -> None:
         """Blocks of `raw_bytes`, before compression by `codec`, were compressed and sent in
@@ -58,25 +55,18 @@ class CodecChoice:
         if self._busy_s < WINDOW_S and self._bytes < WINDOW_BYTES:
             return
         s_per_byte = self._busy_s / max(1, self._bytes)
-        self._bytes, self._busy_s = 0, 0.0
-        self._windows += 1
-        if self.codec is not None and s_per_byte > GAIN * self._plain_s_per_byte:
-            self._use(None)
+        self._left -= 1
+        if self.codec is not None and (
+            self._left <= 0 or s_per_byte > GAIN * self._plain_s_per_byte
+        ):
+            self.use(None)  # it did not pay; or one window measures the network again
             return
-        if self._windows == 1 and self.codec != self._proven:
-            self._proven = self.codec
-            self._patience = LEAST_PATIENCE
+        self._bytes, self._busy_s = 0, 0.0
         if self.codec is None:
             self._plain_s_per_byte = s_per_byte
-            if self._windows >= self._patience:
-                if s_per_byte > FAST_S_PER_BYTE:
-                    self.wants_samples = True
-                else:
-                    self._use(None)
-        elif self._windows >= self._patience:
-            # One window without compression, to measure the network again; then compare.
-            self.codec = None
-            self._windows -= 1
+            if self._left <= 0:
+                self._left = PERIOD
+                self.wants_samples = s_per_byte > FAST_S_PER_BYTE
 
     def sampled(self, samples: Mapping[str, Sample]) -> None:
         """Choose a codec by its results on the current blocks, if any is worth a try."""
@@ -88,17 +78,12 @@ class CodecChoice:
             if sample.ratio <= USELESS
         }
         best = min(expected, key=expected.__getitem__, default=None)
-        self._use(best if best is not None and expected[best] <= GAIN * plain else None)
+        self.use(best if best is not None and expected[best] <= GAIN * plain else None)
 
-    def gained_too_little(self) -> None:
-        """The codec in use did not make a block smaller."""
-        self._use(None)
-
-    def _use(self, codec: str | None) -> None:
-        if codec == self._proven:  # nothing has changed
-            self._patience = min(2 * self._patience, MAX_PATIENCE)
+    def use(self, codec: str | None) -> None:
+        """Begin a window with this codec."""
         self.codec = codec
-        self._bytes, self._busy_s, self._windows = 0, 0.0, 0
+        self._bytes, self._busy_s = 0, 0.0
 
 
 class Packer:
@@ -138,7 +123,7 @@ class Packer:
             self._choice.sampled(self._samples(buffers))
         packed = self._packed(self._choice.codec, buffers, encodings)
         if self._choice.codec is not None and (packed is None or len(packed[1]) > USELESS * size):
-            self._choice.gained_too_little()
+            self._choice.use(None)
         return packed
 
     def sent(self, seconds: float) -> None:

@@ -117,7 +117,7 @@ class LocalClient(WorkerClient):
         self._closing.set()
         if self._elements is not None:
             self._elements.leave()
-        self._worker.forget(self._connection)
+        self._worker.detach(self._connection)
 
     def close(self, give_up_s: float = 0.0) -> bool:
         self.hang_up()

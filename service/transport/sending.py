@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..blocks import Block, split
-from ..delivery import End, EndPending, Subscription, TaskUnknown
+from ..delivery import End, EndPending, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
@@ -247,6 +247,18 @@ class Connection:
         self.closed = False
         self.ending = False  # nothing more is added to the outbox
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Send this after the outbox, and then nothing more."""
+        self.ending = True
+        self.outbox.append(refusal)
+        self.ready.notify()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self.closed = True
+        self.outbox.clear()
+        self.ready.notify()
+
     def retry_s(self) -> float | None:
         """After how many seconds `fill` may find something although nothing changes, if ever."""
         times = [buffer.retry_s() for buffer in self.buffers]
@@ -297,3 +309,21 @@ class Connection:
                     self.elements = max(0, self.elements - out.block.count)
                 room -= out.cost
                 batch += out.cost
+
+
+class Idle(dict[Connection, None]):
+    """The connections whose senders wait, the longest first."""
+
+    def wake(self, connection: Connection) -> None:
+        """Fill an idle connection's outbox, and notify its sender if it has something to do."""
+        if connection in self:
+            connection.fill()
+            if connection.outbox or connection.retry_s() is not None:
+                del self[connection]
+                connection.ready.notify()
+
+    def wake_readers(self, output: TaskOutput) -> None:
+        """Wake those that read from the output."""
+        for connection in list(self):
+            if any(buffer.subscription.output is output for buffer in connection.buffers):
+                self.wake(connection)

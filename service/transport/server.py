@@ -312,10 +312,8 @@ class _Handler:
                 raise
             finally:
                 # A process that has ended cannot reconnect for its blocks.
-                if self._process is not None and has_ended(self._process):
-                    self._sessions.forget(connection)
-                else:
-                    self._sessions.detach(connection, time.monotonic())
+                is_gone = self._process is not None and has_ended(self._process)
+                self._sessions.detach(connection, None if is_gone else time.monotonic())
                 self._cut()
                 if self._greeted is not None:
                     sender.join()

@@ -20,7 +20,17 @@ from ..delivery import ANY, End, Order, Subscription, TaskOutput, TaskUnknown
 from ..errors import ProtocolError
 from ..proto import transfer_pb2 as pb
 from .messages import Key
-from .sending import Connection, Ended, Farewell, Outgoing, Refusal, SendBuffer, Sent, Session
+from .sending import (
+    Connection,
+    Ended,
+    Farewell,
+    Idle,
+    Outgoing,
+    Refusal,
+    SendBuffer,
+    Sent,
+    Session,
+)
 
 MAX_CREDIT_BYTES = 64 << 30
 MAX_CREDIT_ELEMENTS = 1 << 40
@@ -41,7 +51,7 @@ class Sessions:
         self._outputs: dict[int, TaskOutput] = {}
         self._iterations: dict[int, int] = {}  # by task
         self._by_consumer: dict[int, Session] = {}
-        self._idle: dict[Connection, None] = {}  # whose sender waits, the longest first
+        self.idle = Idle()
         self._refusal: Refusal | None = None  # the answer to every new connection
         self.connections = self.reconnects = 0  # so far; of known consumers
 
@@ -77,23 +87,28 @@ class Sessions:
             self.reconnects += consumer_id in self._by_consumer
             session = self._by_consumer.setdefault(consumer_id, Session(consumer_id))
             if session.connection is not None:
-                self._close(session.connection)
+                session.connection.close()
                 session.connection.cut()
             session.connection = Connection(session, self._lock, cut, iteration_id)
             if self._refusal is not None:
-                self._refuse(session.connection, self._refusal)
+                session.connection.refuse(self._refusal)
             return session.connection
 
-    def detach(self, connection: Connection, now: float) -> None:
-        """The connection has ended; its consumer may reconnect within `linger_s`."""
+    def detach(self, connection: Connection, now: float | None = None) -> None:
+        """The connection has ended; its consumer may reconnect within `linger_s` from `now` on.
+        None: it never will, as its process has ended."""
         with self._lock:
-            self._close(connection)
-            if connection.session.connection is connection:
-                connection.session.connection = None
-                connection.session.left_at = now
-                if not connection.session.buffers:
-                    self._drop(connection.session)
-                self._bound_what_is_kept()
+            connection.close()
+            session = connection.session
+            if session.connection is not connection:
+                return
+            session.connection = None
+            if now is None or not session.buffers:
+                self._drop(session)
+            else:
+                session.left_at = now
+                for each in _beyond(self._by_consumer.values(), self._max_away_bytes):
+                    self._drop(each)
 
     def goodbye(self, connection: Connection, positions: Iterable[pb.Position]) -> None:
         """The consumer said goodbye: take back what it hands back, and answer with a farewell."""
@@ -108,18 +123,11 @@ class Sessions:
                     buffer.received(position.received)
                     buffer.hand_back(position.taken, position.elements)
                     del connection.session.buffers[key]
-                    self._wake_readers(buffer.subscription.output)
+                    self.idle.wake_readers(buffer.subscription.output)
             self._drop(connection.session)
             connection.outbox.clear()
             connection.outbox.append(Farewell())
             connection.ready.notify()
-
-    def forget(self, connection: Connection) -> None:
-        """The consumer's process has ended without a goodbye: drop its session."""
-        with self._lock:
-            self._close(connection)
-            if connection.session.connection is connection:
-                self._drop(connection.session)
 
     def away(self) -> list[int]:
         """The consumers that have no connection, and may reconnect."""
@@ -193,9 +201,13 @@ class Sessions:
                     opened: Subscription | End = TaskUnknown()
                 else:
                     opened = output.open(order, notify=False)
-                    self._wake_readers(output)  # `open` may have ended their subscriptions
+                    self.idle.wake_readers(output)  # `open` may have ended their subscriptions
                 if not isinstance(opened, Subscription):
-                    self._reply(connection, Ended(task_id, opened, subscription))
+                    if len(connection.outbox) >= MAX_WAITING_REPLIES:
+                        waiting = len(connection.outbox)
+                        raise ProtocolError(f"{waiting} replies wait, and it reads none of them")
+                    connection.outbox.append(Ended(task_id, opened, subscription))
+                    connection.ready.notify()
                     return
                 buffer = connection.session.buffers[key] = SendBuffer(
                     key, opened, received, connection.session
@@ -204,7 +216,7 @@ class Sessions:
                 connection.resubscribed.add(key)
             buffer.received(received)
             buffer.resume(connection, cut)
-            self._wake(connection)
+            self.idle.wake(connection)
         if output is not None:
             output.notify_opened()
 
@@ -239,9 +251,9 @@ class Sessions:
                 if buffer is not None:
                     buffer.received(position.received)
                     if position.taken and buffer.taken(position.taken):
-                        self._wake_readers(buffer.subscription.output)
+                        self.idle.wake_readers(buffer.subscription.output)
             self._acknowledged.notify_all()
-            self._wake(connection)
+            self.idle.wake(connection)
 
     def stop_reading(self, connection: Connection, task_id: int, subscription: int = 0) -> None:
         """Close the subscription: the consumer wants no more of it, or has received its end."""
@@ -260,7 +272,7 @@ class Sessions:
     def refuse(self, connection: Connection, reason: str) -> None:
         """The consumer broke a rule: send this after the outbox, and then nothing more."""
         with self._lock:
-            self._refuse(connection, Refusal(reason, broken=True))
+            connection.refuse(Refusal(reason, broken=True))
 
     def refuse_all(self, reason: str) -> None:
         """Send this refusal to all consumers, also to those that connect later."""
@@ -268,7 +280,7 @@ class Sessions:
             self._refusal = Refusal(reason, broken=False)
             for session in self._by_consumer.values():
                 if session.connection is not None:
-                    self._refuse(session.connection, self._refusal)
+                    session.connection.refuse(self._refusal)
 
     def next_batch(self, connection: Connection) -> list[Outgoing] | None:
         """Wait for something to send on the connection; return it, or None once that is closed."""
@@ -281,33 +293,16 @@ class Sessions:
                     connection.outbox.clear()
                     connection.closed = connection.ending
                     break
-                self._idle[connection] = None
-                connection.ready.wait(connection.retry_s())  # for _wake, _reply, refuse or _close
-                self._idle.pop(connection, None)
+                self.idle[connection] = None
+                connection.ready.wait(connection.retry_s())  # for what the outbox has
+                self.idle.pop(connection, None)
         for out in batch or ():
             if isinstance(out, Sent):
                 copy_picked(out.block)  # what was chosen under the lock
         return batch
 
-    def connection_of(self, consumer_id: int) -> Connection | None:
-        """The consumer's connection; None without one."""
-        with self._lock:
-            session = self._by_consumer.get(consumer_id)
-            return None if session is None else session.connection
-
-    def is_waiting(self, connection: Connection) -> bool:
-        """Whether `next_batch` waits for something to send on the connection."""
-        with self._lock:
-            return connection in self._idle
-
-    def is_read(self, task_id: int) -> bool:
-        """Whether a consumer reads the task now, or may reconnect to do so."""
-        with self._lock:
-            sessions = self._by_consumer.values()
-            return any(task_id == key[0] for session in sessions for key in session.buffers)
-
     def read_tasks(self) -> set[int]:
-        """The tasks of which `is_read` is true."""
+        """The tasks that a consumer reads now, or may reconnect to read."""
         with self._lock:
             return {key[0] for session in self._by_consumer.values() for key in session.buffers}
 
@@ -319,7 +314,7 @@ class Sessions:
             self._iterations.clear()
             for session in list(self._by_consumer.values()):
                 if session.connection is not None:
-                    self._close(session.connection)
+                    session.connection.close()
                     session.connection.cut()
                 self._drop(session)
         for output in outputs:
@@ -340,7 +335,7 @@ class Sessions:
     def _close_buffers(self, session: Session, keys: Iterable[Key]) -> None:
         for key in keys:
             if (buffer := session.close_buffer(key)) is not None:
-                self._wake_readers(buffer.subscription.output)  # they may get what it left
+                self.idle.wake_readers(buffer.subscription.output)  # they may get what it left
 
     def _output_changed(
         self, output: TaskOutput, changed: Iterable[Subscription] | None = None
@@ -352,7 +347,7 @@ class Sessions:
                         for buffer in list(connection.asleep):
                             if buffer.subscription.output is output:
                                 connection.wake(buffer)
-                self._wake_readers(output)
+                self.idle.wake_readers(output)
                 return
             connections: dict[Connection, None] = {}
             for subscription in changed:
@@ -361,54 +356,23 @@ class Sessions:
                     carrier.connection.wake(carrier)
                     connections[carrier.connection] = None
             for connection in connections:
-                self._wake(connection)
-
-    def _wake_readers(self, output: TaskOutput) -> None:
-        for connection in list(self._idle):
-            if any(buffer.subscription.output is output for buffer in connection.buffers):
-                self._wake(connection)
-
-    def _wake(self, connection: Connection) -> None:
-        """Fill an idle connection's outbox, and notify its sender if it has something to do."""
-        if connection in self._idle:
-            connection.fill()
-            if connection.outbox or connection.retry_s() is not None:
-                del self._idle[connection]
-                connection.ready.notify()
-
-    def _refuse(self, connection: Connection, refusal: Refusal) -> None:
-        connection.ending = True
-        connection.outbox.append(refusal)
-        connection.ready.notify()
-
-    def _reply(self, connection: Connection, reply: Ended) -> None:
-        if len(connection.outbox) >= MAX_WAITING_REPLIES:
-            raise ProtocolError(f"{len(connection.outbox)} replies wait, and it reads none of them")
-        connection.outbox.append(reply)
-        self._idle.pop(connection, None)
-        connection.ready.notify()
-
-    def _close(self, connection: Connection) -> None:
-        connection.closed = True
-        connection.outbox.clear()
-        self._idle.pop(connection, None)
-        connection.ready.notify()
-
-    def _bound_what_is_kept(self) -> None:
-        """Drop the sessions that have been away longest: a trainer may crash again and again."""
-        away = sorted(
-            (session for session in self._by_consumer.values() if session.connection is None),
-            key=lambda session: session.left_at,
-        )
-        kept = sum(session.retained_bytes for session in away)
-        for session in away:
-            if kept <= self._max_away_bytes:
-                break
-            kept -= session.retained_bytes
-            self._drop(session)
+                self.idle.wake(connection)
 
     def _drop(self, session: Session) -> None:
         if self._by_consumer.get(session.consumer_id) is session:
             del self._by_consumer[session.consumer_id]
         self._close_buffers(session, list(session.buffers))
         self._acknowledged.notify_all()
+
+
+def _beyond(sessions: Iterable[Session], most_bytes: int) -> list[Session]:
+    """Those that are away longest, so that the others keep no more: a trainer may crash often."""
+    away = sorted((s for s in sessions if s.connection is None), key=lambda s: s.left_at)
+    kept = sum(session.retained_bytes for session in away)
+    beyond = []
+    for session in away:
+        if kept <= most_bytes:
+            break
+        kept -= session.retained_bytes
+        beyond.append(session)
+    return beyond

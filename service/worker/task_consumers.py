@@ -35,7 +35,7 @@ class TaskConsumers:
         self._observer = observer
 
     def is_read(self, task_id: int) -> bool:
-        return self._sessions.is_read(task_id) or self._face.is_read(task_id)
+        return task_id in self._sessions.read_tasks() or self._face.is_read(task_id)
 
     def read_tasks(self) -> set[int]:
         """The tasks for which `is_read` is true."""

@@ -401,7 +401,7 @@ class Worker:
         self._registration.version = response.version
         listed = {task.task_id: task for task in response.tasks}
         unfinished = {runner.task.task_id for runner in self.tasks.unfinished()}
-        read = {i for i in unfinished - listed.keys() if self._blocks.sessions.is_read(i)}
+        read = (unfinished - listed.keys()) & self._blocks.sessions.read_tasks()
         self.tasks.handle(Listed(response.worker_id, listed, read, time.monotonic()))
         self._streams.reconcile(response.streams)
         self.tasks.forget_ended()

@@ -8,7 +8,6 @@ import itertools
 import json
 import pathlib
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,24 +16,17 @@ import numpy as np
 import pytest
 
 from forebay import service
-from forebay.journal.codec import encode
 from forebay.journal.proto import events_pb2 as ev
-from forebay.journal.snapshots import encode_snapshot
 from forebay.service.cli import app
-from forebay.service.cli.audit import _replayed
 from forebay.service.cli.audit_ordered import OrderedAnswers
-from forebay.service.cli.audit_shared import claimed, unordered
-from forebay.service.client.waiting import fetch_status
+from forebay.service.cli.audit_shared import unordered
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
-from forebay.service.core.encoding import encode_state
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound
 from forebay.service.proto import forebay_pb2 as pb
-from forebay.storage.memory import MemoryStorage
 
 from ..cluster import WorkerProcess
-from ..core.test_job_history import Followed, FollowedClaims
-from ..standbys import wait_until
+from ..core.test_job_history import Followed
 from ..stock import DispatcherProcess
 from .test_cli import error_of, forebay
 
@@ -47,11 +39,6 @@ BATCH = 4
 def numbers(split: int) -> Iterator[dict[str, int]]:
     for number in range(1 + split % 4):
         yield {"split": split, "number": number}
-
-
-def slowly(split: int) -> Iterator[int]:
-    yield split
-    time.sleep(3)  # until it is killed
 
 
 def element(split: int, number: int) -> tuple[int, int]:
@@ -132,7 +119,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Reads:
 
 
 def given(step: dict[str, Any]) -> Batches:
-    assert step["status"] == "given" or step["group"] is None
+    assert step["status"] == "given"
     return [[(bundle, index) for bundle, index in each["elements"]] for each in step["batches"]]
 
 
@@ -166,46 +153,35 @@ def test_a_job_by_its_whole_name_and_by_its_id(reads: Reads) -> None:
 
 def test_a_step_is_what_the_consumers_were_given(reads: Reads) -> None:
     second = reads.audit("train")["groups"][1]["first_step"]
-    steps = -(-TOTAL // (2 * BATCH))
-    asked = ("--batch-size", BATCH, "--consumers", 2)
-    for step in (0, steps - 1):
-        batches = [read[step] if step < len(read) else [] for read in reads.first]
-        assert given(reads.audit("train", "--step", step, *asked)) == batches
     for step in range(2):
         said = reads.audit("train", "--step", second + step)
         if said["group"] == 2:  # unless the third group read it last
             assert given(said) == [read[step] for read in reads.second]
+    assert given(reads.audit("train", "--step", 0)) == [read[0] for read in reads.first]
     said = reads.audit("train", "--step", 2)
     assert (said["group"], said["batches"][0]["position"], given(said)) == (3, 20, reads.third[:1])
     assert said["other_groups"] == [{"group": 1, "status": "given"}]
     assert len(reads.third) == TOTAL // 10 - 2
-    after = reads.audit("train", "--step", 100000)
-    assert after["status"] == "not yet" and after["other_groups"] == []
-    assert "left in order at position" in after["batches"][0]["why"]
-
-
-def test_a_step_in_words_has_bundles_indexes_and_splits(reads: Reads) -> None:
     words = reads.in_words("train", "--step", 2)
     assert "consumer 0, status given, position 20, epoch 0, offset 20, count 10" in words
-    (step,) = reads.audit("train", "--step", 2)["batches"]
-    for run in step["bundles"]:
+    for run in said["batches"][0]["bundles"]:
         bundle = run["bundle"]
         mine = [index for b, index in reads.third[0] if b == bundle]
         assert (run["indexes"], run["splits"]) == (
             [mine[0], mine[-1]], [3 * bundle, min(3 * bundle + 2, 19)],
         )  # fmt: skip
-        ends = f"{mine[0]} … {mine[-1]}" if len(mine) > 1 else f"{mine[0]}"
-        assert f"bundle {bundle}, indexes {ends}, splits {3 * bundle} … " in words
+    after = reads.audit("train", "--step", 100000)
+    assert after["status"] == "not yet" and after["other_groups"] == []
+    assert "left in order at position" in after["batches"][0]["why"]
 
 
 def test_an_element_is_where_the_consumer_was_given_it(reads: Reads) -> None:
     bundle, index = reads.first[1][1][2]
-    asked = ("--batch-size", BATCH, "--consumers", 2)
-    said = reads.audit("train", "--element", f"{bundle}:{index}", "--epoch", 0, *asked)
-    (found,) = said["found"]
+    said = reads.audit("train", "--element", f"{bundle}:{index}", "--epoch", 0)
+    (found,) = [each for each in said["found"] if each["group"] == 1]
     assert (found["step"], found["consumer"], found["position"]) == (1, 1, 14)
     said = reads.audit("train", "--element", f"{bundle}:{index}")
-    assert [each["epoch"] for each in said["found"]] == [0, 1]
+    assert {each["epoch"] for each in said["found"]} == {0, 1}
     bundle, index = reads.second[2][0][0]
     words = reads.in_words("train", "--element", f"{bundle}:{index}", "--epoch", 1)
     assert f"position {TOTAL + 12 + 2 * BATCH}, epoch 1, offset {12 + 2 * BATCH}" in words
@@ -239,7 +215,7 @@ def test_errors(reads: Reads, tmp_path: pathlib.Path) -> None:
         ("elements: count from 0", ("train", "--element", "0:99")),
         ("--step 1 and --element 0:0: ask for one", ("train", "--step", 1, "--element", "0:0")),
         ("--epoch 1 is for --element", ("train", "--epoch", 1)),
-        ("both --batch-size and --consumers", ("train", "--step", 1, "--consumers", 2)),
+        ("job claims is not read in order", ("claims", "--step", 0)),
     ):
         with pytest.raises(ForebayError, match=re.escape(wrong)):
             audit(reads.journal, *options)
@@ -257,30 +233,11 @@ def test_values_that_the_journal_knows() -> None:
         ev.SplitSource(count=7, leased_with=0),
     )
     given.job("e", bundle_splits=2)
-    ordered = OrderedAnswers(given.history, None)
+    ordered = OrderedAnswers(given.history)
     assert [ordered.splits_of(bundle) for bundle in (1, 2)] == [
         {"splits": (2, 3), "values": [(30, 40), ("file-2", "file-3")]},
         {"splits": (4, 4), "values": [(50, 50), ("file-4", "file-4")]},
     ]
-
-
-def test_a_trimmed_history_begins_with_a_snapshot() -> None:
-    given, storage = Followed(), MemoryStorage()
-    early = given.join(0, start=16)
-    snapshot = encode_snapshot(encode_state(given.state), 1)
-    sequence = len(given.events)
-    given.join(1, start=16)
-    given.leave(early)
-    writer = storage.open_writer("test")
-    writer.append([encode(event) for event in given.events])
-    writer.write_snapshot(sequence, snapshot)
-    writer.trim(sequence + 1)
-    state, histories, begins = _replayed(storage)
-    assert (state, begins) == (given.state, sequence)
-    (history,) = histories.jobs.values()
-    assert [stay.joined_ms is None for stay in history.stays] == [True, False]
-    assert [stay.left_ms is None for stay in history.stays] == [False, True]
-    assert len(history.groups()) == 1
 
 
 def test_positions_that_are_not_determined_yet_are_named(tmp_path: pathlib.Path) -> None:
@@ -300,12 +257,8 @@ def test_positions_that_are_not_determined_yet_are_named(tmp_path: pathlib.Path)
         shown = forebay("journal", "show", tmp_path, "--at", sequence, COLUMNS="200").stdout
         assert "1 of 2" in shown and "lengths of 0 of 7 bundles" in shown
     needed = "not determined yet: 0 positions are, .* bundles 0, 1, 2, 3 are needed; read"
-    for options in (
-        ("--element", "0:0"),
-        ("--step", 0, "--consumers", 2, "--batch-size", 2),
-    ):
-        with pytest.raises(InvalidArgument, match=needed):
-            audit(tmp_path, "train", *options)
+    with pytest.raises(InvalidArgument, match=needed):
+        audit(tmp_path, "train", "--element", "0:0")
     step = json.loads(audit(tmp_path, "train", "--step", 0, "--json"))
     assert re.search(needed, step["unknown"])
     assert [batch["status"] for batch in step["batches"]] == ["not yet", "not known"]
@@ -313,25 +266,6 @@ def test_positions_that_are_not_determined_yet_are_named(tmp_path: pathlib.Path)
     assert "lengths of 0 of 7 bundles" in said and "what comes behind is not determined" in said
     assert "group 1, consumers 2, batch size 2, position 0" in said
     assert "left" not in said
-
-
-def test_splits_that_were_lost_with_a_worker_are_listed(tmp_path: pathlib.Path) -> None:
-    how: dict[str, Any] = {"processing_mode": "distributed_epoch", "job_name": "train"}
-    with DispatcherProcess(tmp_path, worker_timeout_ms=3_000) as dispatcher:
-        client = DispatcherClient(dispatcher.target)
-        with WorkerProcess(dispatcher.address) as worker:
-            dataset_id = service.register_dataset(dispatcher.target, slowly, splits=SPLITS)
-            with service.read(dispatcher.target, dataset_id, **how) as elements:
-                next(elements)
-                worker.kill()
-                wait_until(lambda: not fetch_status(client, 5)["workers"])
-        client.close()
-    said = json.loads(audit(tmp_path, "train", "--json"))
-    lost = [each for each in said["lost"] if not each["found"]]
-    count = sum(each["splits"][1] - each["splits"][0] + 1 for each in lost)
-    assert said["lost_splits"] == count > 0
-    assert all(each["worker"] == worker.address and each["why"] for each in lost)
-    assert f"{count} were lost, and elements of them may have reached nobody" in said["promise"]
 
 
 def test_claims_and_what_returned(reads: Reads) -> None:
@@ -352,27 +286,6 @@ def test_claims_and_what_returned(reads: Reads) -> None:
     assert "delivery at_least_once" in reads.in_words("claims")
 
 
-def test_elements_that_may_have_come_twice_are_listed() -> None:
-    given = FollowedClaims()
-    dead, other = given.join(), given.join()
-    given.claim(dead, most=1)
-    given.claim(dead, most=0, p0=7)
-    given.leave(dead)
-    given.claim(other, most=1)
-    given.histories.follow_end(given.state)
-    (history,) = given.histories.jobs.values()
-    said = claimed(history)
-    (returned,) = said["returned"]
-    assert (returned["cursor"], returned["consumer_id"], returned["why"]) == (7, dead, "r")
-    assert returned["may_have_come_twice"] and returned["claimed_next_by"] == other
-    assert "of 1 bundles, elements behind the cursor may have come twice" in said["promise"]
-    assert [reader["claimed"] for reader in said["readers"]] == [1, 1]
-    history.skipped.append(ev.SplitSkipped(split=3, element=1, records=1))
-    said = claimed(history)
-    assert said["verdict"] == "not known", "the user asked for the skip, which breaks no promise"
-    assert "skipped, as on_error says" in said["promise"]
-
-
 def test_a_promise_that_did_not_hold_is_named() -> None:
     given = Followed()
     job_id = given.state.iterations[given.join(0, of=1).iteration_id].job_id
@@ -380,7 +293,7 @@ def test_a_promise_that_did_not_hold_is_named() -> None:
         given.when(c.CheckBundles(job_id=job_id, bundles=(3,), checksums=(checksum,)))
     given.histories.follow_end(given.state)
     history = given.histories.jobs[job_id]
-    promise = OrderedAnswers(history, None).overview()["promise"]
+    promise = OrderedAnswers(history).overview()["promise"]
     assert promise.startswith("one order did not hold: ") and "3 of epoch" in promise
 
     given = Followed()
@@ -391,27 +304,3 @@ def test_a_promise_that_did_not_hold_is_named() -> None:
     history.leased_twice.append(ev.SplitsLeased(first=4, count=2))
     said = unordered(given.state, history)
     assert said["verdict"] == "did not hold" and "the first one of splits 4 … 5" in said["promise"]
-
-
-def test_the_journal_shows_claims_as_of_an_event(reads: Reads) -> None:
-    log = forebay("journal", "show", reads.journal, "--json").stdout.splitlines()
-    events = [json.loads(line) for line in log]
-    claimed = next(e for e in events if "bundles_claimed" in json.dumps(e))
-    at = claimed["sequence"]
-    shown = forebay("journal", "show", reads.journal, "--at", at, "--json").stdout
-    (claims,) = [found for found in in_all(json.loads(shown), "claims") if found]
-    assert (claims["bundles"], claims["done"]) == (5, 0) and claims["unclaimed"] < 5
-
-
-def in_all(said: Any, key: str) -> Iterator[Any]:
-    """The values of that key, anywhere in what was said."""
-    for name, value in said.items() if isinstance(said, dict) else enumerate(said):
-        if name == key:
-            yield value
-        elif isinstance(value, dict | list):
-            yield from in_all(value, key)
-
-
-def test_steps_are_of_ordered_reads(reads: Reads) -> None:
-    with pytest.raises(InvalidArgument, match="job claims is not read in order"):
-        reads.audit("claims", "--step", 0)

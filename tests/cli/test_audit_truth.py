@@ -175,7 +175,7 @@ def test_what_ordered_trainers_wrote_down(seed: int) -> None:
     seen = {element for t in trainers for batch in t.given for element in batch}
     for cut in cluster.cuts():
         ((_, history),) = cluster.histories(cut).items()
-        answers = OrderedAnswers(history, None)
+        answers = OrderedAnswers(history)
         for step in (*range(12), 100_000):
             expect_step(answers.step(step), history, trainers)
         for element in draws.sample(sorted(seen), min(len(seen), 9)):
@@ -242,13 +242,11 @@ def test_an_ordered_job_that_stopped_in_its_midst_is_exact() -> None:
     (row,) = views.jobs(status(cluster.state))
     assert (row["state"], row["epochs"]) == ("idle", [])
     (history,) = cluster.histories().values()
-    answers = OrderedAnswers(history, None)
+    answers = OrderedAnswers(history)
     assert [answers.step(n)["status"] for n in (0, 2, 3, 4, 5, 15, 16, 100_000)] == [
         *("given", "given", "differs by consumer", "differs by consumer"), *["not yet"] * 4,
     ]  # fmt: skip
     assert [b["status"] for b in answers.step(4)["batches"]] == ["given", "not yet"]
-    asked = OrderedAnswers(history, ev.GroupMember(consumers=1, batch_size=4)).step(0)
-    assert asked["group"] is None and asked["status"].startswith("hypothetical")
 
 
 def test_a_journal_of_an_earlier_version_says_not_known() -> None:
@@ -258,7 +256,7 @@ def test_a_journal_of_an_earlier_version_says_not_known() -> None:
     trainer.take(5)
     cluster.do(c.LeaveIteration(consumer_id=trainer.consumer_id, reason=GOODBYE))
     (history,) = cluster.histories().values()
-    answers = OrderedAnswers(history, None)
+    answers = OrderedAnswers(history)
     assert [answers.step(n)["status"] for n in (0, 31, 32)] == ["not known"] * 2 + ["not yet"]
     assert "has reported nothing" in answers.step(0)["batches"][0]["why"]
 
@@ -270,7 +268,7 @@ def test_lengths_are_of_the_dataset_that_a_job_has_read() -> None:
     cluster.do(c.RemoveDataset(dataset_id="d"))
     cluster.register([9, 9, 9, 9])
     Trainer(cluster, OrderedRead(seed=3, cycle_length=3, block_length=2)).end(killed=False)
-    before, after = (OrderedAnswers(h, None).overview() for h in cluster.histories().values())
+    before, after = (OrderedAnswers(h).overview() for h in cluster.histories().values())
     assert (before["epoch_elements"], [each["bundles"] for each in before["learned"]]) == (5, [2])
     assert (after["epoch_elements"], [each["bundles"] for each in after["learned"]]) == (36, [4])
 
@@ -388,7 +386,7 @@ def test_each_golden_journal_has_a_verdict_wherever_it_was_cut(path: Path) -> No
     for cut in cluster.cuts():
         for history in cluster.histories(cut).values():
             if history.job.is_ordered:
-                answers = OrderedAnswers(history, None)
+                answers = OrderedAnswers(history)
                 said = answers.overview()
                 assert answers.step(100_000)["status"] in (
                     "not yet",

@@ -34,7 +34,7 @@ from forebay.service.structure import describe
 from forebay.storage import Locked, open_storage
 
 from .. import forks
-from ..postgres_server import PASSWORD, PostgresServer, schema_of
+from ..postgres_server import PASSWORD, schema_of
 from ..redis_server import opened_keys
 from ..stock import GRAPH, DispatcherProcess
 from ..terminals import written_to
@@ -334,37 +334,24 @@ class TestServers:
         (told,) = (line for line in lines if "SIGTERM" in line["message"])
         assert told["level"] == "info"
 
-    def test_a_worker_that_is_told_to_stop_as_it_begins_to_wait(self) -> None:
-        """The handler runs wherever the main thread is, and whatever lock that has."""
+    @pytest.mark.parametrize(
+        "strikes",
+        [
+            "sys.setprofile(as_it_begins_to_wait)",  # whatever lock the main thread has
+            "threading.Thread(target=in_another_thread).start()",  # Python's handler waits
+        ],
+    )
+    def test_a_worker_hears_that_it_is_to_stop(self, strikes: str) -> None:
         program = (
-            "import os, signal, sys, threading\n"
+            "import os, signal, sys, threading, time\n"
             "from forebay.service.cli import app\n"
             "from forebay.service.worker import worker\n"
-            "def strike(frame, event, arg):\n"
+            "def as_it_begins_to_wait(frame, event, arg):\n"
             "    waits = event == 'call' and frame.f_code is threading.Condition.wait.__code__\n"
             "    if waits or (event == 'c_call' and arg is os.read):\n"
             "        sys.setprofile(None)\n"
             "        os.kill(os.getpid(), signal.SIGTERM)\n"
-            "class Worker:\n"
-            "    def __init__(self, options, pipelines): pass\n"
-            "    def start(self): pass\n"
-            "    def stop(self, drain): return True\n"
-            "    @property\n"
-            "    def address(self): sys.setprofile(strike); return 'h:1'\n"
-            "worker.Worker = Worker\n"
-            "app(['worker', '--dispatcher=h:1'])\n"
-        )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
-        assert (done.returncode, done.stdout) == (0, b"h:1\n"), done.stderr
-        assert b"told to by SIGTERM" in done.stderr
-
-    def test_a_worker_is_told_to_stop_by_a_signal_that_another_thread_gets(self) -> None:
-        """Python's handler waits for the main thread, which waits for the handler."""
-        program = (
-            "import signal, threading, time\n"
-            "from forebay.service.cli import app\n"
-            "from forebay.service.worker import worker\n"
-            "def strike():\n"
+            "def in_another_thread():\n"
             "    time.sleep(0.5)\n"
             "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
             "class Worker:\n"
@@ -372,7 +359,7 @@ class TestServers:
             "    def start(self): pass\n"
             "    def stop(self, drain): return True\n"
             "    @property\n"
-            "    def address(self): threading.Thread(target=strike).start(); return 'h:1'\n"
+            f"    def address(self): {strikes}; return 'h:1'\n"
             "worker.Worker = Worker\n"
             "app(['worker', '--dispatcher=h:1'])\n"
         )
@@ -486,9 +473,11 @@ class TestStatus:
     """What is shown of a state, on a narrow terminal."""
 
     @staticmethod
-    def shown(*jobs: dict[str, Any], sort: str = "job", **others: Any) -> list[str]:
+    def shown(
+        *jobs: dict[str, Any], sort: str = "job", width: int = 80, **others: Any
+    ) -> list[str]:
         summary = {**STATUS, "jobs": list(jobs), **others}
-        console = plain_console(width=80, file=io.StringIO(), color_system=None)
+        console = plain_console(width=width, file=io.StringIO(), color_system=None)
         console.print(render(summary, sort))
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().splitlines()
@@ -536,37 +525,46 @@ class TestStatus:
             ["/b", "2 of 3", "40 of 100", "5,000", "50.0/s, 2.0 MB/s", "2 min", ""],
         ]
 
+    @pytest.mark.parametrize(
+        ("of_job", "told"),
+        [
+            ({"cross_trainer_cache": True}, "DYNAMIC, cached 1 1 1 of 2"),
+            (
+                {
+                    "order": {"known_lengths": 3, "bundles": 9},
+                    "iterations": [{"group": [{"consumers": 4}] * 2, "sources": []}],
+                },
+                "ordered all 2 of 4 1 of 2 lengths of 3 of 9 bundles",
+            ),
+            (
+                {
+                    "order": {"known_lengths": 0, "bundles": 9, "claimed": True},
+                    "iterations": [
+                        {"claims": {"bundles": 9, "done": 3, "unclaimed": 4}, "sources": []}
+                    ],
+                },
+                "at least once 1 1 1 of 2 3 of 9 bundles done",
+            ),
+            (
+                {
+                    "order": {"known_lengths": 3, "bundles": 9},
+                    "iterations": [],
+                    "skipped_splits": 2,
+                },
+                "ordered not being read lengths of 3 of 9 bundles, 2 skipped",
+            ),
+        ],
+    )
+    def test_the_row_of_a_job(self, of_job: dict[str, Any], told: str) -> None:
+        runs = [iteration(1) | more for more in of_job.pop("iterations", [{}])]
+        text = self.shown(job("j") | of_job | {"iterations": runs}, width=200)
+        assert told in " ".join(" ".join(text).split())
+
     def test_a_worker_that_drains_is_said_to(self) -> None:
         worker = {"address": "w:1", "stock": False, "running_tasks": 1, "tags": []}
         workers = [worker, {**worker, "draining": True}]
         rows = [line for line in self.shown(workers=workers) if "w:1" in line]
         assert ["draining" in row for row in rows] == [False, True]
-
-    def test_a_cached_job_is_said_to_be_cached(self) -> None:
-        cached = job("j", iteration(1)) | {"cross_trainer_cache": True}
-        rows = [line for line in self.shown(cached, job("k", iteration(1))) if "DYNAMIC" in line]
-        assert ["DYNAMIC, cached" in row for row in rows] == [True, False]
-
-    def test_an_ordered_job_has_its_group_and_the_lengths_that_are_known(self) -> None:
-        reads = iteration(0) | {"group": [{"consumers": 4}] * 2, "sources": []}
-        ordered = job("j", reads) | {"order": {"known_lengths": 3, "bundles": 9}}
-        (row,) = [line.split() for line in self.shown(ordered) if "ordered" in line]
-        shown = "ordered all 2 of 4 1 of 2 lengths of 3 of 9 bundles"
-        assert " ".join(row[2:]) == shown
-
-    def test_a_job_that_is_read_at_least_once_has_its_claims(self) -> None:
-        claims = {"bundles": 9, "done": 3, "unclaimed": 4, "consumers": {7: 2}}
-        reads = iteration(2) | {"claims": claims, "sources": []}
-        once = job("j", reads) | {"order": {"known_lengths": 0, "bundles": 9, "claimed": True}}
-        (row,) = [line.split() for line in self.shown(once) if "at least once" in line]
-        text = " ".join(row)
-        assert "at least once 2" in text and "3 of 9 bundles done" in text
-
-    def test_a_job_that_stopped_in_its_midst_is_not_finished(self) -> None:
-        order = {"known_lengths": 3, "bundles": 9}
-        stopped = job("j") | {"order": order, "summarized": [], "skipped_splits": 2}
-        text = " ".join(" ".join(self.shown(stopped)).split())
-        assert text.endswith("ordered not being read lengths of 3 of 9 bundles, 2 skipped")
 
     def test_epochs_that_are_over_are_one_line(self) -> None:
         over = [iteration(n, finished=True, lost=n == 3) for n in (1, 2, 3, 5)]
@@ -658,45 +656,27 @@ class TestDatasets:
         assert ["2", "–", "–", "–", "now", ""] in rows
 
 
-class TestRedis:
-    def test_no_journal_there_and_no_password_shown(self, redis_storage_url: str) -> None:
-        url = redis_storage_url.replace("redis://", "redis://:secret@")
-        assert "secret" not in error_of("journal", "verify", url)
-
-    def test_a_flushed_journal_is_refused_until_it_is_repaired(
-        self, redis_storage_url: str, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        dispatcher = DispatcherProcess(redis_storage_url)
-        with opened_keys(redis_storage_url) as (client, keys):
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+def test_a_lost_journal_is_refused_until_it_is_repaired_and_no_password_shown(
+    kind: str, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url: str = request.getfixturevalue(f"{kind}_storage_url")
+    secret = url.replace(PASSWORD, "secret").replace("redis://", "redis://:secret@")
+    assert "secret" not in error_of("journal", "verify", secret)
+    assert "no journal" in error_of("journal", "verify", url)
+    dispatcher = DispatcherProcess(url)
+    if kind == "redis":
+        with opened_keys(url) as (client, keys):
             client.delete(*keys)
-        assert dispatcher.wait() == 1
-        assert "acknowledged records are missing" in capfd.readouterr().err
-        assert "repair --truncate-corrupt" in error_of("journal", "repair", redis_storage_url)
-        done = forebay("journal", "repair", "--truncate-corrupt", redis_storage_url)
-        assert done.returncode == 0, done.stderr
-        dispatcher.restart()
-        assert dispatcher.stop() == 0
-        assert forebay("journal", "verify", redis_storage_url).returncode == 0
-
-
-class TestPostgres:
-    def test_no_journal_there_and_no_password_shown(self, postgres_storage_url: str) -> None:
-        url = postgres_storage_url.replace(PASSWORD, "secret")
-        assert "secret" not in error_of("journal", "verify", url)
-        assert "no journal" in error_of("journal", "verify", postgres_storage_url)
-
-    def test_a_dropped_journal_is_refused_until_it_is_repaired(
-        self, postgres: PostgresServer, postgres_storage_url: str, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        dispatcher = DispatcherProcess(postgres_storage_url)
-        postgres.execute(f'DROP SCHEMA "{schema_of(postgres_storage_url)}" CASCADE')
-        assert dispatcher.wait() == 1
-        said = capfd.readouterr().err
-        assert "acknowledged records are missing" in said
-        assert PASSWORD not in said
-        assert "repair --truncate-corrupt" in error_of("journal", "repair", postgres_storage_url)
-        done = forebay("journal", "repair", "--truncate-corrupt", postgres_storage_url)
-        assert done.returncode == 0, done.stderr
-        dispatcher.restart()
-        assert dispatcher.stop() == 0
-        assert forebay("journal", "verify", postgres_storage_url).returncode == 0
+    else:
+        server = request.getfixturevalue("postgres")
+        server.execute(f'DROP SCHEMA "{schema_of(url)}" CASCADE')
+    assert dispatcher.wait() == 1
+    said = capfd.readouterr().err
+    assert "acknowledged records are missing" in said and PASSWORD not in said
+    assert "repair --truncate-corrupt" in error_of("journal", "repair", url)
+    done = forebay("journal", "repair", "--truncate-corrupt", url)
+    assert done.returncode == 0, done.stderr
+    dispatcher.restart()
+    assert dispatcher.stop() == 0
+    assert forebay("journal", "verify", url).returncode == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-import queue
 import re
 import ssl
 import time
@@ -46,11 +45,12 @@ from forebay.service.errors import (
 from forebay.service.processes import free_port
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.servers import WorkerServer
-from forebay.service.transport import BlockClient, BlockServer
+from forebay.service.transport import BlockServer
 from forebay.service.transport import client as block_client
 
 from ..certificates import Authority, token, using
 from ..standbys import wait_until
+from ..transport.peers import Consumer
 
 EACH_ROLE = "".join(f'[[grant]]\nto = ["{role}"]\nroles = ["{role}"]\n' for role in ROLES)
 RULES = (
@@ -383,27 +383,26 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
             give_up_s: float = 0.1,
         ) -> str:
             """What comes of reading the task over TCP. A function's credentials are new ones."""
+            numbers = itertools.count()
             with using(who):
-                found: queue.SimpleQueue[str] = queue.SimpleQueue()
-                given, numbers = credential, itertools.count()
-                client = BlockClient(
+                reading: Consumer = Consumer(
                     [address for address in blocks.addresses if address[0] == "tcp"],
-                    worker_uid=1,
-                    consumer_id=consumer,
-                    deliver=lambda *delivered: found.put(type(delivered[2]).__name__),
-                    lost=found.put,
+                    consumer,
+                    uid=1,
+                    reads=task,
                     give_up_s=give_up_s,
                     credential=lambda: (
-                        (given, 1) if isinstance(given, bytes) else (given(), next(numbers))
+                        (credential, 1)
+                        if isinstance(credential, bytes)
+                        else (credential(), next(numbers))
                     ),
-                    fail=lambda error: found.put(f"{type(error).__name__}: {error}"),
+                    fail=lambda error: reading.arrived.put(f"{type(error).__name__}: {error}"),
                 )
-                client.start()
-                client.read(task)
                 try:
-                    return found.get(timeout=20)
+                    found = reading.get()
+                    return found if isinstance(found, str) else type(found[1]).__name__
                 finally:
-                    client.close()
+                    reading.client.close()
 
         issued = keys.sign(CONSUMER, ITERATION, identity(trainer))
         assert answer(trainer, issued) == "EndOfTask"
@@ -434,26 +433,6 @@ def test_a_data_connection_needs_the_credential_of_its_consumer_peer_and_iterati
         assert unfit.startswith("Unauthenticated") and "given to somebody else" in unfit
     finally:
         blocks.stop()
-
-
-def test_a_credential_that_never_fits_is_an_error_in_the_trainer(
-    authority: Authority, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeats, "HEARTBEAT_S", 0.3)
-    monkeypatch.setattr(block_client, "UNFIT_S", 1.0)
-    certificates: dict[str, Any] = authority.issue("all").files()
-    secret = token(tmp_path / "all.token", "secret\n")
-    both = Credentials(**certificates, token_file=secret)
-    with (
-        using(both),
-        DispatchServer(DispatcherConfig(**certificates)) as dispatcher,
-        WorkerServer(WorkerConfig(dispatcher.target, token_file=secret, **certificates)),
-    ):
-        target = dispatcher.target
-        dataset_id = service.register_dataset(target, numbers(10))
-        how: Any = {"processing_mode": "distributed_epoch", "data_transfer_protocol": "tcp"}
-        with pytest.raises(Unauthenticated, match="asks for tokens and the worker for certif"):
-            [*service.read(target, dataset_id, **how)]
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "grpc"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
-import queue
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -26,10 +25,10 @@ from forebay.service.dispatcher import permissions
 from forebay.service.errors import PermissionDenied, Unauthenticated
 from forebay.service.proto import forebay_pb2 as pb
 from forebay.service.servers import WorkerServer
-from forebay.service.transport import BlockClient
 
 from ..certificates import Authority, using
 from ..standbys import wait_until
+from ..transport.peers import Consumer
 
 RULES = """
 [[grant]]
@@ -251,24 +250,19 @@ def stolen(
         for server in task.transfer_servers
         if server.protocol == "tcp"
     ]
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
     with using(thief.credentials):
-        client = BlockClient(
+        reading = Consumer(
             addresses,
-            worker_uid=task.worker_uid,
-            consumer_id=reads.consumer_id,
-            deliver=lambda *delivered: found.put(type(delivered[2]).__name__),
-            lost=found.put,
+            reads.consumer_id,
+            uid=task.worker_uid,
+            reads=task.task_id,
             give_up_s=0.1,
             credential=lambda: (signed, 1),
-            fail=lambda error: found.put(f"{type(error).__name__}: {error}"),
         )
-        client.start()
-        client.read(task.task_id)
         try:
-            return found.get(timeout=30)
+            return str(reading.get())
         finally:
-            client.close()
+            reading.client.close()
 
 
 def test_a_key_of_one_pool_signs_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from forebay.service.cli import doctor
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.connections.proxies import (
@@ -67,13 +66,6 @@ def test_a_dispatcher_on_loopback_answers(variable: str, monkeypatch: pytest.Mon
         for address in (dispatcher.address, f"localhost:{port}"):
             with DispatcherClient(address, own_connection=True) as client:
                 assert fetch_status(client, patience_s=5)["workers"] == []
-
-
-def test_the_doctor_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not [*doctor._of_environment()]
-    monkeypatch.setenv("https_proxy", NOWHERE)
-    (found,) = doctor._of_environment()
-    assert found.subject == "variable https_proxy" and "no_proxy" in found.advice
 
 
 def test_an_error_names_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from forebay.service.transport.server import MAX_STRANGERS
 from ..certificates import Authority, files, holder, token, using
 from ..standbys import wait_until
 from ..stock import GRAPH
-from ..transport.peers import UID, Consumer, only, say, task
+from ..transport.peers import UID, Consumer, Proxy, Rule, only, say, task, whole
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -535,29 +535,19 @@ def test_a_handshake_may_be_slow(
     closing: ExitStack, dispatcher: DispatchServer, trainer: Any
 ) -> None:
     """gRPC gives up a plain connection that takes 50 to 500 ms, and tries again."""
-    port = int(dispatcher.address.rpartition(":")[2])
-    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
-    closing.callback(lambda: listener.shutdown(socket.SHUT_RDWR))
 
-    def forward(source: socket.socket, sink: socket.socket, pause_s: float) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                time.sleep(pause_s)
-                sink.sendall(data)
-                pause_s = 0.0
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
+    def slowly() -> Rule:
+        waits = [0.8]  # before the first bytes
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near = closing.enter_context(listener.accept()[0])
-                far = closing.enter_context(socket.create_connection(("127.0.0.1", port)))
-                for ends in ((near, far, 0.0), (far, near, 0.8)):
-                    threading.Thread(target=forward, args=ends, daemon=True).start()
+        def rule(data: bytes) -> tuple[bytes, bool]:
+            time.sleep(waits.pop() if waits else 0)
+            return data, True
 
-    threading.Thread(target=accept, daemon=True).start()
-    assert status(f"localhost:{listener.getsockname()[1]}", trainer).startswith("{")
+        return rule
+
+    proxy = Proxy(int(dispatcher.address.rpartition(":")[2]), lambda: (whole, slowly()))
+    closing.callback(proxy.close)
+    assert status(f"localhost:{proxy.port}", trainer).startswith("{")
 
 
 class _Says(grpc.GenericRpcHandler):  # type: ignore[type-arg] # generic in its stubs only
@@ -595,38 +585,6 @@ def test_a_caller_has_an_identity(
     new, old = with_tokens.token_file.split(",")
     assert who(closing, with_tokens, holder(server, new)) == "token new"
     assert who(closing, with_tokens, holder(server, old)) == "token old"
-
-
-def test_new_files_are_in_force_for_the_next_handshake(
-    closing: ExitStack, tmp_path: pathlib.Path, trainer: Credentials, authority: Authority
-) -> None:
-    """A server whose authority is replaced lets in the new one's clients, and not the old's."""
-    home = Authority(tmp_path / "home")
-    theirs = home.issue("server")
-    ours = home.issue("client")
-    assert who(closing, theirs, ours) == "certificate client, localhost, 127.0.0.1"
-    pool = closing.enter_context(ThreadPoolExecutor(2))
-    server = grpc.server(pool, handlers=[_Says(Admission(theirs))])
-    address = bind(server, "127.0.0.1", 0, theirs)
-    server.start()
-    closing.callback(lambda: server.stop(None).wait())
-
-    def ask(own: Credentials) -> str:
-        with connect(address, credentials=own) as channel:
-            call: Any = channel.unary_unary("/a/b", None, None)
-            return str(call(b"", timeout=PATIENCE_S), "utf-8")
-
-    assert ask(ours).startswith("certificate client")
-    before = Authority(tmp_path / "before")
-    other = before.issue("other")
-    with pytest.raises(grpc.RpcError):
-        ask(mixed(other, theirs))
-    pathlib.Path(theirs.tls_ca).write_bytes(pathlib.Path(other.tls_ca).read_bytes())
-    renewed = mixed(other, ours)
-    again = before.issue("server")
-    pathlib.Path(theirs.tls_cert).write_bytes(pathlib.Path(again.tls_cert).read_bytes())
-    pathlib.Path(theirs.tls_key).write_bytes(pathlib.Path(again.tls_key).read_bytes())
-    assert ask(renewed).startswith("certificate other")
 
 
 def test_a_fork_has_its_credentials_whatever_other_threads_did(server: Credentials) -> None:

@@ -59,7 +59,7 @@ def numbers(split: int) -> Iterator[int]:
 def audits(journal: pathlib.Path) -> dict[str, OrderedAnswers]:
     """By job."""
     _, histories, _ = _replayed(FileStorage(journal))
-    return {each.job.user_name: OrderedAnswers(each, None) for each in histories.jobs.values()}
+    return {each.job.user_name: OrderedAnswers(each) for each in histories.jobs.values()}
 
 
 def position_of_group(dispatcher: DispatcherProcess) -> int | None:

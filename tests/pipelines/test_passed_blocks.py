@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.service.blocks import Block
 from forebay.service.delivery import EndOfTask, FirstComeOutput
-from forebay.service.transport import BlockServer
+from forebay.service.transport import BlockClient, BlockServer
 
 from ..transport.peers import UID, Consumer, only
 from .functions import pipeline_of
@@ -79,9 +79,10 @@ def test_who_reads_keeps_writes_and_is_cut_off_has_its_own_elements_once() -> No
                 value, array = kept.pop(dice.randrange(len(kept)))
                 assert (array == value).all()
             if dice.random() < 0.2:
-                connection = server.sessions.connection_of(dice.choice([1, 2]))
-                if connection is not None:
-                    connection.cut()
+                client = dice.choice(consumers).client
+                assert isinstance(client, BlockClient)
+                with client._lock:
+                    client._outbox.cut()
         producer.join()
         for value, array in kept:
             assert (array == value).all()

@@ -9,10 +9,16 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import grpc
+
 from forebay.service.blocks import Block
+from forebay.service.connections import tunnel
+from forebay.service.connections.admission import Identity
+from forebay.service.connections.grpc_server import bind, server_options
 from forebay.service.delivery import End, EndOfTask, FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockClient, BlockServer, LocalClient, frames, messages
@@ -213,22 +219,64 @@ class Damage(NamedTuple):
     cut: bool  # there; otherwise all bits of the byte are turned over
 
 
-class MeddlingProxy:
-    """Passes on what clients and a worker say, and damages connections."""
+class TunnelledWorker:
+    """A BlockServer that is reached through a gRPC server, too."""
 
-    def __init__(self, port: int, damage: Callable[[], Damage | None]) -> None:
-        """`damage` is asked for each connection to the worker's `port`."""
+    def __init__(self, closing: ExitStack) -> None:
+        self.blocks = BlockServer(UID)
+        closing.callback(self.blocks.stop)
+        self.hosts: queue.Queue[str] = queue.Queue()
+        self.grpc = grpc.server(
+            ThreadPoolExecutor(2 * tunnel.MAX_TUNNELS),
+            handlers=[tunnel.handlers(self._serve)],
+            options=[*server_options(None), *tunnel.SERVER_OPTIONS],
+        )
+        self.address = bind(self.grpc, "127.0.0.1", 0)
+        self.grpc.start()
+        self.blocks.start()
+        closing.callback(lambda: self.grpc.stop(0).wait())
+
+    def _serve(self, sock: socket.socket, address: tuple[str, int], _: Identity | None) -> None:
+        self.hosts.put(address[0])
+        self.blocks.serve(sock, address)
+
+    def port(self, protocol: str) -> int:
+        """Of "tcp" or "grpc"."""
+        return self.blocks.port if protocol == "tcp" else int(self.address.rpartition(":")[2])
+
+
+Rule = Callable[[bytes], tuple[bytes, bool]]
+"""What of the data passes in one direction, and whether the connection goes on behind it."""
+
+
+def whole(data: bytes) -> tuple[bytes, bool]:
+    return data, True
+
+
+class Proxy:
+    """A TCP proxy before a worker, which passes on what the rules of each connection let pass."""
+
+    def __init__(
+        self, port: int, rules: Callable[[], tuple[Rule, Rule]], buffer_bytes: int = 0
+    ) -> None:
+        """`rules` is asked for each connection to the worker's `port`: there, and back."""
         self._target = ("127.0.0.1", port)
-        self._damage = damage
+        self._rules = rules
+        self._buffer_bytes = buffer_bytes  # of each socket, for what it receives; 0: the system's
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.addresses = [("tcp", f"127.0.0.1:{self._listener.getsockname()[1]}")]
-        self.damaged = 0  # connections
+        self.port: int = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.addresses = [("tcp", self.address)]
+        self.connections = 0
+        self._open: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._run, name="test-proxy")]
         self._threads[0].start()
 
     def close(self) -> None:
-        """End; the connections have ended before."""
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for sock in list(self._open):
+            self._shut(sock)
         for thread in self._threads:
             thread.join()
         self._listener.close()
@@ -239,114 +287,99 @@ class MeddlingProxy:
                 near, _ = self._listener.accept()
             except OSError:  # closed
                 return
+            self.connections += 1
+            there, back = self._rules()
             thread = threading.Thread(
-                target=self._serve, args=(near, self._damage()), name="test-proxy"
+                target=self._serve, args=(near, there, back), name="test-proxy"
             )
+            self._open.add(near)
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, near: socket.socket, damage: Damage | None) -> None:
-        with near, socket.create_connection(self._target) as far:
+    def _serve(self, near: socket.socket, there: Rule, back: Rule) -> None:
+        with near, socket.socket() as far:
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            forth = threading.Thread(
-                target=self._pass,
-                args=(near, far, damage if damage and damage.to_worker else None),
-                name="test-proxy",
-            )
+                if self._buffer_bytes:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
+            self._open.add(far)
+            try:
+                far.connect(self._target)
+            except OSError:  # nobody listens there now
+                return
+            forth = threading.Thread(target=self._pass, args=(near, far, there), name="test-proxy")
             forth.start()
-            self._pass(far, near, damage if damage and not damage.to_worker else None)
+            self._pass(far, near, back)
             forth.join()
+            self._open -= {near, far}
 
-    def _pass(self, source: socket.socket, sink: socket.socket, damage: Damage | None) -> None:
-        passed = 0
+    def _pass(self, source: socket.socket, sink: socket.socket, rule: Rule) -> None:
+        goes_on = True
         try:
-            while data := source.recv(1 << 16):
-                if damage is not None and passed <= damage.at < passed + len(data):
-                    self.damaged += 1
-                    at = damage.at - passed
-                    if damage.cut:
-                        sink.sendall(data[:at])
-                        break
-                    data = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+            while goes_on and (data := source.recv(self._buffer_bytes or 1 << 16)):
+                data, goes_on = rule(data)
                 sink.sendall(data)
-                passed += len(data)
         except OSError:  # cut, by the other direction or by an end
             pass
         for sock in (source, sink):
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is cut
-                pass
+            self._shut(sock)
+
+    def _shut(self, sock: socket.socket) -> None:
+        try:
+            sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is cut
+            pass
 
 
-class ShortLived:
-    """A proxy. Each connection passes only so many bytes of what the worker says."""
+class MeddlingProxy(Proxy):
+    """Damages connections."""
+
+    def __init__(self, port: int, damage: Callable[[], Damage | None]) -> None:
+        """`damage` is asked for each connection."""
+        self.damaged = 0  # connections
+        super().__init__(port, lambda: self._rules_of(damage()))
+
+    def _rules_of(self, damage: Damage | None) -> tuple[Rule, Rule]:
+        if damage is None:
+            return whole, whole
+        ahead = damage.at
+
+        def damaging(data: bytes) -> tuple[bytes, bool]:
+            nonlocal ahead
+            at, ahead = ahead, ahead - len(data)
+            if not 0 <= at < len(data):
+                return data, True
+            self.damaged += 1
+            if damage.cut:
+                return data[:at], False
+            return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :], True
+
+        return (damaging, whole) if damage.to_worker else (whole, damaging)
+
+
+class ShortLived(Proxy):
+    """Each connection passes only so many bytes of what the worker says."""
 
     def __init__(self, port: int, limit: int, *, silent: bool, endless_from: int = 1 << 30) -> None:
         """Then the connection is reset; or, if `silent`, stays open, and the proxy takes what
         comes without passing it on. Connection number `endless_from`, from 0, has no limit.
         """
-        self._target = ("127.0.0.1", port)
-        self._limit, self._silent, self._endless_from = limit, silent, endless_from
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
-        self.connections = 0
         self.spent = 0  # connections that have reached their limit
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._run, name="test-proxy")]
-        self._threads[0].start()
+        self._limit, self._silent, self._endless_from = limit, silent, endless_from
+        super().__init__(port, self._limited)
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        for sock in [self._listener, *self._open]:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is cut
-                pass
-        for thread in self._threads:
-            thread.join()
-        for sock in [self._listener, *self._open]:
-            sock.close()
+    def _limited(self) -> tuple[Rule, Rule]:
+        if self.connections > self._endless_from:
+            return whole, whole
+        left = self._limit
 
-    def _run(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            far = socket.create_connection(self._target)
-            self._open += [near, far]
-            limit = self._limit if self.connections < self._endless_from else 1 << 60
-            self.connections += 1
-            is_spent = threading.Event()
-            for source, sink, most in ((near, far, 1 << 60), (far, near, limit)):
-                self._threads.append(
-                    threading.Thread(
-                        target=self._pass, args=(source, sink, most, is_spent), name="test-proxy"
-                    )
-                )
-                self._threads[-1].start()
+        def there(data: bytes) -> tuple[bytes, bool]:
+            return (data, True) if left > 0 else (b"", self._silent)
 
-    def _pass(
-        self, source: socket.socket, sink: socket.socket, most: int, is_spent: threading.Event
-    ) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if not is_spent.is_set():
-                    sink.sendall(data[:most])
-                    most -= len(data)
-                if most <= 0 and not is_spent.is_set():
-                    self.spent += 1
-                    is_spent.set()
-                if is_spent.is_set() and not self._silent:
-                    break
-        except OSError:  # an end has gone
-            pass
-        for sock in (source, sink):
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is cut
-                pass
+        def back(data: bytes) -> tuple[bytes, bool]:
+            nonlocal left
+            before, left = left, left - len(data)
+            self.spent += before > 0 >= left
+            return data[: max(0, before)], left > 0 or self._silent
+
+        return there, back

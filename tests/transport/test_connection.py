@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import json
 import os
@@ -49,7 +48,7 @@ from forebay.service.transport import client as client_module
 from forebay.service.transport.sessions import Sessions
 
 from ..standbys import wait_until
-from .peers import TIMEOUT_S, UID, WELCOME, Consumer, hear, only, raw, say, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, Proxy, Rule, hear, only, raw, say, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -98,31 +97,6 @@ def test_a_consumer_is_welcomed_once_its_earlier_connections_are_replaced(
     assert welcomed == [False]
 
 
-def test_what_is_asked_together_is_sent_in_one_piece(
-    server: BlockServer, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in (1, 2, 3):
-        task(server, number, 2)
-    consumer = Consumer(only(server, "tcp"), reads=1)
-    closing.callback(consumer.client.close)
-    assert consumer.numbers() == [1, 2]
-    sent, send, here = [], frames.send, threading.get_ident()
-
-    def counted(sock: socket.socket, buffers: Any, *descriptors: Any) -> None:
-        if threading.get_ident() == here:
-            sent.append(len(buffers))
-        send(sock, buffers, *descriptors)
-
-    monkeypatch.setattr(frames, "send", counted)
-    with consumer.client.together():
-        consumer.client.read(2)
-        consumer.client.read(3)
-        assert not sent
-    assert sum(sent) >= 2 and len(sent) == 1
-    found = [consumer.take() for _ in range(6)]
-    assert collections.Counter(task_id for task_id, _ in found) == {2: 3, 3: 3}
-
-
 def test_the_worker_hears_that_an_end_was_heard_though_nothing_else_is_said(
     server: BlockServer, closing: ExitStack
 ) -> None:
@@ -137,49 +111,6 @@ def test_the_worker_hears_that_an_end_was_heard_though_nothing_else_is_said(
     assert consumer.take_numbered() == (5, 3, EndOfSlice(7, 0, True))
     (session,) = server.sessions._by_consumer.values()
     wait_until(lambda: not session.buffers)
-
-
-def test_several_tasks_over_one_connection_and_several_consumers_of_one_task(
-    server: BlockServer, closing: ExitStack
-) -> None:
-    outputs = [FirstComeOutput(10_000) for _ in range(3)]
-    for task_id, output in enumerate(outputs):
-        server.sessions.add_task(task_id, output)
-    consumers = [Consumer(server.addresses, consumer_id) for consumer_id in range(3)]
-    for consumer in consumers:
-        closing.callback(consumer.client.close)
-        for task_id in range(3):
-            consumer.client.read(task_id)
-
-    def produce(output: FirstComeOutput) -> None:
-        for number in range(500):
-            output.put(numbered(number))
-        output.finish()
-
-    producers = [threading.Thread(target=produce, args=(o,), name="test-producer") for o in outputs]
-    for producer in producers:
-        producer.start()
-    got: dict[int, list[list[int]]] = {task_id: [] for task_id in range(3)}
-    for consumer in consumers:
-        mine: dict[int, list[int]] = {task_id: [] for task_id in range(3)}
-        ends = 0
-        while ends < 3:
-            task_id, item = consumer.take()
-            if isinstance(item, Block):
-                mine[task_id].append(item.index)
-            else:
-                ends += 1
-        for task_id, numbers in mine.items():
-            assert numbers == sorted(numbers)
-            got[task_id].append(numbers)
-    for parts in got.values():
-        assert sorted(itertools.chain(*parts)) == list(range(500)), (
-            "each block went to one consumer"
-        )
-    for producer in producers:
-        producer.join()
-    assert not server.sessions.wait_until_received(TIMEOUT_S)
-    server.stop()
 
 
 @pytest.mark.parametrize("credit_bytes", [1, 5_000, 100_000])
@@ -212,31 +143,6 @@ def test_no_more_is_in_flight_than_credit_and_one_block(
         held.append(item)
 
 
-def test_a_consumer_that_stalls_holds_up_only_itself(
-    server: BlockServer, closing: ExitStack
-) -> None:
-    task(server, 5, 300, lambda: 20_000)
-    stalled = Consumer(server.addresses, 1, credit_bytes=50_000)
-    closing.callback(stalled.client.close)
-    stalled.client.read(5)
-    first = stalled.get()
-    task(server, 6, 50, lambda: 1 << 20)
-    mute = raw(server, closing, consumer_id=9)  # has credit, and does not read its socket
-    say(mute, pb.ToWorker(credit=pb.Credit(bytes=1 << 30)))
-    say(mute, pb.ToWorker(read=pb.Read(task_id=6, any=pb.Any())))
-    brisk = Consumer(server.addresses, 2)
-    closing.callback(brisk.client.close)
-    brisk.client.read(5)
-    theirs = brisk.numbers()
-    assert len(theirs) >= 295
-    assert not isinstance(first, str)
-    held = [first[1]]
-    while not stalled.arrived.empty():
-        held.append(stalled.get()[1])  # type: ignore[arg-type]
-    mine = [item.index for item in held if isinstance(item, Block)]
-    assert sorted(mine + theirs) == list(range(1, 301))
-
-
 def test_stopped_tasks_are_not_delivered_and_cost_no_credit(
     server: BlockServer, closing: ExitStack
 ) -> None:
@@ -255,76 +161,24 @@ def test_stopped_tasks_are_not_delivered_and_cost_no_credit(
     assert rest == sorted(rest), "nothing of task 5 after those that had been delivered"
 
 
-class CuttingProxy:
-    """Passes bytes between clients and a server, and cuts each connection after `length()`."""
+class CuttingProxy(Proxy):
+    """Cuts each connection after `length()` bytes of both directions."""
 
-    def __init__(self, target: tuple[str, int], length: Callable[[], int]) -> None:
-        self._target = target
-        self._length = length
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._threads = [threading.Thread(target=self._run, name="test-proxy")]
+    def __init__(self, port: int, length: Callable[[], int]) -> None:
         self.cuts = 0
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads[0].start()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            for sock in (near, far):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            budget = [self._length()]
-            pair = [
-                threading.Thread(target=self._pass, args=(a, b, budget), name="test-proxy")
-                for a, b in ((near, far), (far, near))
-            ]
-            for thread in pair:
-                thread.start()
-            for thread in pair:
-                thread.join()
-            near.close()
-            far.close()
+        def rules() -> tuple[Rule, Rule]:
+            left = length()
 
-    def _pass(self, source: socket.socket, sink: socket.socket, budget: list[int]) -> None:
-        try:
-            while data := source.recv(min(65536, max(1, budget[0]))):
-                sink.sendall(data[: max(0, budget[0])])
-                budget[0] -= len(data)
-                if budget[0] <= 0:
-                    self.cuts += 1
-                    break
-        except OSError:  # the other direction has cut it
-            pass
-        for sock in (source, sink):
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it is cut
-                pass
+            def cutting(data: bytes) -> tuple[bytes, bool]:
+                nonlocal left
+                before, left = left, left - len(data)
+                self.cuts += left <= 0
+                return data[: max(0, before)], left > 0
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listener.close()
+            return cutting, cutting
 
-
-@pytest.mark.parametrize("seed", range(4))
-def test_connections_cut_anywhere_lose_and_repeat_nothing(
-    server: BlockServer, closing: ExitStack, seed: int
-) -> None:
-    dice = random.Random(seed)
-    (_, address) = only(server, "tcp")[0]
-    host, port = address.split(":")
-    proxy = CuttingProxy((host, int(port)), lambda: int(dice.expovariate(1 / 30_000)))
-    closing.callback(proxy.close)
-    task(server, 5, 400, lambda: dice.choice([8, 800, 8_000]))
-    consumer = Consumer([("tcp", proxy.address)], credit_bytes=60_000, give_up_s=TIMEOUT_S)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
-    assert consumer.numbers() == list(range(1, 401))
-    assert proxy.cuts > 5
+        super().__init__(port, rules)
 
 
 @pytest.mark.parametrize(
@@ -335,16 +189,14 @@ def test_a_cut_at_any_byte_loses_and_repeats_nothing(
     server: BlockServer, closing: ExitStack, order: Order, blocks: int, counted: bool
 ) -> None:
     """The first connection is cut after so many bytes of both directions; later ones are not."""
-    (_, address) = only(server, "tcp")[0]
-    host, port = address.split(":")
     lengths: list[int] = []
-    proxy = CuttingProxy((host, int(port)), lambda: lengths.pop() if lengths else 1 << 40)
+    proxy = CuttingProxy(server.port, lambda: lengths.pop() if lengths else 1 << 40)
     closing.callback(proxy.close)
     for cut_after in itertools.count(1):
         lengths.append(cut_after)
         output = task(server, cut_after, blocks)
         elements = ElementBudget(1).share() if counted else None
-        consumer = Consumer([("tcp", proxy.address)], cut_after, elements=elements)
+        consumer = Consumer(proxy.addresses, cut_after, elements=elements)
         consumer.client.read(cut_after, order)
         assert consumer.numbers() == [*range(1, blocks + 1)], f"cut after {cut_after} bytes"
         assert output.wait_drained(TIMEOUT_S), f"cut after {cut_after} bytes"
@@ -421,10 +273,10 @@ def test_the_server_forgets_a_consumer_whose_process_has_ended(server: BlockServ
     command = [sys.executable, "-c", CONSUMER, json.dumps(only(server, "unix")), str(UID)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as consumer:
         assert consumer.stdout is not None and consumer.stdout.readline() == "got\n"
-        assert server.sessions.is_read(5)
+        assert 5 in server.sessions.read_tasks()
         consumer.kill()
     give_up_s = time.monotonic() + TIMEOUT_S
-    while server.sessions.is_read(5):
+    while 5 in server.sessions.read_tasks():
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
 

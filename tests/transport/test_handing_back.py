@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from forebay.service.blocks import Block
-from forebay.service.delivery import AnyBlock, EndOfTask, EndPending, FirstComeOutput, Subscription
+from forebay.service.delivery import AnyBlock, EndOfTask, EndPending, FirstComeOutput
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockClient, BlockServer, LocalClient
+from forebay.service.transport import BlockClient, BlockServer
 from forebay.service.transport.sending import Connection, Farewell
 from forebay.service.transport.sessions import Sessions
 
@@ -59,7 +59,7 @@ def waiting_sender(sessions: Sessions, connection: Connection) -> Iterator[Futur
     """A sender that waits for the connection's next batch, and that batch."""
     with ThreadPoolExecutor(1) as pool:
         batch = pool.submit(sessions.next_batch, connection)
-        while not sessions.is_waiting(connection):
+        while connection not in sessions.idle:
             time.sleep(0.001)
         try:
             yield batch
@@ -132,31 +132,6 @@ def test_a_leaving_consumer_is_not_given_again_what_it_hands_back() -> None:
     assert sessions.next_batch(connection) is None
 
 
-def test_a_sender_without_credit_does_not_poll_the_output() -> None:
-    """On a new connection; before, its consumer had to wait for its turn."""
-    sessions, output = Sessions(linger_s=10), FirstComeOutput()
-    sessions.add_task(TASK, output)
-    output.put(block(0, 100_000))
-    behind = output.open(HANDS_BACK)
-    assert isinstance(behind, Subscription) and behind.next(True)
-    connection, taken = sessions.attach(1, lambda: None), -1
-    sessions.read(connection, TASK, 0, HANDS_BACK)
-    sessions.give_credit(connection, 1 << 20, [])
-    connection.fill()
-    while connection.outbox:
-        batch = sessions.next_batch(connection)
-        assert batch is not None
-        taken += len(batch)  # all but the last one, which is sent again
-        position = pb.Position(task_id=TASK, received=taken, taken=taken)
-        sessions.give_credit(connection, 0, [position])
-        connection.fill()
-    assert connection.retry_s() is not None
-    sessions.detach(connection, 0)
-    connection = sessions.attach(1, lambda: None)
-    sessions.read(connection, TASK, taken, HANDS_BACK)
-    assert connection.buffers[0].resend and connection.retry_s() is None
-
-
 def test_blocks_received_before_a_cut_can_be_handed_back_after_it() -> None:
     """Of a task that had ended by then, too: its end is said again before all that is read is."""
     sessions, output = Sessions(linger_s=10), FirstComeOutput()
@@ -225,16 +200,6 @@ def test_a_consumer_that_never_reached_its_worker_hands_nothing_back() -> None:
     assert consumer.client.close(0.0)
 
 
-def test_reading_and_stopping_before_the_first_credit_leaves_nothing() -> None:
-    sessions, output = Sessions(linger_s=10), FirstComeOutput()
-    sessions.add_task(TASK, output)
-    connection = sessions.attach(1, lambda: None)
-    for _ in range(3):
-        sessions.read(connection, TASK, 0, HANDS_BACK)
-        sessions.stop_reading(connection, TASK)
-    assert connection.resubscribed == set() and not connection.session.buffers
-
-
 def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
     output: FirstComeOutput,
 ) -> None:
@@ -271,28 +236,3 @@ def test_blocks_that_arrive_while_the_consumer_leaves_do_not_count_as_received(
         go_on.set()
         client.close()
         server.stop()
-
-
-def test_a_goodbye_ignores_a_task_whose_reading_begins_meanwhile() -> None:
-    """The goodbye has only the tasks that were read when it began."""
-    parted: list[pb.Position] = []
-
-    class Worker:
-        attach = read = forget = give_credit = lambda *_: None
-
-        def goodbye(self, _: object, positions: Iterable[pb.Position]) -> None:
-            for position in positions:
-                threads.append(threading.Thread(target=client.read, args=[TASK + 1, HANDS_BACK]))
-                threads[-1].start()
-                threads[-1].join(0.2)
-                parted.append(position)
-
-    threads: list[threading.Thread] = []
-    client = LocalClient(
-        Worker(),  # type: ignore[arg-type]
-        consumer_id=1, deliver=lambda *_: None, lost=lambda _: None,
-    )  # fmt: skip
-    client.read(TASK, HANDS_BACK)
-    client.hand_back(None)
-    threads[0].join(TIMEOUT_S)
-    assert [position.task_id for position in parted] == [TASK]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import threading
@@ -17,10 +16,9 @@ from forebay.service import block_limits
 from forebay.service.blocks import Block, Component
 from forebay.service.client.options import reading
 from forebay.service.delivery import End, FirstComeOutput, TaskFailed
-from forebay.service.errors import InvalidArgument, ProtocolError
-from forebay.service.shared import Borrower
+from forebay.service.errors import InvalidArgument
 from forebay.service.structure import assemble
-from forebay.service.transport import BlockServer, codecs, frames, local_worker
+from forebay.service.transport import BlockServer, frames, local_worker
 from forebay.service.transport.budget import MAX_ELEMENTS, ElementBudget
 from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS
 
@@ -122,22 +120,6 @@ def test_a_block_that_no_consumer_would_take_is_refused_at_once() -> None:
     huge = np.broadcast_to(once, (1, block_limits.MAX_PAYLOAD_BYTES + 1))  # of no memory
     with pytest.raises(ValueError, match="make smaller elements"):
         block_limits.check_block(Block(1, (Component(huge),)))
-
-
-def test_a_slab_of_no_bytes() -> None:
-    descriptor = os.memfd_create("forebay-test", os.MFD_ALLOW_SEALING)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        with pytest.raises(ProtocolError, match="a slab of no bytes"):
-            Borrower("a worker").learn(0, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def test_lz4_of_more_than_it_can_hold() -> None:
-    target = np.broadcast_to(np.zeros(1, np.uint8), (1 << 31,))
-    with pytest.raises(codecs.Unpackable, match="which LZ4 cannot"):
-        codecs.unpack("lz4", memoryview(b"abc"), target)
 
 
 @pytest.mark.parametrize("columns", [0, 1, 3])

@@ -34,7 +34,6 @@ from forebay.service.delivery import (
     Superseded,
     TaskFailed,
     TaskOutput,
-    TaskUnknown,
 )
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
@@ -128,24 +127,6 @@ def end(bundle: int) -> EndOfSlice:
 # -- sessions ----------------------------------------------------------------------------------
 
 
-def test_several_slices_at_a_time() -> None:
-    world = World(bundles(1, 2))
-    connection = world.connect(1, every(1, 20), whole(2, 35), Slice(2, known=9, readers=2))
-    assert story(world.sent(connection)) == [
-        (1, [0]), (2, [35, 36, 37, 38, 39]), (3, end(2)),
-        (1, [20]), (2, end(2)),
-        (1, end(1)),
-    ]  # fmt: skip
-    assert world.sessions.wait_until_received(0) == {TASK: 7}
-    world.received(connection, 1, 2)
-    world.received(connection, 2, 1)
-    assert not world.sessions.wait_until_received(0)
-    for number in (1, 2, 3):
-        assert world.sessions.is_read(TASK)
-        world.sessions.stop_reading(connection, TASK, number)
-    assert not world.sessions.is_read(TASK)
-
-
 def test_an_end_is_repeated_until_the_consumer_has_received_it() -> None:
     """A consumer that lacks only the end gets it without another run of the bundle."""
     output = bundles(1)
@@ -173,7 +154,7 @@ def test_a_waiting_consumer_is_told_when_elements_appear(late: str) -> None:
     assert run is not None
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.sessions.next_batch, connection)
-        while not world.sessions.is_waiting(connection):
+        while connection not in world.sessions.idle:
             threading.Event().wait(0.001)
         try:
             if late == "end":
@@ -199,7 +180,7 @@ def test_a_waiting_consumer_is_told_that_another_one_took_its_place() -> None:
     older = world.connect(1, Rounds(0, 2))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.sessions.next_batch, older)
-        while not world.sessions.is_waiting(older):
+        while older not in world.sessions.idle:
             threading.Event().wait(0.001)
         world.connect(2, Rounds(0, 2))
         try:
@@ -244,12 +225,6 @@ def test_a_forgotten_consumer_asks_again_for_the_elements_that_it_lacks() -> Non
     assert [n for out in batch for n in numbers(out.block)] == [*range(12, LENGTH, 3)]
 
 
-def test_an_order_of_another_policy_is_refused() -> None:
-    world = World(bundles(1))
-    (refused,) = world.sent(world.connect(2, ANY))
-    assert isinstance(refused, Ended) and isinstance(refused.end, TaskFailed)
-
-
 def test_the_ledger_hears_of_all() -> None:
     ledger = Ledger()
     for output in (bundles(1, ledger=ledger), FirstComeOutput(1 << 30, ledger)):
@@ -291,22 +266,8 @@ def test_a_refused_read_leaves_no_subscription() -> None:
     connection = world.connect(1)
     with pytest.raises(ProtocolError, match="nobody can have received"):
         world.sessions.read(connection, TASK, 1 << 63, every(1, 2, 1), 1)
-    assert not world.sessions.is_read(TASK)
+    assert TASK not in world.sessions.read_tasks()
     assert not any(run.slices for run in output._bundles[1].runs)
-
-
-def test_a_block_of_the_cache_is_one_object_for_all_sessions() -> None:
-    """Blocks are made once, and kept once, however many consumers they are on the way to."""
-    cached = CachedOutput(1 << 30)
-    world = World(cached)
-    connections = [world.connect(i, Cached(f"trainer {i}")) for i in range(3)]
-    cached.put(block(0, 2))
-    blocks = []
-    for connection in connections:
-        (sent,) = world.sent(connection)
-        assert isinstance(sent, Sent)
-        blocks.append(sent.block)
-    assert blocks[1] is blocks[2] is blocks[0]
 
 
 def test_a_trainer_of_a_cache_that_returns_continues_after_what_was_sent() -> None:
@@ -381,13 +342,13 @@ def test_waiting_consumers_get_what_another_one_leaves(how: str) -> None:
     stays = world.connect(2, ANY)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(world.sessions.next_batch, stays)
-        while not world.sessions.is_waiting(stays):
+        while stays not in world.sessions.idle:
             threading.Event().wait(0.001)
         match how:
             case "stop":
                 world.sessions.stop_reading(leaves, TASK, 1)
             case "goodbye":
-                world.sessions.forget(leaves)
+                world.sessions.detach(leaves)
             case "expire":
                 world.sessions.detach(leaves, now=0)
                 world.sessions.expire(now=11)
@@ -449,33 +410,9 @@ def test_trainers_read_bundles_together(
         consumer.client.read(TASK, last, 3)
         assert consumer.take_numbered() == (TASK, 3, end(1))
     give_up_s = time.monotonic() + TIMEOUT_S
-    while output._bundles or output._bytes or server.sessions.is_read(TASK):
+    while output._bundles or output._bytes or TASK in server.sessions.read_tasks():
         assert time.monotonic() < give_up_s, "what all have read is not forgotten"
         time.sleep(0.001)
-
-
-@pytest.mark.parametrize("protocol", ["tcp", "unix", "local"])
-def test_each_of_several_ends_is_told_apart(
-    server: BlockServer, closing: ExitStack, protocol: str
-) -> None:
-    output = bundles(1)
-    server.sessions.add_task(TASK, output)
-    local = local_worker(UID) if protocol == "local" else None
-    consumer = Consumer(only(server, protocol), local=local)
-    closing.callback(consumer.client.close)
-    orders: list[Order] = [whole(1), whole(2), ANY, Slice(1, readers=2), whole(3)]
-    for number, order in enumerate(orders, 10):
-        consumer.client.read(TASK, order, number)
-    torn = output.next_run(2, TIMEOUT_S)
-    assert torn is not None
-    torn.fail("DATA_LOSS", "torn")
-    got, ends = read_to_the_end(consumer, 4)
-    assert got == {10: [*range(LENGTH)]}
-    assert isinstance(refused := ends.pop(12), TaskFailed) and refused.code == "INVALID_ARGUMENT"
-    assert ends == {10: end(1), 11: TaskFailed("DATA_LOSS", "torn"), 13: end(1)}
-    assert output.next_run(2, TIMEOUT_S) is not None, "the last slice has come"
-    output.cancel()
-    assert consumer.take_numbered() == (TASK, 14, TaskUnknown())
 
 
 @pytest.mark.parametrize("to_worker", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -11,38 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from forebay.service import blocks as block_module
 from forebay.service.block_limits import BLOCK_OVERHEAD_BYTES
 from forebay.service.blocks import Block, Component
 from forebay.service.delivery import (
-    ANY,
-    BundlesOutput,
     EndOfTask,
     FirstComeOutput,
     OutputCancelled,
-    Rounds,
-    RoundsOutput,
-    Slice,
-    Subscription,
     TaskFailed,
-    TaskOutput,
     TaskUnknown,
 )
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport.sending import BATCH_BYTES, Connection, Ended, Sent
-from forebay.service.transport.sessions import Sessions
+from forebay.service.transport.sessions import MAX_CREDIT_ELEMENTS, Sessions
 
 from .samples import numbered
 
 TASK = 5
 COST = 8 + BLOCK_OVERHEAD_BYTES
-
-
-def opened(output: TaskOutput) -> Subscription:
-    subscription = output.open(ANY)
-    assert isinstance(subscription, Subscription)
-    return subscription
 
 
 class World:
@@ -152,11 +137,11 @@ def test_a_consumer_that_is_gone_is_forgotten_at_once() -> None:
     connection = world.connect(1, credit=2 * COST)
     assert world.sent(connection) == [1, 2]
     assert world.sessions.away() == [] and world.sessions.forget_gone([1, 77]) == 0
-    assert world.sessions.is_read(TASK), "it is connected, whatever one says"
+    assert TASK in world.sessions.read_tasks(), "it is connected, whatever one says"
     world.sessions.detach(connection, now=0)
     assert world.sessions.away() == [1]
     assert world.sessions.forget_gone([1]) == 2
-    assert not world.sessions.is_read(TASK) and world.sessions.away() == []
+    assert TASK not in world.sessions.read_tasks() and world.sessions.away() == []
     assert not world.sessions.wait_until_received(0)
 
 
@@ -167,7 +152,7 @@ def test_goodbye_and_stop_forget_at_once() -> None:
         assert world.sent(connection) == [1, 2, 3]
         assert world.sessions.wait_until_received(0)
         if goodbye:
-            world.sessions.forget(connection)
+            world.sessions.detach(connection)
         else:
             world.sessions.stop_reading(connection, TASK)
         assert not world.sessions.wait_until_received(0)
@@ -196,7 +181,7 @@ def test_a_block_goes_to_the_consumer_that_has_waited_longest() -> None:
             waiting = []
             for connection in connections:
                 waiting.append(pool.submit(world.sessions.next_batch, connection))
-                while not world.sessions.is_waiting(connection):
+                while connection not in world.sessions.idle:
                     time.sleep(0.001)
             for part, future in enumerate(waiting):
                 world.output.put(numbered(2 * number + part))  # two at once could go to one
@@ -257,6 +242,8 @@ def test_the_rules_for_consumers() -> None:
         world.credit(connection, 0, received=0)
     with pytest.raises(ProtocolError, match="absurd"):
         world.credit(connection, 1 << 63)
+    with pytest.raises(ProtocolError, match="absurd"):
+        world.sessions.give_credit(connection, 0, (), MAX_CREDIT_ELEMENTS + 1)
     with pytest.raises(ProtocolError, match="nobody can have received"):
         world.connect(2, received=1 << 63)
     with pytest.raises(ProtocolError, match="reads none of them"):
@@ -273,58 +260,7 @@ def test_a_subscription_that_a_new_connection_does_not_ask_for_is_dropped() -> N
     again = world.sessions.attach(1, lambda: None)
     world.credit(again, 1)
     assert not world.sessions.wait_until_received(0)
-    assert not world.sessions.is_read(TASK)
-
-
-def test_put_waits_for_room_and_a_block_of_any_size_passes() -> None:
-    output = FirstComeOutput(max_bytes=2 * COST)
-    subscription = opened(output)
-    output.put(numbered(1, 1 << 20))
-    waiting = threading.Thread(target=output.put, args=(numbered(2),), name="test-producer")
-    waiting.start()
-    waiting.join(0.05)
-    assert waiting.is_alive()
-    for number in (1, 2):
-        block = subscription.wait(timeout_s=10)
-        assert isinstance(block, Block)
-        assert block.index == number
-    waiting.join()
-    assert subscription.wait(timeout_s=0) is None
-    assert not output.wait_drained(0)
-    output.finish()
-    assert subscription.wait(timeout_s=0) == subscription.wait(timeout_s=0) == EndOfTask()
-    assert output.wait_drained(0)
-
-
-def test_any_consumer_may_get_the_rest_of_a_block_that_was_taken_by_elements() -> None:
-    world = World()
-    world.output.put(Block(3, (Component(np.arange(3)),), bundle=1))
-    world.output.finish()
-
-    def numbers(block: object) -> list[int]:
-        assert isinstance(block, Block)
-        return [int(x) for x in block.components[0].elements()]
-
-    for number in (0, 1):
-        assert numbers(opened(world.output).wait(timeout_s=0, max_elements=1)) == [number]
-        assert not world.output.wait_drained(0)
-    sent, end = world.sessions.next_batch(world.connect(1)) or (None, None)
-    assert isinstance(sent, Sent)
-    assert numbers(sent.block) == [2]
-    assert isinstance(end, Ended)
-    assert opened(world.output).wait(timeout_s=0, max_elements=1) == EndOfTask()
-    assert world.output.wait_drained(0)
-
-
-def test_cancel_wakes_a_waiting_producer() -> None:
-    output = FirstComeOutput(max_bytes=1)
-    output.put(numbered(1))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(output.put, numbered(2))
-        output.cancel()
-        with pytest.raises(OutputCancelled):
-            waiting.result(timeout=10)
-    assert output.wait_drained(0)
+    assert TASK not in world.sessions.read_tasks()
 
 
 @pytest.mark.parametrize("end", ["goodbye", "gone", "stop"])
@@ -342,7 +278,7 @@ def test_blocks_go_with_the_consumer_and_not_with_the_next_garbage_collection(en
         assert freed() is not None, "what was not received is kept"
         match end:
             case "goodbye":
-                world.sessions.forget(connection)
+                world.sessions.detach(connection)
             case "gone":
                 world.sessions.detach(connection, 0)
                 world.sessions.forget_gone([1])
@@ -351,35 +287,3 @@ def test_blocks_go_with_the_consumer_and_not_with_the_next_garbage_collection(en
         assert freed() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("output", [RoundsOutput(2), BundlesOutput()])
-def test_elements_are_copied_without_the_lock(
-    output: RoundsOutput | BundlesOutput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lock is that of all consumers and tasks: a large copy would stop them."""
-    sessions, copied = Sessions(linger_s=10), []
-    picked = block_module._picked
-
-    def copy(component: Component, chosen: object) -> Component:
-        copied.append(sessions._lock.locked() or output.changed._is_owned())  # type: ignore[attr-defined]
-        return picked(component, chosen)
-
-    monkeypatch.setattr(block_module, "_picked", copy)
-    sessions.add_task(TASK, output)
-    connection = sessions.attach(1, lambda: None)
-    block = Block(6, (Component(np.arange(6)),), bundle=0)
-    if isinstance(output, RoundsOutput):
-        sessions.read(connection, TASK, 0, Rounds(0, 2, 0), 1)
-        output.put(block)
-    else:
-        sessions.read(connection, TASK, 0, Slice(0, runs=(0, 1, 2, 1, 4, 1)), 1)
-        run = output.next_run(1, 0)
-        assert run is not None
-        run.put(block)
-    sessions.give_credit(connection, 1 << 20, [])
-    (sent,) = [out for out in sessions.next_batch(connection) or () if isinstance(out, Sent)]
-    assert copied == [False]
-    assert sent.cost == 3 * 8 + BLOCK_OVERHEAD_BYTES
-    assert [*sent.block.components[0].elements()] == [0, 2, 4]
-    assert copied == [False]

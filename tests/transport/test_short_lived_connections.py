@@ -6,19 +6,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
 from forebay.service.connections import tunnel
-from forebay.service.connections.grpc_server import bind, server_options
 from forebay.service.delivery import (
     ANY,
     AnyBlock,
@@ -40,6 +37,7 @@ from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, ElementBudget, client, cut_blocks, frames, server
 from forebay.service.transport.messages import VERSION
 
+from ..standbys import wait_until
 from .peers import (
     TIMEOUT_S,
     UID,
@@ -48,11 +46,11 @@ from .peers import (
     Saying,
     ScriptedWorker,
     ShortLived,
+    TunnelledWorker,
     encoded,
     only,
     say,
 )
-from .test_tunnel import wait_until
 
 TASK = 5
 ELEMENTS = 12
@@ -67,20 +65,9 @@ class Worker:
 
     def __init__(self, closing: ExitStack, protocol: str, output: TaskOutput) -> None:
         self.closing, self._protocol = closing, protocol
-        self.blocks = BlockServer(UID)
-        self._port = self.blocks.port
-        closing.callback(self.blocks.stop)
-        if protocol == "grpc":
-            calls = grpc.server(
-                ThreadPoolExecutor(2 * tunnel.MAX_TUNNELS),
-                handlers=[tunnel.handlers(self.blocks.serve)],
-                options=[*server_options(None), *tunnel.SERVER_OPTIONS],
-            )
-            self._port = int(bind(calls, "127.0.0.1", 0).rpartition(":")[2])
-            calls.start()
-            closing.callback(lambda: calls.stop(0).wait())
+        worker = TunnelledWorker(closing)
+        self.blocks, self._port = worker.blocks, worker.port(protocol)
         self.blocks.sessions.add_task(TASK, output)
-        self.blocks.start()
 
     def behind(self, limit: int, **options: Any) -> ShortLived:
         proxy = ShortLived(self._port, limit, **options)
@@ -430,10 +417,9 @@ def test_a_silent_worker_is_waited_for_only_over_a_unix_socket(
     server.sessions.add_task(TASK, output)
     consumer = Consumer(only(server, "unix"), reads=TASK)
     closing.callback(consumer.client.close)
-    wait_until(lambda: server.sessions.is_read(TASK))
-    connection = server.sessions.connection_of(1)
+    wait_until(lambda: TASK in server.sessions.read_tasks())
     threading.Event().wait(2 * client.SILENCE_S)
-    assert connection is not None and server.sessions.connection_of(1) is connection
+    assert server.sessions.connections == 1
     filled(output)
     assert took(consumer) == ([*range(ELEMENTS)], EndOfTask())
 

@@ -156,20 +156,6 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
     assert len(brisk.numbers()) >= total - most - 1, "the others' share is theirs"
 
 
-def test_credit_is_never_exceeded(closing: ExitStack) -> None:
-    worker = started(closing)
-    task(worker, TASK, 50, lambda: 10_000)
-    peer = Peer(worker, 1)
-    closing.callback(peer.socket.close)
-    numbers = []
-    for _ in range(50):
-        peer.give(1)
-        numbers.append(peer.hear().block.number)
-        peer.give(10_511, numbers[-1])  # what the block cost beyond that
-    assert numbers == list(range(1, 51))
-    assert list(peer.blocks()) == []
-
-
 # -- those that come again and again -----------------------------------------------------------
 
 
@@ -204,22 +190,6 @@ def test_a_consumer_that_reconnects_a_thousand_times_gets_every_block_in_order(
         if times >= 1000 and received == total:
             break
     assert max(memory) < memory[0] + 2 * MB
-
-
-def test_consumers_that_come_once_are_forgotten(closing: ExitStack) -> None:
-    worker = started(closing, linger_s=0)
-    output = FirstComeOutput(4 * MB)
-    worker.sessions.add_task(TASK, output)
-    closing.callback(output.cancel)
-    tracemalloc.start()
-    closing.callback(tracemalloc.stop)
-    for consumer_id in range(300):
-        output.put(numbered(consumer_id, MB))
-        peer = Peer(worker, consumer_id)
-        peer.give(1)
-        assert peer.hear().block.number == 1
-        peer.vanish()
-    assert tracemalloc.get_traced_memory()[1] < 40 * MB
 
 
 def test_memory_for_consumers_that_stay_away_is_bounded(closing: ExitStack) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import queue
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -18,12 +16,11 @@ import pytest
 from forebay.chaos.proxy import Proxies
 from forebay.service.blocks import Block
 from forebay.service.connections import tunnel
-from forebay.service.connections.admission import Identity
-from forebay.service.connections.grpc_server import bind, server_options
+from forebay.service.connections.grpc_server import bind
 from forebay.service.delivery import EndOfTask, FirstComeOutput
-from forebay.service.transport import BlockServer
 
-from .peers import TIMEOUT_S, UID, Consumer, task
+from ..standbys import wait_until
+from .peers import TIMEOUT_S, Consumer, TunnelledWorker, task
 from .samples import SAMPLES, assert_same
 
 TASK = 5
@@ -40,54 +37,22 @@ def named_threads(name: str) -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith(name)]
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    give_up_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
-
-
-class Worker:
-    """A BlockServer that is reached through a gRPC server only."""
-
-    def __init__(self, closing: ExitStack) -> None:
-        self.blocks = BlockServer(UID)
-        self.hosts: queue.Queue[str] = queue.Queue()
-        self.grpc = grpc.server(
-            ThreadPoolExecutor(2 * tunnel.MAX_TUNNELS),
-            handlers=[tunnel.handlers(self._serve)],
-            options=[*server_options(None), *tunnel.SERVER_OPTIONS],
-        )
-        self.address = bind(self.grpc, "127.0.0.1", 0)
-        self.grpc.start()
-        self.blocks.start()
-        closing.callback(lambda: self.grpc.stop(0).wait())
-        closing.callback(self.blocks.stop)
-
-    def _serve(self, sock: socket.socket, address: tuple[str, int], _: Identity | None) -> None:
-        self.hosts.put(address[0])
-        self.blocks.serve(sock, address)
-
-    def consumer(self, **options: Any) -> Consumer:
-        return consumer_at(self.address, **options)
-
-
 def consumer_at(address: str, **options: Any) -> Consumer:
     return Consumer([("grpc", address)], open_tunnel=tunnel.open_tunnel, **options)
 
 
 @pytest.fixture
-def worker(closing: ExitStack) -> Worker:
-    return Worker(closing)
+def worker(closing: ExitStack) -> TunnelledWorker:
+    return TunnelledWorker(closing)
 
 
-def test_every_kind_of_block_arrives(worker: Worker, closing: ExitStack) -> None:
+def test_every_kind_of_block_arrives(worker: TunnelledWorker, closing: ExitStack) -> None:
     output = FirstComeOutput()
     worker.blocks.sessions.add_task(TASK, output)
     for block in SAMPLES.values():
         output.put(block)
     output.finish()
-    consumer = worker.consumer(reads=TASK)
+    consumer = consumer_at(worker.address, reads=TASK)
     closing.callback(consumer.client.close)
     for expected in SAMPLES.values():
         got = consumer.take()[1]
@@ -97,14 +62,7 @@ def test_every_kind_of_block_arrives(worker: Worker, closing: ExitStack) -> None
     assert worker.hosts.get() == "127.0.0.1"
 
 
-def test_large_blocks_through_little_credit(worker: Worker, closing: ExitStack) -> None:
-    task(worker.blocks, TASK, 20, lambda: 5 << 20)
-    consumer = worker.consumer(reads=TASK, credit_bytes=8 << 20)
-    closing.callback(consumer.client.close)
-    assert consumer.numbers() == [*range(1, 21)]
-
-
-def test_a_connection_that_is_cut_is_resumed(worker: Worker, closing: ExitStack) -> None:
+def test_a_connection_that_is_cut_is_resumed(worker: TunnelledWorker, closing: ExitStack) -> None:
     proxies = Proxies()
     closing.callback(proxies.close)
     port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
@@ -119,42 +77,37 @@ def test_a_connection_that_is_cut_is_resumed(worker: Worker, closing: ExitStack)
     assert numbers == [*range(1, 401)]
 
 
-def test_a_consumer_that_closes_is_forgotten_at_once(worker: Worker, closing: ExitStack) -> None:
+def test_a_consumer_that_closes_is_forgotten_at_once(
+    worker: TunnelledWorker, closing: ExitStack
+) -> None:
     """Its farewell arrives before the tunnel ends; otherwise its blocks were kept for minutes."""
     task(worker.blocks, TASK, 50, lambda: 1 << 20)
-    consumer = worker.consumer(reads=TASK, credit_bytes=8 << 20)
+    consumer = consumer_at(worker.address, reads=TASK, credit_bytes=8 << 20)
     consumer.take()
     consumer.client.close()
-    wait_until(lambda: not worker.blocks.sessions.is_read(TASK))
+    wait_until(lambda: TASK not in worker.blocks.sessions.read_tasks())
 
 
-def test_a_worker_that_stops_says_so(worker: Worker, closing: ExitStack) -> None:
+def test_a_grpc_server_that_stops_ends_its_tunnels(
+    worker: TunnelledWorker, closing: ExitStack
+) -> None:
     worker.blocks.sessions.add_task(TASK, FirstComeOutput())
-    consumer = worker.consumer(reads=TASK)
+    consumer = consumer_at(worker.address, reads=TASK, give_up_s=0.1)
     closing.callback(consumer.client.close)
-    wait_until(lambda: worker.blocks.sessions.is_read(TASK))
-    worker.blocks.stop()
-    assert "the worker stops" in str(consumer.get())
-
-
-def test_a_grpc_server_that_stops_ends_its_tunnels(worker: Worker, closing: ExitStack) -> None:
-    worker.blocks.sessions.add_task(TASK, FirstComeOutput())
-    consumer = worker.consumer(reads=TASK, give_up_s=0.1)
-    closing.callback(consumer.client.close)
-    wait_until(lambda: worker.blocks.sessions.is_read(TASK))
+    wait_until(lambda: TASK in worker.blocks.sessions.read_tasks())
     worker.grpc.stop(0).wait()
     assert "out of reach" in str(consumer.get())
 
 
 def test_closing_does_not_wait_for_a_host_that_is_silent(
-    worker: Worker, closing: ExitStack
+    worker: TunnelledWorker, closing: ExitStack
 ) -> None:
     proxies = Proxies()
     closing.callback(proxies.close)
     port = proxies.add("worker", int(worker.address.rpartition(":")[2]))
     worker.blocks.sessions.add_task(TASK, FirstComeOutput())
     consumer = consumer_at(f"127.0.0.1:{port}", reads=TASK)
-    wait_until(lambda: worker.blocks.sessions.is_read(TASK))
+    wait_until(lambda: TASK in worker.blocks.sessions.read_tasks())
     proxies.stall("worker", 600)
     consumer.client.close()
     assert named_threads("forebay-tunnel") != []  # the worker's end does not know yet
@@ -162,10 +115,10 @@ def test_closing_does_not_wait_for_a_host_that_is_silent(
 
 
 def test_a_tunnel_more_than_there_may_be_is_refused(
-    worker: Worker, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+    worker: TunnelledWorker, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tunnel, "MAX_TUNNELS", 2)
-    small = Worker(closing)
+    small = TunnelledWorker(closing)
     for _ in range(2):
         closing.callback(tunnel.open_tunnel(small.address, TIMEOUT_S).close)
     with pytest.raises(ConnectionError, match=r"RESOURCE_EXHAUSTED.*2 tunnels already"):
@@ -195,7 +148,9 @@ def test_a_host_that_accepts_and_never_answers_is_given_up(closing: ExitStack) -
         tunnel.open_tunnel(f"127.0.0.1:{silent.getsockname()[1]}", 0.5)
 
 
-def test_a_consumer_that_takes_nothing_fills_no_memory(worker: Worker, closing: ExitStack) -> None:
+def test_a_consumer_that_takes_nothing_fills_no_memory(
+    worker: TunnelledWorker, closing: ExitStack
+) -> None:
     """Nobody reads the socket: the worker's side stops sending, and the rest of it stays there."""
     sent = 0
     release = threading.Event()
