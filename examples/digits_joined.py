@@ -1,8 +1,8 @@
-"""Join images and labels of handwritten digits by Beam on a Dask cluster, and train on the result.
+"""Join images and labels of handwritten digits by Beam, and train on the result.
 
 The images are in TFRecord files and the labels in text files, in another order. Joining them needs
-a shuffle, which is no matter of workers: two processes of Dask do it, once, and write the joined
-digits to files, which Forebay then serves to Keras.
+a shuffle, which is no matter of workers: one of Beam's runners does it, once, and writes the joined
+digits to Parquet files, which Forebay then serves to Keras.
 
 python examples/digits_joined.py
 """
@@ -14,12 +14,12 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+import pyarrow
 from apache_beam.options.pipeline_options import PipelineOptions
-from distributed import LocalCluster
 
 from forebay import service
 
-# What only this process needs is imported where it is used: the cluster's import this file, too.
+# What only this process needs is imported where it is used: the runner's import this file, too.
 
 FILES, EPOCHS, TESTED = 4, 8, 300
 
@@ -52,20 +52,12 @@ def joined(digit: tuple[int, dict[str, Iterable[Any]]]) -> Iterator[dict[str, An
     _, found = digit
     for pixels in found["images"]:
         for value in found["labels"]:
-            yield {"pixels": pixels.astype(np.float32) / 16, "label": value}
+            yield {"pixels": (pixels.astype(np.float32) / 16).tolist(), "label": value}
 
 
-def materialize(folder: pathlib.Path, scheduler: str) -> service.Materialized:
-    from tensorflow import TensorSpec, float32, int64
-
-    options = PipelineOptions(
-        [
-            "--runner=apache_beam.runners.dask.dask_runner.DaskRunner",
-            f"--dask_client_address={scheduler}",
-            "--dask_partition_size=1",
-        ]
-    )
-    pipeline = beam.Pipeline(options=options)  # built, not run
+def join(folder: pathlib.Path) -> None:
+    options = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    pipeline = beam.Pipeline(runner="FnApiRunner", options=PipelineOptions(options))
     records, lines = (
         [str(path) for path in sorted(folder.glob(pattern))] for pattern in ("*.tfrecord", "*.txt")
     )
@@ -82,10 +74,9 @@ def materialize(folder: pathlib.Path, scheduler: str) -> service.Materialized:
         | "labels" >> beam.Map(label)
     )
     digits = {"images": images, "labels": labels} | beam.CoGroupByKey() | beam.FlatMap(joined)
-    spec = {"pixels": TensorSpec([64], float32), "label": TensorSpec([], int64)}
-    return service.materialize_pcollection(
-        digits, folder / "joined", element_spec=spec, shards=FILES
-    )
+    schema = pyarrow.schema({"pixels": pyarrow.list_(pyarrow.float32()), "label": pyarrow.int64()})
+    _ = digits | beam.io.WriteToParquet(f"{folder}/joined", schema, file_name_suffix=".parquet")
+    pipeline.run().wait_until_finish()
 
 
 def main() -> None:
@@ -96,11 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_sources(folder, images[TESTED:].astype(np.uint8), labels[TESTED:])
-        with LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=name
-        ) as cluster:
-            done = materialize(folder, cluster.scheduler_address)
-        assert done.elements == len(images) - TESTED, done
+        join(folder)
         model = tf.keras.Sequential([tf.keras.Input([64]), tf.keras.layers.Dense(10)])
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
@@ -108,10 +95,10 @@ def main() -> None:
             service.DispatchServer() as dispatcher,
             service.WorkerServer(service.WorkerConfig(dispatcher.target)),
         ):
-            dataset_id = service.register_dataset(dispatcher.target, done.directory)
+            dataset_id = service.register_files(dispatcher.target, f"{folder}/joined*.parquet")
             dataset = service.from_dataset_id(
                 "distributed_epoch", dispatcher.target, dataset_id
-            ).map(lambda digit: (digit["pixels"], digit["label"]))
+            ).map(lambda digit: (tf.ensure_shape(digit["pixels"], [64]), digit["label"]))
             model.fit(dataset.batch(32), epochs=EPOCHS, verbose=0)
     unseen = (images[:TESTED] / 16).astype(np.float32)
     _, accuracy = model.evaluate(unseen, labels[:TESTED], verbose=0)

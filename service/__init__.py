@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from .client.waiting import wait_for_workers
     from .connections.credentials import Credentials, use_credentials
     from .errors import ForebayError
-    from .materialized.materializing import Materialized
-    from .materialized.run import materialize
-    from .materialized.shuffled import materialize_pcollection
+    from .materialized.run import Materialized, materialize
     from .pipelines.kinds.functions import PythonDataset, python_dataset
     from .servers import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
     from .task_context import Role, TaskContext
@@ -59,7 +57,6 @@ __all__ = [
     "from_dataset_id",
     "list_datasets",
     "materialize",
-    "materialize_pcollection",
     "metrics",
     "python_dataset",
     "read",
@@ -85,9 +82,7 @@ _HOMES = {
     ".client.waiting": ("wait_for_workers",),
     ".connections.credentials": ("Credentials", "use_credentials"),
     ".errors": ("ForebayError",),
-    ".materialized.materializing": ("Materialized",),
-    ".materialized.run": ("materialize",),
-    ".materialized.shuffled": ("materialize_pcollection",),
+    ".materialized.run": ("Materialized", "materialize"),
     ".servers": ("DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"),
     ".trainers.across": ("distribute_across",),
     ".task_context": ("Role", "TaskContext"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from typing import Literal
 
 import typer
 
@@ -22,9 +21,6 @@ def materialize(
     service: str = SERVICE,
     dataset_id: str = DATASET_ID,
     output: str = typer.Option(..., help="A directory that the runner's workers see by this name."),
-    file_format: Literal["tfrecord", "arrayrecord", "parquet"] = typer.Option(
-        "tfrecord", "--format", help="Format of the files."
-    ),
     shards: int = typer.Option(0, min=0, help="How many files; 0: one a split, up to 128."),
     seed: int = typer.Option(0, min=0, help="Seed of the dataset's random numbers."),
     runner: str = typer.Option("FnApiRunner", help="One of Beam's, by its name."),
@@ -38,7 +34,7 @@ def materialize(
         help="Read what is there first, and write again what is damaged.",
     ),
 ) -> None:
-    """Write the elements of a dataset to files, to be registered in its place.
+    """Write the elements of a dataset to TFRecord files, to be registered in its place.
 
     Further options are the runner's: --direct_num_workers=4. Run again, it does what is missing.
     """
@@ -61,9 +57,8 @@ def materialize(
 
     with polled("shards", lambda: shards_done(output), every_s=LOOK_S):
         done = run(
-            service, dataset_id, output, format=file_format, shards=shards or None, seed=seed,
-            runner=runner, options=context.args, verify=verify,
-            load_op_library=load_op_library,
+            service, dataset_id, output, shards=shards or None, seed=seed, runner=runner,
+            options=context.args, verify=verify, load_op_library=load_op_library,
         )  # fmt: skip
     print(
         f"{done.directory}: {done.elements:,} elements, {done.bytes:,} bytes in {done.shards} "

@@ -387,15 +387,11 @@ def _loads(summary: dict[str, Any], names: dict[int, str], sort: str) -> Iterato
 
 def _save_progress(save: dict[str, Any], rate: dict[str, Any]) -> tuple[str, str, str, str]:
     """Splits, elements, rate and time to go, as far as they are known."""
-    from rich.filesize import decimal
-
     # TensorFlow's workers tell which splits they begin, and earlier versions do not report more.
     done, sizes = save.get("written"), [size for size in save.get("splits", []) if size is not None]
     done = save.get("assigned") if done is None else done
     splits = "" if done is None else f"{done} of {min(sizes)}" if sizes else str(done)
     per_s = f"{rate['elements_per_s']:,.1f}/s" if rate else ""
-    if rate.get("bytes_per_s"):
-        per_s += f", {decimal(int(rate['bytes_per_s']))}/s"
     left_s = rate.get("left_s")
     left = "" if left_s is None else duration(left_s)
     return splits, f"{save.get('elements', 0):,}", per_s, left

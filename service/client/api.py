@@ -85,7 +85,7 @@ def register_dataset(
           same one everywhere. Python functions in it work.
         - A PCollection of a Beam pipeline that was built and not run: bounded reads with ParDos
           behind them. Each process of a worker calls `setup` once. Each split is a bundle.
-        - The directory, as workers see it, that `materialize` or `materialize_pcollection` wrote.
+        - The directory, as workers see it, that `materialize` wrote.
 
       compression: "AUTO" compresses blocks between hosts where they arrive sooner that way. None
         never compresses. "ZSTD" and "LZ4" compress on every connection over TCP or gRPC. "SNAPPY"

@@ -52,8 +52,6 @@ class EventKind(NamedTuple):
     """The answer that the event gives to its command, also to a retry; by default it gives none."""
     is_quiet: bool = False
     """Whether the event does not wake those who wait for a change of the state."""
-    may_free_stream: bool = False
-    """Whether the event may make a stream of a save available to a worker."""
 
 
 Events = dict[str, EventKind]

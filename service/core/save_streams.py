@@ -19,7 +19,6 @@ may write another stream resumes it:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from ...journal.proto import events_pb2 as ev
 from ..errors import FailedPrecondition, InvalidArgument
@@ -30,17 +29,23 @@ STREAMS = 8
 """A stream has at least 1/STREAMS of a worker's even share of a save."""
 
 
-class OfStream(Protocol):
-    """A command of the worker that writes a stream."""
+MAY_FREE_STREAM = frozenset(
+    {
+        *("save_started", "save_finished", "save_failed", "stream_assigned", "stream_completed"),
+        *("worker_registered", "worker_drains", "worker_lost"),
+    }
+)
+"""The events after which a worker may be assigned another stream."""
 
-    @property
-    def save_id(self) -> int: ...
 
-    @property
-    def stream(self) -> int | None: ...
+class OfStream(Command, frozen=True, kw_only=True):
+    """Of a stream, by the worker that writes it."""
 
-    @property
-    def assignment(self) -> int: ...
+    save_id: int
+    stream: int | None
+    worker_address: str = ""  # of a stock worker
+    worker_uid: int = 0  # of Forebay's
+    assignment: int = 0  # that a worker of Forebay's writes for; 0: the last
 
 
 class AssignStream(Command, frozen=True, kw_only=True):
@@ -65,26 +70,16 @@ class AssignSplit(Command, frozen=True, kw_only=True):
     worker_address: str
 
 
-class CommitChunk(Command, frozen=True, kw_only=True):
+class CommitChunk(OfStream, frozen=True, kw_only=True):
     """→ ChunkCommitted; idempotent. Raises FailedPrecondition for another worker's stream."""
 
-    save_id: int
-    stream: int
-    worker_uid: int
-    assignment: int = 0  # the assignment that it writes for; 0: the last
     chunk: int
     elements: int
     file: str
 
 
-class CompleteStream(Command, frozen=True, kw_only=True):
+class CompleteStream(OfStream, frozen=True, kw_only=True):
     """→ StreamCompleted (, SaveFinished). Ignores unknown streams and other workers' streams."""
-
-    save_id: int
-    stream: int
-    worker_address: str = ""  # of a stock worker
-    worker_uid: int = 0  # of Forebay's
-    assignment: int = 0  # of Forebay's; 0: the last
 
 
 def is_written_by(save: Save, stream: Stream, worker: Worker) -> bool:
@@ -110,9 +105,8 @@ def may_assign(state: State, worker: Worker, most: int) -> bool:
 def is_orphaned(state: State, save: Save, stream: Stream) -> bool:
     """Whether the stream is not completed and its worker is lost."""
     worker = state.workers.get(state.worker_at.get(stream.address, 0))
-    if stream.completed:
-        return False
-    return worker is None or not is_written_by(save, stream, worker)
+    is_lost = worker is None or not is_written_by(save, stream, worker)
+    return is_lost and not stream.completed
 
 
 def _assign_stream(state: State, command: AssignStream) -> Decision:
@@ -247,7 +241,7 @@ def _save_split_assigned(state: State, event: ev.SaveSplitAssigned) -> None:
 
 
 def _commit_chunk(state: State, command: CommitChunk) -> Decision:
-    stream = stream_of(state, command, command.worker_uid)
+    stream = stream_of(state, command)
     if stream is None:
         raise FailedPrecondition(
             f"stream {command.stream} of save {command.save_id} is not this worker's any more: it "
@@ -269,14 +263,17 @@ def _commit_chunk(state: State, command: CommitChunk) -> Decision:
     return Decision([ev.Event(chunk_committed=committed)], None)
 
 
-def stream_of(state: State, command: OfStream, uid: int, address: str = "") -> Stream | None:
+def stream_of(state: State, command: OfStream) -> Stream | None:
     """The command's stream, if it is running and this worker's, under that assignment."""
     save, number = state.saves.get(command.save_id), command.stream
     if save is None or number is None or not 0 <= number < len(save.streams):
         return None
     stream = save.streams[number]
-    last = command.assignment in (0, stream.assignments)
-    mine = stream.address == address if save.stock else stream.uid == uid and last
+    if save.stock:
+        mine = stream.address == command.worker_address
+    else:
+        is_last = command.assignment in (0, stream.assignments)
+        mine = stream.uid == command.worker_uid and is_last
     return stream if mine and not stream.completed else None
 
 
@@ -288,16 +285,14 @@ def _chunk_committed(state: State, event: ev.ChunkCommitted) -> None:
 
 
 def _complete_stream(state: State, command: CompleteStream) -> Decision:
-    number = command.stream
-    uid, address = command.worker_uid, command.worker_address
-    if stream_of(state, command, uid, address) is None:
+    stream = stream_of(state, command)
+    if stream is None:
         return Decision([], None)
     save = state.saves[command.save_id]
-    completed = ev.StreamCompleted(save_id=save.save_id, stream=number)
+    completed = ev.StreamCompleted(save_id=save.save_id, stream=command.stream)
     events = [ev.Event(stream_completed=completed)]
-    others = [stream for i, stream in enumerate(save.streams) if i != number]
     all_given = save.stock or save.sources[0].next >= _count_splits(save)
-    if all_given and all(stream.completed for stream in others):
+    if all_given and all(other.completed or other is stream for other in save.streams):
         events.append(ev.Event(save_finished=ev.SaveFinished(save_id=save.save_id)))
     return Decision(events, None)
 
@@ -316,8 +311,8 @@ DECIDE: Decide = {
     CompleteStream: _complete_stream,
 }
 EVENTS: Events = {
-    "stream_assigned": EventKind(_stream_assigned, may_free_stream=True),
+    "stream_assigned": EventKind(_stream_assigned),
     "save_split_assigned": EventKind(_save_split_assigned, is_quiet=True),
     "chunk_committed": EventKind(_chunk_committed, is_quiet=True),
-    "stream_completed": EventKind(_stream_completed, may_free_stream=True),
+    "stream_completed": EventKind(_stream_completed),
 }

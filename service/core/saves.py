@@ -26,7 +26,7 @@ from .base import (
     reserve_id,
 )
 from .read_kinds import staying
-from .save_streams import stream_of, tell_writer
+from .save_streams import OfStream, stream_of, tell_writer
 from .state import MAX_ENDED_SAVES, EndedSave, Save, SaveSource, State
 
 CODES = frozenset(
@@ -51,16 +51,12 @@ class StartSave(Command, frozen=True, kw_only=True):
     is_gone: bool = False  # nothing is at the path any more
 
 
-class FailSave(Command, frozen=True, kw_only=True):
+class FailSave(OfStream, frozen=True, kw_only=True):
     """→ SaveFailed, unless it is over. Ignores a worker that names another worker's stream."""
 
-    save_id: int
+    stream: int | None = None
     code: str  # a status name; one that is not canonical becomes UNKNOWN
     message: str
-    stream: int | None = None
-    worker_address: str = ""
-    worker_uid: int = 0
-    assignment: int = 0
 
 
 def _start_save(state: State, command: StartSave) -> Decision:
@@ -70,12 +66,6 @@ def _start_save(state: State, command: StartSave) -> Decision:
             f"a dataset cannot be saved to {path!r}: give the absolute path of a directory that "
             "the dispatcher, all workers and all readers see under this name"
         )
-    for other in state.saves.values():
-        if path != other.path and (is_within(path, other.path) or is_within(other.path, path)):
-            raise InvalidArgument(
-                f"a dataset cannot be saved to {path}: the save at {other.path} is being written, "
-                "and one would lie in the directory of the other; save to another path"
-            )
     save_id = state.save_at.get(path)
     if save_id is not None and not (save_id in state.ended_saves and command.is_gone):
         raise AlreadyExists(
@@ -105,11 +95,6 @@ def _start_save(state: State, command: StartSave) -> Decision:
 def is_absolute(path: str) -> bool:
     """Whether the path is absolute and free of NUL; does not look at the file system."""
     return path.startswith("/") and "\0" not in path
-
-
-def is_within(path: str, directory: str) -> bool:
-    """Whether the path is the directory or lies in it; both must be normalized."""
-    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def _needs_stock_workers(why: str) -> str:
@@ -173,10 +158,8 @@ def _fail_save(state: State, command: FailSave) -> Decision:
     save = state.saves.get(command.save_id)
     if save is None:
         return Decision([], None)
-    if command.stream is not None:
-        uid, address = command.worker_uid, command.worker_address
-        if stream_of(state, command, uid, address) is None:
-            return Decision([], None)
+    if command.stream is not None and stream_of(state, command) is None:
+        return Decision([], None)
     return Decision([failed(save, command.code, command.message)], None)
 
 
@@ -206,7 +189,7 @@ def _end(state: State, save_id: int) -> EndedSave:
         len(save.streams),
         completed_streams(save),
         given_out(save),
-        sum(stream.elements for stream in save.streams),
+        elements_of(save),
     )
     for stream in save.streams:
         if not stream.completed:
@@ -215,6 +198,11 @@ def _end(state: State, save_id: int) -> EndedSave:
         oldest = state.ended_saves.pop(next(iter(state.ended_saves)))
         del state.save_at[oldest.path]
     return ended
+
+
+def elements_of(save: Save) -> int:
+    """The number of committed elements, by Forebay's workers."""
+    return sum(stream.elements for stream in save.streams)
 
 
 def given_out(save: Save) -> int:
@@ -240,7 +228,7 @@ DECIDE: Decide = {
     FailSave: _fail_save,
 }
 EVENTS: Events = {
-    "save_started": EventKind(_save_started, answer=itself, may_free_stream=True),
-    "save_finished": EventKind(_save_finished, may_free_stream=True),
-    "save_failed": EventKind(_save_failed, may_free_stream=True),
+    "save_started": EventKind(_save_started, answer=itself),
+    "save_finished": EventKind(_save_finished),
+    "save_failed": EventKind(_save_failed),
 }

@@ -263,7 +263,7 @@ def _save(state: State, save: Save) -> dict[str, Any]:
         "assigned": saves.given_out(save),
         "written": saves.written_splits(save),
         "expected_elements": saves.expected_elements(save),
-        "elements": sum(stream.elements for stream in save.streams),
+        "elements": saves.elements_of(save),
     }
 
 

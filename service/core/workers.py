@@ -264,7 +264,7 @@ def _worker_lost(state: State, event: ev.WorkerLost) -> None:
 
 DECIDE: Decide = {RegisterWorker: _register_worker, LoseWorker: _lose_worker}
 EVENTS: Events = {
-    "worker_registered": EventKind(_worker_registered, may_free_stream=True),
-    "worker_drains": EventKind(_worker_drains, may_free_stream=True),
-    "worker_lost": EventKind(_worker_lost, may_free_stream=True),
+    "worker_registered": EventKind(_worker_registered),
+    "worker_drains": EventKind(_worker_drains),
+    "worker_lost": EventKind(_worker_lost),
 }

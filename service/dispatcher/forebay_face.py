@@ -693,7 +693,6 @@ class ForebayFace:
 
     async def commit_chunk(self, request: pb.CommitChunkRequest) -> pb.CommitChunkResponse:
         await self._dispatcher.execute(_command(c.CommitChunk, request))
-        self._dispatcher.save_rates.committed(request.save_id, request.bytes)
         return pb.CommitChunkResponse()
 
     async def end_stream(self, request: pb.EndStreamRequest) -> pb.EndStreamResponse:

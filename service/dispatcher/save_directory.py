@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from google.protobuf import text_format
 
 from ...journal.splits import split_value
 from ...storage.tfrecord import frame
-from ..core.saves import CODES, is_absolute
+from ..core.saves import is_absolute
 from ..core.state import EndedSave, Save
 from ..errors import FailedPrecondition, InvalidArgument
 from ..proto import tf_service_pb2 as tf
@@ -153,6 +153,16 @@ def write_splits(files: list[SplitFile]) -> None:
         write_whole(path, data, durable=False)
 
 
+def update(
+    prepared: str, path: str, owners: Mapping[int, str], sources: int, files: list[SplitFile]
+) -> None:
+    """Write what a running save's directory lacks. Raises OSError."""
+    place(prepared, path)
+    for stream, address in owners.items():
+        own(path, stream, sources, address)
+    write_splits(files)
+
+
 def seal(save: EndedSave) -> None:
     """Write how the save ended, if the directory at its path is that save."""
     path = save.path
@@ -166,8 +176,7 @@ def seal(save: EndedSave) -> None:
             write_whole(f"{path}/{DONE}", b"")
     # After a repair, the journal may lack the end of a save whose directory says "finished".
     elif not os.path.exists(f"{path}/{DONE}") and not os.path.exists(f"{path}/{ERROR}"):
-        code = save.failed if save.failed in CODES else "UNKNOWN"
-        status = tf.StatusProto(code=code, message=save.message)
+        status = tf.StatusProto(code=save.failed, message=save.message)
         write_whole(f"{path}/{ERROR}", text_format.MessageToString(status).encode())
 
 

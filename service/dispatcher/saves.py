@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
-import time
 import uuid
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
 
@@ -28,16 +28,14 @@ from ...journal.splits import ENDLESS, source_size, split_value
 from ...storage.thread_pool import ThreadPool
 from ..core import commands as c
 from ..core.base import find_save
-from ..core.machine import EVENTS
-from ..core.save_streams import may_assign, streams_of
-from ..core.saves import is_absolute, waits_for
-from ..core.state import EndedSave, Save, Worker
+from ..core.save_streams import MAY_FREE_STREAM, may_assign, streams_of
+from ..core.saves import is_absolute
+from ..core.state import Save, Worker
 from ..errors import (
     AlreadyExists,
     FailedPrecondition,
     ForebayError,
     InvalidArgument,
-    Unavailable,
     Unimplemented,
 )
 from ..pipelines import definitions
@@ -54,19 +52,23 @@ THREADS = 16
 READY_S = 1.0
 """How long a heartbeat waits for the file system; a later heartbeat brings unready streams."""
 
-SILENT_S = 15.0
-"""A new leader doubts that a stream is being written after this much silence about it."""
-
-DOUBTED_S = 120.0
-"""How long a new leader doubts: then all threads of a worker have found it or given up."""
-
-WITHHELD = -math.inf
-"""Marks a stream that is withheld from its worker until the worker has dropped it."""
-
 RETRY_S = 5.0
 """The pause before writing a save's end to its directory is retried."""
 
+Owner = tuple[str, int]
+"""The address and uid of a stream's worker."""
+
 _CODE_NAMES = {number: name for name, number in tf.Code.items()}
+
+
+@dataclass
+class _Directory:
+    """What this dispatcher has written to a save's directory."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one I/O at a time
+    owners: dict[int, Owner] = field(default_factory=dict)  # of streams that may be written
+    splits: dict[int, list[int]] = field(default_factory=dict)  # files by stream, then source
+    says_end: bool = False
 
 
 class Saves:
@@ -80,20 +82,9 @@ class Saves:
         self._decider = decider
         self._threads = ThreadPool(THREADS, "forebay-saves")
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}  # running tasks, by purpose
-        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by save
-        self._owners: dict[tuple[int, int], tuple[str, int]] = {}  # who may write each stream
-        self._written: dict[tuple[int, int], list[int]] = {}  # splits written, by source
-        self._sealed: set[int] = set()  # saves whose directories say that they are over
+        self._directories: defaultdict[int, _Directory] = defaultdict(_Directory)  # by save
         self._changes = 0  # events that may have given a worker another stream
-        self._waiting: dict[int, str] = {}  # the missing kind of worker, by save
         self._ended = asyncio.Event()
-        self._doubted_until_s = time.monotonic() + DOUBTED_S
-        self._heard_s = {  # when a split was last asked for, of streams begun in an earlier term
-            (save.save_id, number): time.monotonic()
-            for save in decider.state.saves.values()
-            for number, stream in enumerate(save.streams)
-            if not stream.completed
-        }
         decider.subscribe(self._see)
 
     async def close(self) -> None:
@@ -171,7 +162,7 @@ class Saves:
                 if unused and not self._decider.stopped.is_set():
                     await self._threads.run(directory.remove, command.prepared)
         save = state.saves.get(started.save_id)
-        if save is not None and not await self._follow(save):
+        if save is not None and not await self._update(save.save_id):
             ended = state.ended_saves.get(started.save_id)
             if ended is not None and ended.failed:
                 raise FailedPrecondition(ended.message)
@@ -191,7 +182,7 @@ class Saves:
             return [], True
         tasks = [
             self._once(
-                (save.save_id, number, _owner(save, number)), partial(self._follow, save, number)
+                (save.save_id, number, _owner(save, number)), partial(self._update, save.save_id)
             )
             for save, number in streams_of(state, worker)
         ]
@@ -203,7 +194,7 @@ class Saves:
         ready = [
             (save, number)
             for save, number in found
-            if self._owners.get((save.save_id, number)) == _owner(save, number)
+            if self._directories[save.save_id].owners.get(number) == _owner(save, number)
         ]
         return ready, len(ready) == len(found)
 
@@ -240,38 +231,6 @@ class Saves:
                 )
             )
 
-    def told(
-        self, streams: Sequence[tuple[Save, int]], reports: Mapping[str, tf.SnapshotTaskProgress]
-    ) -> list[tuple[Save, int]]:
-        """The subset of a TensorFlow worker's streams to send in its heartbeat's answer.
-        `reports` are its reports of the streams that it has, by their saves' paths.
-
-        A worker's thread silently gives up its stream if it misses the dispatcher for longer than
-        `dispatcher_timeout_ms`, even when other threads have reconnected. So if nobody requests
-        splits of an earlier term's stream, the answer leaves it out until the worker has dropped
-        it. The worker then restarts the stream from its last checkpoint.
-        """
-        told = []
-        for save, number in streams:
-            stream, says = (save.save_id, number), reports.get(save.path)
-            if says is None or says.snapshot_task.stream_index != number:
-                self._heard_s.pop(stream, None)  # it starts the stream, so it knows this leader
-            elif not (says.completed or says.status.code):
-                heard_s = self._heard_s.get(stream, math.inf)
-                if time.monotonic() - heard_s >= SILENT_S:
-                    if heard_s != WITHHELD:
-                        log.info("stream %d of the save at %s is begun anew by its worker: nobody "
-                                 "has asked for a split of it for %g s", number, save.path,
-                                 SILENT_S)  # fmt: skip
-                        self._heard_s[stream] = WITHHELD
-                    continue
-            told.append((save, number))
-        return told
-
-    def _hear(self, stream: tuple[int, int]) -> None:
-        if self._heard_s.pop(stream, None) and time.monotonic() < self._doubted_until_s:
-            self._heard_s[stream] = time.monotonic()
-
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
         """The next split of a stream, after its file is written. Raises FailedPrecondition,
         NotFound, InvalidArgument, Unavailable."""
@@ -287,9 +246,8 @@ class Saves:
             )
         )
         assert isinstance(save, Save)  # else it was refused
-        self._hear((save.save_id, number))
-        follow = self._once(object(), partial(self._follow, save, number))
-        if not await asyncio.shield(follow):
+        update = self._once(object(), partial(self._update, save.save_id))
+        if not await asyncio.shield(update):
             raise FailedPrecondition(f"the save at {save.path} is over")
         response = tf.GetSnapshotSplitResponse(local_split_index=assigned)
         if event is None:
@@ -301,95 +259,49 @@ class Saves:
 
     async def follow(self) -> None:
         """Write to the directories of ended saves how they ended, until cancelled."""
-        for save in list(self._decider.state.saves.values()):
-            self._once(save.save_id, partial(self._follow, save))
+        state = self._decider.state
+        for save_id in state.saves:
+            self._once(save_id, partial(self._update, save_id))
         while True:
             self._ended.clear()
-            try:
-                await self._decider.settled()
-            except Unavailable:
-                left = True
-            else:
-                left = await self._seal_all()
-            try:
-                await asyncio.wait_for(self._ended.wait(), RETRY_S if left else None)
-            except TimeoutError:
-                continue
+            for save_id in self._directories.keys() - state.saves.keys() - state.ended_saves.keys():
+                del self._directories[save_id]
+            if unsaid := self._unsaid_ends():
+                tasks = [self._once(("end", i), partial(self._update, i)) for i in unsaid]
+                await asyncio.wait(tasks, timeout=READY_S)
+            pause_s = RETRY_S if self._unsaid_ends() else None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), pause_s)
+
+    def _unsaid_ends(self) -> list[int]:
+        """The ended saves whose directories do not say so yet."""
+        ended = self._decider.state.ended_saves
+        return [save_id for save_id in ended if not self._directories[save_id].says_end]
 
     def _see(self, event: ev.Event) -> None:
-        if EVENTS[event.WhichOneof("event") or ""].may_free_stream:
+        kind = event.WhichOneof("event")
+        if kind in MAY_FREE_STREAM:
             self._changes += 1
-            self._log_missing_workers()
-        if event.HasField("save_finished") or event.HasField("save_failed"):
+        if kind in ("save_finished", "save_failed"):
             self._ended.set()
 
-    def _log_missing_workers(self) -> None:
-        state, before = self._decider.state, self._waiting
-        found = {save.save_id: waits_for(state, save) for save in state.saves.values()}
-        self._waiting = {save_id: what for save_id, what in found.items() if what}
-        for save_id in self._waiting.keys() - before.keys():
-            path, what = state.saves[save_id].path, self._waiting[save_id]
-            log.warning("the save at %s waits for %s; start one", path, what)
-
-    async def _seal_all(self) -> bool:
-        """Seal all ended saves; returns whether some directory could not be written."""
-        ended = self._decider.state.ended_saves
-        self._sealed &= ended.keys()
-        tasks = [
-            self._once(("seal", save.save_id), partial(self._seal, save))
-            for save in ended.values()
-            if save.save_id not in self._sealed
-        ]
-        if tasks:
-            await asyncio.wait(tasks, timeout=READY_S)
-        return not self._sealed >= ended.keys()
-
-    async def _seal(self, save: EndedSave) -> None:
-        async with self._lock(save):
-            try:
-                await self._threads.run(directory.seal, save)
-            except OSError as error:
-                log.error("could not mark the save at %s as ended there: %s", save.path, error)
-                return
-            except Exception:  # a bug; it must not affect other saves
-                log.exception("could not mark the save at %s as ended there", save.path)
-            self._sealed.add(save.save_id)
-            for key in [key for key in self._owners if key[0] == save.save_id]:
-                del self._owners[key], self._written[key]
-        if save.failed:
-            log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
-        else:
-            log.info("the save at %s is finished", save.path)
-
-    async def _follow(self, save: Save, number: int | None = None) -> bool:
-        """Bring the save's directory, and one stream's files, up to date with the state.
-
-        Fails the save on I/O errors. Returns whether the save is still being written.
-        """
-        state, save_id = self._decider.state, save.save_id
-        async with self._lock(save):
-            owner: tuple[str, int] = ("", 0)
-            files: list[directory.SplitFile] = []
-            counts: list[int] = []
-            if number is not None and save_id in state.saves:
-                stream, owner = save.streams[number], _owner(save, number)
-                if save.stock and not stream.completed:
-                    written = self._written.get((save_id, number), [0] * len(stream.sources))
-                    files = directory.split_files(save, number, written)
-                    counts = [source.assigned for source in stream.sources]
-            # The directory must never be ahead of the journal.
-            await self._decider.settled()
+    async def _update(self, save_id: int) -> bool:
+        """Bring a save's directory up to date with the state. Fails the save on I/O errors. Returns
+        whether it is still being written. Raises Unavailable."""
+        state, written = self._decider.state, self._directories[save_id]
+        async with written.lock:
+            save = state.saves.get(save_id)
+            if save is None:
+                await self._decider.settled()
+                await self._write_end(save_id, written)
+                return False
+            write, then = _catching_up(save, written)
+            await self._decider.settled()  # the directory must never be ahead of the journal
             if save_id not in state.saves:
                 return False
             try:
-                await self._threads.run(directory.place, save.prepared, save.path)
-                if number is not None:
-                    key, address = (save_id, number), owner[0]
-                    if counts and self._owners.get(key) != owner:
-                        own = directory.own
-                        await self._threads.run(own, save.path, number, len(counts), address)
-                    await self._threads.run(directory.write_splits, files)
-                    self._owners[key], self._written[key] = owner, counts
+                await self._threads.run(write)
+                written.owners, written.splits = then
                 return True
             except OSError as error:
                 reason = str(directory.cannot_write(save.path, error))
@@ -397,8 +309,20 @@ class Saves:
         await self._decider.execute(c.FailSave(save_id=save_id, code=code, message=reason))
         return False
 
-    def _lock(self, save: Save | EndedSave) -> asyncio.Lock:
-        return self._locks.setdefault(save.save_id, asyncio.Lock())
+    async def _write_end(self, save_id: int, written: _Directory) -> None:
+        save = self._decider.state.ended_saves.get(save_id)
+        if save is None or written.says_end:
+            return
+        try:
+            await self._threads.run(directory.seal, save)
+        except OSError as error:
+            log.error("could not mark the save at %s as ended there: %s", save.path, error)
+            return
+        written.says_end = True
+        if save.failed:
+            log.error("the save at %s failed: %s: %s", save.path, save.failed, save.message)
+        else:
+            log.info("the save at %s is finished", save.path)
 
     def _once(
         self, key: Hashable, work: Callable[[], Coroutine[Any, Any, Any]]
@@ -416,9 +340,29 @@ class Saves:
             log.error("the file work of a save failed", exc_info=error)
 
 
-def _owner(save: Save, number: int) -> tuple[str, int]:
+def _owner(save: Save, number: int) -> Owner:
     stream = save.streams[number]
     return stream.address, stream.uid
+
+
+def _catching_up(
+    save: Save, written: _Directory
+) -> tuple[Callable[[], None], tuple[dict[int, Owner], dict[int, list[int]]]]:
+    """A function that writes what the directory lacks, and what `owners` and `splits` are then.
+    Only TensorFlow's workers need files of their streams."""
+    owners = {number: _owner(save, number) for number in range(len(save.streams))}
+    new: dict[int, str] = {}
+    files: list[directory.SplitFile] = []
+    splits: dict[int, list[int]] = {}
+    for number, stream in enumerate(save.streams):
+        if save.stock and not stream.completed:
+            if written.owners.get(number) != owners[number]:
+                new[number] = stream.address
+            before = written.splits.get(number, [0] * len(stream.sources))
+            files += directory.split_files(save, number, before)
+            splits[number] = [source.assigned for source in stream.sources]
+    write = partial(directory.update, save.prepared, save.path, new, len(save.sources), files)
+    return write, (owners, splits)
 
 
 def _digest(request: tuple[str, int]) -> str:

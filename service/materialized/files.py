@@ -9,7 +9,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 from ...storage.extras import install
 from ..errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
@@ -104,18 +104,24 @@ def make(directory: str) -> None:
 def write(path: str, data: bytes, *, replace: bool = True) -> None:
     """Write a file atomically; `replace` is as in NewFile.publish. Raises Unavailable."""
     directory, _, name = path.rpartition("/")
-    new = NewFile(directory)
-    try:
+    with NewFile(directory) as new:
         new.write(data)
         new.publish(name, replace=replace)
-    except BaseException:
-        new.discard()
-        raise
+
+
+def write_if_changed(path: str, data: bytes) -> None:
+    """Write the file, unless it has this content. Raises Unavailable."""
+    try:
+        if read(path) == data:
+            return
+    except NotFound:
+        pass
+    write(path, data)
 
 
 class NewFile:
-    """A file that is being written, under a temporary name until `publish`. A caller that does not
-    publish it must discard it."""
+    """A file that is being written, under a temporary name until `publish`. A context manager: it
+    deletes what was not published, if possible; else the next run does."""
 
     def __init__(self, directory: str, owner: str = "") -> None:
         """Its temporary name begins with TEMPORARY and `owner`. Raises Unavailable."""
@@ -148,7 +154,6 @@ class NewFile:
             # A faster run may have deleted our temporary file as a leftover.
             if not _asked(lambda: _exists(path), path):
                 raise
-        self.discard()
 
     def _close(self) -> None:
         if not is_remote(self._path):
@@ -176,8 +181,10 @@ class NewFile:
             _beam().delete([path])
         _beam().rename([self._path], [path])
 
-    def discard(self) -> None:
-        """Delete the file if possible; else the next run deletes it. Idempotent. Never raises."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError, ValueError):  # flushing its buffer may find no space
             self._file.close()
         with contextlib.suppress(Unavailable):

@@ -1,14 +1,15 @@
-"""The files in a materialized dataset's directory: its plan, its shards and its index."""
+"""The files in a materialized dataset's directory: its plan and its shards."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 import google_crc32c
 
@@ -16,14 +17,14 @@ from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, NotFound
 from . import files
 
-PLAN, INDEX, SHARD = "plan.json", "index.json", "shard-"
-VERSION = 1
-EXTENSIONS = {"tfrecord": "tfrecord", "arrayrecord": "array_record", "parquet": "parquet"}
-"""File extensions by format."""
+log = logging.getLogger(__name__)
+
+PLAN, SHARD = "plan.json", "shard-"
+VERSION = 2
 
 _SHARD = re.compile(
     SHARD + r"(?P<number>\d{5,})-of-(?P<of>\d{5,})-(?P<plan>[0-9a-f]{8})"
-    r"-(?P<elements>\d+)-(?P<bytes>\d+)-(?P<crc32c>[0-9a-f]{8})\.\w+"
+    r"-(?P<elements>\d+)-(?P<bytes>\d+)-(?P<crc32c>[0-9a-f]{8})\.tfrecord"
 )
 
 
@@ -33,16 +34,14 @@ class ComponentSpec:
 
     name: str  # its path in an element, such as image or 0.tokens.values
     dtype: str  # TensorFlow's name
-    shape: list[int | None] | None
 
 
 @dataclass(frozen=True)
 class Plan:
     """Which dataset is materialized, and how it is divided."""
 
-    dataset_id: str  # empty for a Beam pipeline's own elements
+    dataset_id: str
     fingerprint: str
-    format: str
     splits: int
     shards: int
     seed: int
@@ -55,19 +54,13 @@ class Plan:
         first, stop = (self.splits * n // self.shards for n in (number, number + 1))
         return first, stop - first
 
-    def again(self, what: str, how: str = "") -> str:
-        """The advice for an incomplete directory."""
-        if self.dataset_id:
-            return f"run the same `forebay materialize` again{how}, which {what}"
-        return "delete the directory, and run the pipeline again"  # nothing is kept of its run
-
     @property
     def dataset_name(self) -> str:
         """The name of the file with the registered dataset."""
         return f"dataset-{self.fingerprint[:16]}.pb"
 
     def shard_name(self, number: int, elements: int, size: int, crc32c: int) -> str:
-        return f"{self.prefix(number)}{elements}-{size}-{crc32c:08x}.{EXTENSIONS[self.format]}"
+        return f"{self.prefix(number)}{elements}-{size}-{crc32c:08x}.tfrecord"
 
     def prefix(self, number: int) -> str:
         """The prefix of a bundle's shard names; it is unique to this plan."""
@@ -76,7 +69,7 @@ class Plan:
     @property
     def _digest(self) -> str:
         """A digest of everything that determines a bundle's bytes."""
-        whole = (self.fingerprint, self.format, self.splits, self.shards, self.seed)
+        whole = (self.fingerprint, self.splits, self.shards, self.seed)
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:8]
 
     def encode(self) -> bytes:
@@ -100,7 +93,8 @@ class Plan:
                 path,
             ) from error
         raise FailedPrecondition(
-            f"{path} is of version {version}, and this Forebay knows {VERSION}: use a newer one"
+            f"{path} is of version {version}, and this Forebay knows {VERSION}: use the one that "
+            "wrote it, or materialize to a new directory"
         )
 
 
@@ -143,6 +137,27 @@ def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[ShardFile],
     return found, broken
 
 
+def has_shard(directory: str, plan: Plan, number: int) -> bool:
+    """Whether a whole shard with this number exists. Raises Unavailable."""
+    found, _ = shards_among(files.listed(directory, plan.prefix(number)), plan)
+    return bool(found)
+
+
+def existing_shards(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
+    """The existing shards, by number; deletes broken ones. `verify` reads all of them."""
+    shards, broken = shards_among(files.listed(directory, SHARD), plan)
+    if verify:
+        broken += [shard.file for shard in shards if not is_intact(directory, shard)]
+    for name in broken:
+        log.warning("%s/%s is damaged, and is written again", directory, name)
+    files.delete(f"{directory}/{name}" for name in broken)
+    found: dict[int, ShardFile] = {}
+    for shard in shards:
+        if shard.file not in broken:
+            found.setdefault(shard.number, shard)
+    return found
+
+
 def is_intact(directory: str, shard: ShardFile) -> bool:
     """Whether the file's size and checksum match its name. Reads all of it. Raises Unavailable."""
     checksum, size = 0, 0
@@ -155,34 +170,13 @@ def is_intact(directory: str, shard: ShardFile) -> bool:
     return size == shard.bytes and f"{checksum:08x}" == shard.crc32c
 
 
-def encode_index(plan: Plan, shards: Iterable[ShardFile]) -> bytes:
-    rows = []
-    for shard in sorted(shards):
-        first, count = plan.bundle(shard.number)
-        rows.append({**asdict(shard), "first_split": first, "splits": count})
-    index: dict[str, Any] = json.loads(plan.encode()) | {
-        "elements": sum(row["elements"] for row in rows),
-        "bytes": sum(row["bytes"] for row in rows),
-        "files": rows,
-    }
-    return json.dumps(index, indent=1).encode()
-
-
-def _again(directory: str) -> str:
-    """The advice for a damaged index."""
-    plan = read_plan(directory)
-    if plan is None:
-        return f"{PLAN} is missing, too: materialize to a new directory"
-    return plan.again("makes it of what is there")
-
-
 @dataclass(frozen=True)
-class Index:
+class CompleteShards:
     """A complete materialized dataset."""
 
     directory: str
     plan: Plan
-    shards: tuple[ShardFile, ...]
+    shards: list[ShardFile]  # by number
 
     @property
     def elements(self) -> int:
@@ -197,60 +191,34 @@ class Index:
         return [f"{self.directory}/{shard.file}" for shard in self.shards]
 
 
-def read_index(directory: str) -> Index | None:
-    """The directory's index, even if its files are missing; None without an index.
+def require_complete(directory: str, *, verify: bool = False) -> CompleteShards:
+    """A directory that has all its shards. With `verify`, also check their checksums, which reads
+    all of them.
 
-    Raises Corrupt, FailedPrecondition, Unavailable.
+    Raises NotFound without a dataset, FailedPrecondition if a shard is missing, and Corrupt, which
+    names the damaged shard.
     """
-    path = f"{directory}/{INDEX}"
-    try:
-        data = files.read(path)
-    except NotFound:
-        return None
-    try:
-        fields = json.loads(data)
-        rows = fields.pop("files")
-        del fields["elements"], fields["bytes"]
-        names = ShardFile.__dataclass_fields__
-        shards = tuple(ShardFile(**{name: row[name] for name in names}) for row in rows)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{path} is damaged ({error!r}): {_again(directory)}", path) from error
-    plan = Plan.decode(json.dumps(fields).encode(), path)
-    numbers = [shard.number for shard in shards]
-    if len(numbers) != plan.shards or numbers != [*range(len(numbers))]:
-        why = f"does not list each of its {plan.shards} shards once"
-        raise Corrupt(f"{path} {why}: {_again(directory)}", path)
-    return Index(directory, plan, shards)
-
-
-def require_complete(directory: str, *, verify: bool = False) -> Index:
-    """The index of a directory that has all its shards. With `verify`, also check their checksums,
-    which reads all of them.
-
-    Raises NotFound without a dataset, FailedPrecondition if it is not complete, and Corrupt, which
-    names the missing or damaged shard.
-    """
-    index = read_index(directory)
-    if index is None:
-        if (plan := read_plan(directory)) is not None:
-            raise FailedPrecondition(
-                f"the dataset in {directory} is not complete: {plan.again('does what is missing')}"
-            )
+    plan = read_plan(directory)
+    if plan is None:
         raise NotFound(
             f"there is no materialized dataset in {directory}, as it is seen here: give the "
-            "--output of `forebay materialize`, or that of `materialize_pcollection`"
+            "--output of `forebay materialize`"
         )
-    sizes = files.listed(directory)
-    for shard in index.shards:
-        why = ""
-        if shard.file not in sizes:
-            why = "is missing"
-        elif sizes[shard.file] != shard.bytes:
-            why = f"has {sizes[shard.file]} bytes, and had {shard.bytes}"
-        elif verify and not is_intact(directory, shard):
-            why = "has another checksum than when it was written"
-        if why:
-            path = f"{directory}/{shard.file}"
-            advice = index.plan.again("writes again what is missing or damaged", " with --verify")
-            raise Corrupt(f"shard {path} {why}: {advice}", path)
-    return index
+    found, broken = shards_among(files.listed(directory, SHARD), plan)
+    shards = {shard.number: shard for shard in reversed(found)}
+    if verify:
+        broken += [s.file for s in shards.values() if not is_intact(directory, s)]
+    if broken:
+        path = f"{directory}/{broken[0]}"
+        raise Corrupt(
+            f"shard {path} has another size or checksum than when it was written: run the same "
+            "`forebay materialize` again with --verify, which writes it again",
+            path,
+        )
+    if missing := [number for number in range(plan.shards) if number not in shards]:
+        raise FailedPrecondition(
+            f"the dataset in {directory} is not complete, and lacks {len(missing)} of "
+            f"{plan.shards} shards, the first of them {missing[0]}: run the same `forebay "
+            "materialize` again, which does what is missing"
+        )
+    return CompleteShards(directory, plan, [shards[number] for number in range(plan.shards)])

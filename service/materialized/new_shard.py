@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import google_crc32c
 
+from ...storage.tfrecord import frame
 from . import files
 from .layout import Plan
 
 
 class NewShard:
-    """A caller that does not publish it must discard it."""
+    """Takes records, and frames each as a TFRecord.
+
+    A context manager: it publishes the shard at the end of its block, and discards it if the block
+    raises.
+    """
 
     def __init__(self, directory: str, owner: str, plan: Plan, number: int) -> None:
         """Its temporary name begins with `owner`. Raises Unavailable."""
         self._file = files.NewFile(directory, owner)
         self._plan = plan
         self._number = number
-        self._bytes = self._checksum = 0
-        self._is_discarded = False
+        self._elements = self._bytes = self._checksum = 0
 
-    def write(self, data: bytes) -> None:
-        """Raises Unavailable. Does nothing after `discard`, since Arrow's writers end their file
-        when they are freed."""
-        if self._is_discarded:
-            return
+    def add(self, record: bytes) -> None:
+        """Append an element. Raises Unavailable."""
+        data = frame(record)
         self._file.write(data)
+        self._elements += 1
         self._bytes += len(data)
         self._checksum = google_crc32c.extend(self._checksum, data)
 
-    def publish(self, elements: int) -> None:
-        """Publish the complete shard with its number of elements. Raises Unavailable."""
-        name = self._plan.shard_name(self._number, elements, self._bytes, self._checksum)
-        self._file.publish(name, replace=False)
+    def __enter__(self) -> Self:
+        return self
 
-    def discard(self) -> None:
-        self._is_discarded = True
-        self._file.discard()
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        with self._file:
+            if kind is None:
+                name = self._plan.shard_name(
+                    self._number, self._elements, self._bytes, self._checksum
+                )
+                self._file.publish(name, replace=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -25,48 +25,36 @@ from .layout import Plan, read_plan
 IDLE_S = 10.0
 
 
-class _Key(NamedTuple):
-    directory: str
-    plan: bytes
-
-
+@dataclass
 class OpenPipeline:
     """A plan and its pipeline. Each `enter` needs one `leave`."""
 
-    def __init__(self, key: _Key, plan: Plan, pipeline: Pipeline) -> None:
-        self.plan = plan
-        self.pipeline = pipeline
-        self._key = key
-        self._users = 0
-        self._timer: threading.Timer | None = None
-
-    def enter(self) -> None:
-        """The caller holds the lock."""
-        self._users += 1
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    plan: Plan
+    pipeline: Pipeline
+    key: tuple[str, bytes]
+    users: int = 0
+    timer: threading.Timer | None = None  # closes it if it stays idle
 
     def leave(self) -> None:
         with _lock:
-            self._users -= 1
-            if not self._users:
-                self._timer = threading.Timer(IDLE_S, self.close_if_idle)
-                self._timer.name, self._timer.daemon = "forebay-idle-pipeline", True
-                self._timer.start()
+            self.users -= 1
+            if not self.users:
+                self.timer = threading.Timer(IDLE_S, self.close_if_idle)
+                self.timer.name, self.timer.daemon = "forebay-idle-pipeline", True
+                self.timer.start()
 
     def close_if_idle(self) -> None:
         with _lock:
-            if self._users or _open_pipelines.get(self._key) is not self:
+            if self.users or _open_pipelines.get(self.key) is not self:
                 return
-            del _open_pipelines[self._key]
-            if self._timer is not None:
-                self._timer.cancel()
+            del _open_pipelines[self.key]
+            if self.timer is not None:
+                self.timer.cancel()
         self.pipeline.close()
 
 
 _lock = threading.Lock()
-_open_pipelines: dict[_Key, OpenPipeline] = {}
+_open_pipelines: dict[tuple[str, bytes], OpenPipeline] = {}  # by directory and plan
 
 
 def enter(directory: str, op_libraries: Sequence[str], *, own_process: bool) -> OpenPipeline:
@@ -81,13 +69,16 @@ def enter(directory: str, op_libraries: Sequence[str], *, own_process: bool) -> 
             f"{directory} has no plan, as it is seen on {os.uname().nodename}: the runner's "
             "workers must see it under this name"
         )
-    key = _Key(directory, plan.encode())
+    key = directory, plan.encode()
     with _lock:
-        if key not in _open_pipelines:
+        found = _open_pipelines.get(key)
+        if found is None:
             pipeline = _opened(directory, plan, op_libraries, own_process)
-            _open_pipelines[key] = OpenPipeline(key, plan, pipeline)
-        _open_pipelines[key].enter()
-        return _open_pipelines[key]
+            found = _open_pipelines[key] = OpenPipeline(plan, pipeline, key)
+        found.users += 1
+        if found.timer is not None:
+            found.timer.cancel()
+        return found
 
 
 def read_dataset(directory: str, plan: Plan) -> pb.GetDatasetResponse:

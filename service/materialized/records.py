@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...storage.errors import Corrupt
 from ..block_limits import TYPES
-from ..blocks import Array, Block, numpy_dtype
+from ..blocks import Array, Block
 from ..proto.example_pb2 import Example
 from ..proto.graph_pb2 import TensorProto
 from .layout import ComponentSpec
@@ -23,15 +22,9 @@ from .layout import ComponentSpec
 def names_of(structure: str) -> list[str]:
     """A unique name for each component of the elements: its path, else its number."""
     names = list(_names(json.loads(structure), ""))
-    # Keys may contain dots, or equal the Parquet column name of another component's shapes.
-    if len({*names, *map(shapes_of, names)}) < 2 * len(names):
+    if len({*names}) < len(names):  # keys may contain dots
         return [f"{number}" for number in range(len(names))]
     return names
-
-
-def shapes_of(name: str) -> str:
-    """The name of the Parquet column with this component's shapes."""
-    return f"{name}:shape"
 
 
 def _names(node: dict[str, Any], path: str) -> Iterator[str]:
@@ -46,15 +39,12 @@ def _names(node: dict[str, Any], path: str) -> Iterator[str]:
             yield from (below(f"row_splits.{number}") for number in range(rank))
         case {"sparse": _}:
             yield from map(below, ("indices", "values", "dense_shape"))
-        case {"dict": items}:
+        case {"dict": items} | {"fields": items}:
             for key, inner in items:
                 yield from _names(inner, below(key))
         case {"tuple": items}:
             for number, inner in enumerate(items):
                 yield from _names(inner, below(number))
-        case {"fields": fields}:
-            for key, inner in fields:
-                yield from _names(inner, below(key))
 
 
 def elements_of(block: Block) -> Iterator[tuple[Any, ...]]:
@@ -66,35 +56,18 @@ def elements_of(block: Block) -> Iterator[tuple[Any, ...]]:
 
 
 class Records:
-    """Encodes elements of these components as records, and decodes them."""
+    """Encodes elements of these components as records."""
 
     def __init__(self, components: Sequence[ComponentSpec]) -> None:
-        self._components = components
-        self._types = [TYPES[component.dtype] for component in components]
+        self._components = [(component.name, TYPES[component.dtype]) for component in components]
 
     def encode(self, element: tuple[Any, ...]) -> bytes:
         example = Example()
         features = example.features.feature
-        for component, kind, tensor in zip(self._components, self._types, element, strict=True):
-            features[component.name].bytes_list.value.append(_serialized(kind, tensor))
+        for (name, kind), tensor in zip(self._components, element, strict=True):
+            features[name].bytes_list.value.append(_serialized(kind, tensor))
         data: bytes = example.SerializeToString(deterministic=True)
         return data
-
-    def decode(self, record: bytes) -> list[Any]:
-        """The components of an element; strings are `bytes`, or object arrays of them. Raises
-        Corrupt."""
-        try:
-            features = Example.FromString(record).features.feature
-            return [
-                _parsed(component, features[component.name].bytes_list.value[0])
-                for component in self._components
-            ]
-        except (ValueError, IndexError) as error:
-            raise Corrupt(
-                f"a record is no element of this dataset ({error!r}): run the same `forebay "
-                "materialize` with --verify, which writes damaged shards again; or the pipeline "
-                "that computed them, into another directory"
-            ) from error
 
 
 def _serialized(kind: int, tensor: Array | bytes) -> bytes:
@@ -109,15 +82,3 @@ def _serialized(kind: int, tensor: Array | bytes) -> bytes:
         proto.tensor_content = tensor.tobytes()  # type: ignore[union-attr]
     data: bytes = proto.SerializeToString()
     return data
-
-
-def _parsed(component: ComponentSpec, data: bytes) -> Any:
-    proto = TensorProto.FromString(data)
-    shape = [dim.size for dim in proto.tensor_shape.dim]
-    if component.dtype == "string":
-        if not shape:
-            return proto.string_val[0]
-        array = np.empty(len(proto.string_val), object)
-        array[:] = proto.string_val
-        return array.reshape(shape)
-    return np.frombuffer(proto.tensor_content, numpy_dtype(component.dtype)).reshape(shape)

@@ -25,7 +25,6 @@ from ..connections.dispatcher_client import DispatcherClient
 from ..errors import (
     FailedPrecondition,
     ForebayError,
-    PipelineError,
     Unavailable,
     cut_error,
     status_of,
@@ -68,8 +67,7 @@ class StreamWriters:
         self._dispatcher = dispatcher
         self._options = options
         self._lock = threading.Lock()
-        self._cancelled = False
-        self._draining = False
+        self._begins = True  # neither draining nor cancelled
         self._writers: dict[Key, StreamWriter] = {}
         self._ending: list[StreamWriter] = []
 
@@ -77,13 +75,13 @@ class StreamWriters:
         """Make the running writers match `streams`."""
         listed = {_key(stream): stream for stream in streams}
         with self._lock:
-            for key in [key for key in self._writers if key not in listed or self._cancelled]:
+            for key in self._writers.keys() - listed.keys():
                 writer = self._writers.pop(key)
                 writer.cancel()
                 self._ending.append(writer)
             self._ending = [writer for writer in self._ending if not writer.join(0)]
             for key, stream in listed.items():
-                if key not in self._writers and not (self._cancelled or self._draining):
+                if key not in self._writers and self._begins:
                     before = [writer for writer in self._ending if writer.key[:2] == key[:2]]
                     # A copy: a message keeps alive the whole response that it is part of.
                     writer = StreamWriter(
@@ -100,14 +98,14 @@ class StreamWriters:
     def drain(self) -> None:
         """Start no further writers; each writer commits its current chunk and ends."""
         with self._lock:
-            self._draining = True
+            self._begins = False
             for writer in self._writers.values():
-                writer.drain()
+                writer.draining.set()
 
     def cancel(self) -> None:
         """End all writers soon, and start no further ones."""
         with self._lock:
-            self._cancelled = True
+            self._begins = False
         self.reconcile([])
 
     def join(self, give_up_s: float) -> None:
@@ -142,7 +140,7 @@ class StreamWriter:
         self._directory = uncommitted_directory(stream.path, stream.stream)
         self._chunks = stream.chunks
         self.cancelled = threading.Event()
-        self.draining = threading.Event()
+        self.draining = threading.Event()  # commit at the next block, and leave the rest to others
         self._bundle: Run | None = None
         self._thread = threading.Thread(
             target=self.run, name=f"forebay-stream-{stream.stream}", daemon=True
@@ -150,10 +148,6 @@ class StreamWriter:
 
     def start(self) -> None:
         self._thread.start()
-
-    def drain(self) -> None:
-        """Commit the chunk at the next block, and leave the rest to other workers. Idempotent."""
-        self.draining.set()
 
     def cancel(self) -> None:
         """End soon; committed chunks stay. Idempotent."""
@@ -177,16 +171,12 @@ class StreamWriter:
             self.completed = self.write()
             if not self.completed:
                 return
-        except PipelineError as error:
-            code, message = error.code, error.message
-        except FailedPrecondition as error:  # the heartbeat will say so, too
+        except (FailedPrecondition, Unavailable) as error:
+            # Another worker has the stream, as the heartbeat will say; or this one is cancelled.
             log.info("stream %d of %s is not written on here: %s", *self.names, error)
             return
-        except Unavailable as error:  # only once it is cancelled
-            log.info("stream %d of %s has ended early: %s", *self.names, error)
-            return
         except ForebayError as error:
-            code, message = status_of(error), str(error)
+            code, message = status_of(error), getattr(error, "message", str(error))
         except OSError as error:
             code = "RESOURCE_EXHAUSTED" if error.errno in _FULL else "FAILED_PRECONDITION"
             where = error.filename or self.stream.path
@@ -282,7 +272,6 @@ class StreamWriter:
             assignment=stream.assignment,
             chunk=self._chunks,
             elements=chunk.elements,
-            bytes=chunk.bytes,
             file=name,
         )
         self._dispatcher.call(request, pb.CommitChunkResponse, closed=self.cancelled)

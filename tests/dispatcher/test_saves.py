@@ -20,7 +20,6 @@ from google.protobuf import text_format
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.core import commands as c
-from forebay.service.core.save_streams import may_assign
 from forebay.service.core.state import EndedSave
 from forebay.service.dispatcher import save_directory, saves
 from forebay.service.dispatcher.dispatcher import Dispatcher
@@ -280,28 +279,25 @@ def test_an_error_of_a_worker_ends_the_save(tmp_path: pathlib.Path) -> None:
     serve(open_storage(str(tmp_path / "journal")), path, steps)
 
 
-def ended(path: pathlib.Path, **how: Any) -> EndedSave:
-    """A save that has ended, with its directory at the path."""
-    save = EndedSave(1, str(path), f"{path}.p", **how)
-    save_directory.prepare(save.prepared, METADATA, b"")
-    os.rename(save.prepared, path)
-    return save
-
-
-@pytest.mark.parametrize("how", [{"finished": True}, {"failed": "INTERNAL"}])
-def test_a_directory_that_replaced_an_ended_save_is_left_alone(
-    how: dict[str, Any], tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+def test_an_end_is_written_once_and_only_to_the_saves_own_directory(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "save"
-    save = ended(path, **how)
-    save_directory.remove(save.path)
-    save_directory.seal(save)
+    save = EndedSave(1, str(path), f"{path}.p", finished=True)
+    save_directory.seal(save)  # the directory is gone
     assert not caplog.records
     save_directory.prepare(f"{path}.other", METADATA, b"")
     os.rename(f"{path}.other", path)
     save_directory.seal(save)
-    assert not {"DONE", "ERROR"} & set(os.listdir(path))
     assert f"what is at {path} now is not the save" in caplog.text
+    assert "DONE" not in os.listdir(path)
+    save_directory.remove(str(path))
+    save_directory.prepare(save.prepared, METADATA, b"")
+    os.rename(save.prepared, path)
+    save_directory.seal(save)
+    save.finished, save.failed = False, "DATA_LOSS"  # says the journal after a repair
+    save_directory.seal(save)
+    assert {"DONE", "ERROR"} & {*os.listdir(path)} == {"DONE"}
 
 
 def test_a_save_within_the_directory_of_another_save_is_refused(tmp_path: pathlib.Path) -> None:
@@ -320,25 +316,6 @@ def test_a_save_within_the_directory_of_another_save_is_refused(tmp_path: pathli
     serve(open_storage(str(tmp_path / "journal")), outer, steps)
 
 
-def test_the_log_names_the_kind_of_worker_that_a_save_lacks(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "save"
-
-    async def steps(served: Served) -> None:
-        await served.save()
-        await served.beat()
-        (worker_id,) = served.dispatcher.state.workers
-        said = f"the save at {path} waits for a worker of TensorFlow's"
-        assert said not in caplog.text
-        await served.dispatcher.execute(c.LoseWorker(worker_id=worker_id, reason="r"))
-        for uid in (2, 3):
-            await served.dispatcher.execute(c.RegisterWorker(address=f"w:{uid}", uid=uid))
-        assert caplog.text.count(said) == 1
-
-    serve(open_storage(str(tmp_path / "journal")), path, steps)
-
-
 def test_a_save_whose_directory_was_replaced_ends(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "save"
 
@@ -355,135 +332,59 @@ def test_a_save_whose_directory_was_replaced_ends(tmp_path: pathlib.Path) -> Non
     assert os.listdir(path) == []
 
 
-def test_a_repair_does_not_spoil_a_save_that_was_finished(tmp_path: pathlib.Path) -> None:
-    """The directory says that the save ended; the repaired journal no longer does."""
-    save = ended(tmp_path / "save", finished=True)
-    save_directory.seal(save)
-    save.finished, save.failed = False, "DATA_LOSS"
-    save_directory.seal(save)
-    listed = os.listdir(save.path)
-    assert "DONE" in listed
-    assert "ERROR" not in listed
-
-
-@pytest.mark.parametrize("code", ["DEADLINE", "", "OK"])
-def test_a_save_that_a_journal_ends_with_an_unknown_status_is_sealed(
-    code: str, tmp_path: pathlib.Path
-) -> None:
-    path = tmp_path / "save"
-    save_directory.seal(ended(path, failed=code, message="boom"))
-    status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
-    assert status == pb.StatusProto(code=pb.UNKNOWN, message="boom")
-
-
-def test_an_unknown_status_of_a_worker_is_recorded_as_unknown(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "save"
-
-    async def steps(served: Served) -> None:
-        await served.save()
-        await served.beat()
-        failed = pb.StatusProto(code=99, message="boom")  # type: ignore[arg-type]
-        assert await served.beat(status=failed) == []
-        await until((path / "ERROR").exists)
-        status = text_format.Parse((path / "ERROR").read_text(), pb.StatusProto())
-        assert status == pb.StatusProto(code=pb.UNKNOWN, message="99: boom")
-
-    serve(open_storage(str(tmp_path / "journal")), path, steps)
-
-
-def test_an_error_of_one_save_stops_no_other_work(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "save"
-    real = save_directory.seal
-
-    def seal(save: EndedSave, *more: Any) -> None:
-        if save.path == f"{path}":
-            raise ValueError
-        real(save, *more)
-
-    monkeypatch.setattr(save_directory, "seal", seal)
-
-    async def steps(served: Served) -> None:
-        for at in (str(path), f"{path}2"):
-            served.path = at
-            await served.save()
-            await served.beat()
-            await served.beat(status=pb.StatusProto(code=pb.INTERNAL))
-        await until((tmp_path / "save2" / "ERROR").exists)
-        assert not served.dispatcher.stopped.is_set()
-
-    serve(open_storage(str(tmp_path / "journal")), path, steps)
-
-
 class Hanging:
-    """One step of the work on files, at one save's directory."""
+    """One step of the work on files at one save's directory, which hangs within the context."""
 
     def __init__(self, step: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.goes_on = threading.Event()
-        self.hangs = threading.Event()
         self.threads: list[str] = []
+        self._goes_on = threading.Event()
         self._real, self._path = getattr(save_directory, step), path
         monkeypatch.setattr(save_directory, step, self._work)
-        monkeypatch.setattr(saves, "READY_S", 0.01, raising=False)
+        monkeypatch.setattr(saves, "READY_S", 0.01)
+
+    def __enter__(self) -> Hanging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._goes_on.set()
 
     def _work(self, *args: Any) -> None:
         if any(self._path in (arg, getattr(arg, "path", None)) for arg in args):
             self.threads.append(threading.current_thread().name)
-            self.hangs.set()
-            assert self.goes_on.wait(60)
+            assert self._goes_on.wait(60)
         self._real(*args)
 
 
-def test_a_hanging_directory_blocks_only_its_own_stream(
+def test_a_hanging_directory_blocks_neither_other_streams_nor_the_end_of_other_saves(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [f"{tmp_path}/{name}" for name in ("slow", "fast")]
+    slow, fast = f"{tmp_path}/slow", f"{tmp_path}/fast"
 
     async def steps(served: Served) -> None:
-        for path in paths:
+        for path in (slow, fast):
             await served.save(path)
-        hanging = Hanging("own", paths[0], monkeypatch)
         request = pb.WorkerHeartbeatRequest(worker_address="w:1", worker_uid=1)
 
-        async def beat() -> list[str]:
-            answer = await served.face.worker_heartbeat(request)
-            return [task.base_path for task in answer.snapshot_tasks]
-
-        try:
+        async def streams_are_of(*paths: str) -> None:
             found: list[str] = []
-            while found != paths[1:]:
-                found = await beat()
-                assert paths[0] not in found
+            while found != [*paths]:
+                answer = await served.face.worker_heartbeat(request)
+                found = [task.base_path for task in answer.snapshot_tasks]
+                assert {*found} <= {*paths}
+
+        with Hanging("own", slow, monkeypatch) as hanging:
+            await streams_are_of(fast)
             (thread,) = hanging.threads
             assert thread.startswith("forebay-saves")
-        finally:
-            hanging.goes_on.set()
-        while found != paths:
-            found = await beat()
-
-    serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
-
-
-def test_a_hanging_directory_does_not_block_the_end_of_other_saves(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow, fast = tmp_path / "slow", tmp_path / "fast"
-    hanging = Hanging("seal", str(slow), monkeypatch)
-
-    async def steps(served: Served) -> None:
-        try:
+        await streams_are_of(slow, fast)
+        with Hanging("seal", slow, monkeypatch) as hanging:
             for path in (slow, fast):
-                served.path = str(path)
-                await served.save()
-                save_id = served.dispatcher.state.save_at[served.path]
+                save_id = served.dispatcher.state.save_at[path]
                 await served.dispatcher.execute(c.FailSave(save_id=save_id, code="X", message=""))
-            await until((fast / "ERROR").exists)
-            assert hanging.hangs.is_set()
-            assert not (slow / "ERROR").exists()
-        finally:
-            hanging.goes_on.set()
-        await until((slow / "ERROR").exists)
+            await until((tmp_path / "fast" / "ERROR").exists)
+            assert hanging.threads
+            assert not (tmp_path / "slow" / "ERROR").exists()
+        await until((tmp_path / "slow" / "ERROR").exists)
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
@@ -548,46 +449,16 @@ def test_a_retry_uses_the_directory_that_a_killed_dispatcher_prepared(
     assert sorted(os.listdir(tmp_path)) == ["journal", "save"]
 
 
-def test_a_waiting_worker_looks_for_a_stream_only_if_one_may_be_free(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[bool] = []
-
-    def look(*args: Any) -> bool:
-        looks.append(may_assign(*args))
-        return looks[-1]
-
-    monkeypatch.setattr(saves, "may_assign", look)
-
+def test_a_waiting_worker_is_told_of_a_stream_that_becomes_free(tmp_path: pathlib.Path) -> None:
     async def steps(served: Served) -> None:
-        dispatcher, face = served.dispatcher, ForebayFace(served.dispatcher)
+        face = ForebayFace(served.dispatcher)
         beat = forebay_pb2.WorkerHeartbeatRequest(transfer_servers=SERVERS, address="w:1", uid=1)
         version = (await face.worker_heartbeat(beat)).version
-        beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=60_000))
-        looks.clear()
+        beat.MergeFrom(forebay_pb2.WorkerHeartbeatRequest(version=version, wait_ms=600_000))
         waiting = asyncio.create_task(face.worker_heartbeat(beat))
-        await until(lambda: bool(dispatcher.waiting))
-        for name in ("a", "b"):
-            await dispatcher.execute(
-                c.RegisterDataset(dataset_id=name, definition=ev.DatasetDefinition())
-            )
-        assert looks == [False]
+        await until(lambda: bool(served.dispatcher.waiting))
         await face.start_save(ours(tmp_path / "save"))
-        (stream,) = (await waiting).streams
-        assert looks == [False, True]
-        told: list[str] = []
-
-        def told_all() -> bool:
-            told.append("")
-            return False
-
-        dispatcher.waiting[asyncio.get_running_loop().create_future()] = told_all
-        await dispatcher.execute(
-            c.CommitChunk(
-                save_id=stream.save_id, stream=0, worker_uid=1, chunk=0, elements=1, file="f"
-            )
-        )
-        assert not told, "nobody waits for a chunk"
+        assert [stream.stream for stream in (await waiting).streams] == [0]
 
     serve(open_storage(str(tmp_path / "journal")), tmp_path, steps)
 
@@ -679,39 +550,3 @@ def test_a_save_needs_a_storage_that_survives_its_dispatcher(tmp_path: pathlib.P
 
     serve(MemoryStorage(), tmp_path / "save", steps)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_stream_that_its_worker_abandoned_is_begun_anew(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TensorFlow's workers abandon a stream silently if the dispatcher is away for long."""
-    storage = open_storage(str(tmp_path / "journal"))
-
-    async def begin(served: Served) -> None:
-        await served.save()
-        assert await served.beat() == [0]
-        await served.split()
-
-    async def gives_up(served: Served) -> None:
-        task = pb.SnapshotTaskDef(base_path=served.path, stream_index=0)
-        assert await served.beat(snapshot_task=task) == [0]
-        await served.split()  # by a thread that has not given up
-        assert await served.beat(snapshot_task=task) == [0]
-        monkeypatch.setattr(saves, "SILENT_S", 0.0)
-        assert await served.beat(2, snapshot_task=task) == [1], "whose stream it is not"
-        for _ in range(2):  # the first of these answers may be lost
-            assert await served.beat(snapshot_task=task) == []
-        assert await served.beat() == [0], "it has let the stream go"
-        for _ in range(2):
-            assert await served.beat(snapshot_task=task) == [0]
-
-    async def goes_on(served: Served) -> None:
-        await served.split()
-        task = pb.SnapshotTaskDef(base_path=served.path, stream_index=0)
-        for _ in range(2):
-            assert await served.beat(snapshot_task=task) == [0]
-
-    serve(storage, tmp_path / "save", begin)
-    serve(storage, tmp_path / "save", gives_up)
-    monkeypatch.setattr(saves, "DOUBTED_S", 0.0)
-    serve(storage, tmp_path / "save", goes_on)

@@ -16,7 +16,7 @@ from forebay import service
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.server import serve
 from forebay.service.errors import InvalidArgument, PipelineError
-from forebay.service.materialized.registered import opened
+from forebay.service.materialized.layout import require_complete
 from forebay.service.pipelines.definitions import evaluate_in_subprocess
 from forebay.service.pipelines.tf_data.graphs import InvalidGraph
 from forebay.service.pipelines.tf_data.pipeline import TfDataPipeline
@@ -96,7 +96,7 @@ def test_workers_and_the_dispatcher_know_custom_ops(
         command = ["-m", "forebay.service.cli", "materialize", dispatcher.target, dataset_id]
         writing = Fork([*command, "--output", output, "--load-op-library", str(library)])
         assert writing.finish() == 0
-        assert len(opened(output).paths) == 128
+        assert len(require_complete(output).shards) == 128
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: pathlib.Path) -> None:

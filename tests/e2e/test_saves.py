@@ -90,7 +90,7 @@ def test_forebays_workers_and_dispatcher_die_and_the_rest_goes_on(tmp_path: path
         )
         wait_until(lambda: len(os.listdir(path / "chunks")) > 2)
         rates: Any = status(dispatcher)["save_rates"]
-        assert rates[0]["elements_per_s"] > 0 and rates[0]["bytes_per_s"] > 0
+        assert rates[0]["elements_per_s"] > 0
         one.kill()
         dispatcher.kill_and_restart()
         loaded = tf.data.Dataset.load(str(path), wait=True)

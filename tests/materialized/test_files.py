@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import resource
 
@@ -31,13 +32,11 @@ def test_a_file_is_there_whole_or_not(directory: str) -> None:
         files.write(f"{directory}/a", data)
         assert files.read(f"{directory}/a") == data
         assert files.listed(directory) == {"a": len(data)}
-    new = files.NewFile(directory)
-    new.write(b"never published")
-    (name,) = files.listed(directory).keys() - {"a"}
-    assert name.startswith(files.TEMPORARY)
-    assert files.listed(directory, "a") == {"a": 9}
-    new.discard()
-    new.discard()
+    with files.NewFile(directory) as new:
+        new.write(b"never published")
+        (name,) = files.listed(directory).keys() - {"a"}
+        assert name.startswith(files.TEMPORARY)
+        assert files.listed(directory, "a") == {"a": 9}
     files.delete([f"{directory}/a", f"{directory}/a"])
     assert files.listed(directory) == {}
 
@@ -56,20 +55,21 @@ def test_a_name_is_no_pattern(tmp_path: pathlib.Path) -> None:
 
 def test_the_first_to_have_a_name_keeps_it(directory: str) -> None:
     files.make(directory)
-    first, late, deleted = (files.NewFile(directory) for _ in range(3))
-    for new, data in ((first, b"first"), (late, b"late"), (deleted, b"deleted")):
-        new.write(data)
-    names = [f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY)]
-    first.publish("a", replace=False)
-    late.publish("a", replace=False)
-    files.delete(names)  # what another run may do that was faster
-    deleted.publish("a", replace=False)
+    with contextlib.ExitStack() as all_new:
+        first, late, deleted = (all_new.enter_context(files.NewFile(directory)) for _ in range(3))
+        for new, data in ((first, b"first"), (late, b"late"), (deleted, b"deleted")):
+            new.write(data)
+        names = [f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY)]
+        first.publish("a", replace=False)
+        late.publish("a", replace=False)
+        files.delete(names)  # what another run may do that was faster
+        deleted.publish("a", replace=False)
     assert files.read(f"{directory}/a") == b"first"
     assert files.listed(directory) == {"a": 5}
-    lost = files.NewFile(directory)
-    files.delete(f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY))
-    with pytest.raises(Unavailable, match="the file system of"):
-        lost.publish("b", replace=False)
+    with files.NewFile(directory) as lost:
+        files.delete(f"{directory}/{name}" for name in files.listed(directory, files.TEMPORARY))
+        with pytest.raises(Unavailable, match="the file system of"):
+            lost.publish("b", replace=False)
 
 
 def test_nothing_is_left_where_no_space_is(tmp_path: pathlib.Path) -> None:

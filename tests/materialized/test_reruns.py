@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from forebay import service
 from forebay.service.errors import FailedPrecondition, PipelineError
-from forebay.service.materialized import files, run
-from forebay.service.materialized.formats import WRITERS
-from forebay.service.materialized.layout import read_index
+from forebay.service.materialized import files, pipeline
+from forebay.service.materialized.layout import require_complete
 from forebay.service.materialized.registered import opened
 from forebay.storage.errors import Corrupt
 
@@ -88,17 +87,10 @@ def drawn(_: int) -> Iterator[int]:
     yield int.from_bytes(os.urandom(7), "big")  # another one each time
 
 
-class Killed(BaseException):
-    pass
-
-
-def kill() -> None:
-    raise Killed
-
-
-def test_the_index_lists_what_is_there(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def test_of_two_shards_with_one_number_one_is_kept(
+    dispatcher: DispatcherProcess, tmp_path: pathlib.Path
 ) -> None:
+    """A function that yields something else each time gives a range's shard another name."""
     target, output = dispatcher.target, tmp_path / "output"
     dataset_id = service.register_dataset(
         target, drawn, splits=range(3), element_spec=tf.TensorSpec([], tf.int64)
@@ -108,35 +100,17 @@ def test_the_index_lists_what_is_there(
         return service.materialize(target, dataset_id, output, **how).written
 
     again()
-    first, second, third = sorted(output.glob("shard-*"))
-    second.unlink()
-    with monkeypatch.context() as patch:
-        interrupted(patch, files, "write", kill, "/index.json")
-        with pytest.raises(Killed):
-            again()
-    with pytest.raises(Corrupt, match="is missing"):
-        opened(output)
-    assert again() == 0
-    assert elements_in(output)
-
-    # What else has a shard's number, the index's being there, is left over.
-    prefix = first.name.rpartition("-")[0]
-    (output / f"{prefix}-00000000.tfrecord").write_bytes(first.read_bytes())
-    assert again() == 0
-    (output / f"{prefix}-00000000.tfrecord").write_bytes(first.read_bytes())
-    first.unlink()  # and is taken if that is not
-    assert again() == 0
-    assert len(opened(output).paths) == len([*output.glob("shard-*")]) == 3
-    assert again(verify=True) == 1  # its checksum is none
-    assert len(opened(output, verify=True).paths) == 3
-    assert third in output.iterdir()
-
-    for damaged in ("{}", "[]", "[" * 100_000):
-        (output / "index.json").write_text(damaged)
-        with pytest.raises(Corrupt, match=r"index\.json is damaged .*run the same `forebay mater"):
-            read_index(str(output))
-    assert again() == 0
-    opened(output)
+    first, *others = sorted(output.glob("shard-*"))
+    prefix, data = first.name.rpartition("-")[0], first.read_bytes()
+    for checksum in ("00000000", "ffffffff"):
+        (output / f"{prefix}-{checksum}.tfrecord").write_bytes(data)
+        assert again() == 0
+        assert len(require_complete(str(output)).shards) == len([*output.glob("shard-*")]) == 3
+    with pytest.raises(Corrupt, match="another size or checksum than"):
+        opened(output, verify=True)
+    assert again(verify=True) == 1
+    assert len(elements_in(output)) == 3
+    assert {*others} <= {*output.iterdir()}
 
 
 def test_a_damaged_dataset_is_found_out_and_written_again(
@@ -152,19 +126,19 @@ def test_a_damaged_dataset_is_found_out_and_written_again(
         file.write_bytes(damaged)
         next(output.glob("shard-*")).unlink()
         with pytest.raises(Corrupt, match=f"{file} is damaged .*again, which mends it"):
-            run.WriteShard(str(output)).setup()
+            pipeline.WriteShard(str(output)).setup()
         assert service.materialize(dispatcher.target, dataset_id, output).written == 1
         assert file.read_bytes() == whole
     assert elements_in(output) == [0, 1]
 
 
-def test_an_error_of_a_writer_names_the_shard(
+def test_an_error_names_the_shard(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setitem(WRITERS, "tfrecord", fail)
+    monkeypatch.setattr(pipeline, "elements_of", fail)
     dataset_id = service.register_dataset(dispatcher.target, RANGE(4))
     with pytest.raises(PipelineError, match=r"shard 0 \(splits 0 to 3\): MemoryError"):
         service.materialize(dispatcher.target, dataset_id, tmp_path, shards=1)

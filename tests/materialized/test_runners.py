@@ -82,9 +82,9 @@ class Gated:
         )
         assert written == wanted
 
-    def lose_a_worker(self, workers: int, runner: str, *options: str) -> None:
-        """A run of which one of the runner's workers is killed in its split. Beam waits for that
-        for ever, until the run is killed as well."""
+    def run_again_when_a_worker_is_lost(self, workers: int, runner: str, *options: str) -> None:
+        """Kill one of the runner's workers in its split. Beam waits for that for ever, until the
+        run is killed as well."""
         running = self.command(runner, *options)
         with killed_at_last(running):
             self.wait_until_begun(workers, running)
@@ -93,6 +93,10 @@ class Gated:
             until("its end", lambda: has_ended(killed))
         self.open()
         until("the end of the others", lambda: all(map(has_ended, others)))
+        running = self.command(runner, *options)
+        with killed_at_last(running):
+            assert running.wait(100) == 0
+        self.require_equal()
 
 
 @contextlib.contextmanager
@@ -136,37 +140,24 @@ SUBPROCESS = (
 """What Beam's Python job server has in place of PROCESS."""
 
 
-@pytest.mark.parametrize("environment", [("--environment_type=LOOPBACK",), SUBPROCESS])
-def test_a_portable_runner(
-    dispatcher: DispatcherProcess, tmp_path: pathlib.Path, environment: tuple[str, ...]
-) -> None:
-    gated = Gated(dispatcher.target, tmp_path, held=0)
+def test_a_portable_runner(dispatcher: DispatcherProcess, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "port"
     server = Fork(
         ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
     )
     with killed_at_last(server):
         until("the server's port", lambda: file.exists() and is_json(file), server)
-        how = ("PortableRunner", f"--job_endpoint=127.0.0.1:{file.read_text()}", *environment)
-        if environment == SUBPROCESS:  # else it is the command that its workers are in
-            gated.lose_a_worker(1, *how)
-        gated.open()
-        running = gated.command(*how)
-        with killed_at_last(running):
-            assert running.wait(100) == 0
-    gated.require_equal()
+        endpoint = f"--job_endpoint=127.0.0.1:{file.read_text()}"
+        gated = Gated(dispatcher.target, tmp_path, held=0)
+        gated.run_again_when_a_worker_is_lost(1, "PortableRunner", endpoint, *SUBPROCESS)
 
 
 def test_several_processes_of_one_machine(
     dispatcher: DispatcherProcess, tmp_path: pathlib.Path
 ) -> None:
     gated = Gated(dispatcher.target, tmp_path, held=0)
-    how = ("FnApiRunner", "--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    gated.lose_a_worker(2, *how)  # both of them are in a split
-    running = gated.command(*how)
-    with killed_at_last(running):
-        assert running.wait(100) == 0
-    gated.require_equal()
+    options = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+    gated.run_again_when_a_worker_is_lost(2, "FnApiRunner", *options)  # both are in a split
 
 
 def stat(process: int) -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service import malloc, pipelines
+from forebay.service import pipelines
 from forebay.service.core import commands as c
 from forebay.service.core.save_streams import streams_of
 from forebay.service.dispatcher import save_directory
@@ -95,6 +95,17 @@ class Cluster(Given):
         if point == self.die_at and chunk == 1:
             raise Killed
 
+    def before_commit(self, happens: Callable[[pb.CommitChunkRequest], None]) -> None:
+        """Have this happen before each commit."""
+        real: Callable[..., Any] = self.call
+
+        def call(request: Any, response: Any, **more: Any) -> Any:
+            if isinstance(request, pb.CommitChunkRequest):
+                happens(request)
+            return real(request, response, **more)
+
+        self.call = call  # type: ignore[method-assign]
+
     def writer(self, uid: int) -> saves.StreamWriter:
         """Of the stream that another worker has now."""
         worker_id = self.worker(uid)
@@ -155,16 +166,13 @@ def test_the_next_writer_of_a_stream_continues_where_the_last_one_was_killed(
 def test_a_writer_that_was_given_up_while_paused_commits_nothing(tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     paused = cluster.writer(1)
-    real: Callable[..., Any] = cluster.call
 
-    def call(request: Any, response: Any, **more: Any) -> Any:
-        """It is paused before its second commit, and given up meanwhile."""
-        if isinstance(request, pb.CommitChunkRequest) and request.worker_uid == 1 and request.chunk:
+    def gives_up(request: pb.CommitChunkRequest) -> None:
+        if request.worker_uid == 1 and request.chunk:
             cluster.lose(1)
             cluster.writer(2).run()
-        return real(request, response, **more)
 
-    cluster.call = call  # type: ignore[method-assign]
+    cluster.before_commit(gives_up)
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
         paused.write()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
@@ -177,15 +185,13 @@ def test_a_writer_that_was_given_up_before_it_began_deletes_no_chunk(
     cluster = Cluster(tmp_path / "save", numbers())
     paused = [cluster.writer(1)]
     cluster.lose(1)
-    real: Callable[..., Any] = cluster.call
 
-    def call(request: Any, response: Any, **more: Any) -> Any:
+    def begins(request: pb.CommitChunkRequest) -> None:
         if request.worker_uid == 2 and paused:
             with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
                 paused.pop().write()
-        return real(request, response, **more)
 
-    cluster.call = call  # type: ignore[method-assign]
+    cluster.before_commit(begins)
     cluster.writer(2).run()
     assert not paused
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
@@ -200,10 +206,9 @@ def test_a_stream_that_is_assigned_to_a_writer_again_has_each_element_once(
     cluster = Cluster(tmp_path / "save", numbers())
     paused = cluster.writer(1)
     again: list[saves.StreamWriter] = []
-    real: Callable[..., Any] = cluster.call
 
-    def call(request: Any, response: Any, **more: Any) -> Any:
-        if isinstance(request, pb.CommitChunkRequest) and request.chunk and not again:
+    def gives_up_twice(request: pb.CommitChunkRequest) -> None:
+        if request.chunk and not again:
             again.append(paused)
             cluster.lose(1)
             cluster.die_at = "after a commit"
@@ -212,9 +217,8 @@ def test_a_stream_that_is_assigned_to_a_writer_again_has_each_element_once(
             cluster.lose(2)
             cluster.die_at = ""
             again.append(cluster.writer(1))
-        return real(request, response, **more)
 
-    cluster.call = call  # type: ignore[method-assign]
+    cluster.before_commit(gives_up_twice)
     with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
         paused.write()
     paused.report_end("INTERNAL", "its file is gone")
@@ -234,16 +238,6 @@ def test_a_stream_that_comes_back_is_begun_anew(monkeypatch: pytest.MonkeyPatch)
     assert wrote == [0, 4]
 
 
-def test_a_writer_gives_memory_back(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given_back: list[bool] = []
-    monkeypatch.setattr(malloc, "give_back", lambda: given_back.append(True))
-    cluster = Cluster(tmp_path / "save", numbers())
-    cluster.writer(1).run()
-    assert given_back == [True]
-
-
 def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path / "save", numbers())
     worker_id, whole = cluster.worker(1), WorkerOptions(dispatcher="h:1")
@@ -251,7 +245,7 @@ def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> Non
     save = cluster.state.saves[cluster.save_id]
     dispatcher: Any = cluster
     leaving = saves.StreamWriter(_stream(save, 0), 1, dispatcher, whole)
-    leaving.drain()
+    leaving.draining.set()
     leaving.run()
     assert (save.streams[0].chunks, 0 < save.streams[0].elements < SIZE) == (1, True)
     assert not save.streams[0].completed

@@ -41,8 +41,8 @@ MAX_READ = 100_000
 """Limit of splits of a read. Each split is pickled here, which takes 0.2 ms and 1 KB."""
 
 _ADVICE = (
-    "write its result to files, by Beam on a runner that shuffles (materialize_pcollection does "
-    "it), and register these"
+    "have a runner of Beam's that shuffles write its result to files (WriteToParquet does), and "
+    "register these"
 )
 
 MAX_BRANCHES = 1000

@@ -225,14 +225,12 @@ def listed(splits: Any) -> Sequence[Any]:
     return found
 
 
-def definition(
-    dataset: PythonDataset, cardinality: int = UNKNOWN_CARDINALITY
-) -> pb.RegisterDatasetRequest:
+def definition(dataset: PythonDataset) -> pb.RegisterDatasetRequest:
     """What is registered of a function of splits. Without an element_spec, calls the function.
     Raises InvalidArgument, and the function's errors."""
     request = request_of(dataset, listed(dataset.splits))
     request.structure, element_spec = described(request, dataset)
-    request.metadata = encode_metadata(element_spec, cardinality)
+    request.metadata = encode_metadata(element_spec, UNKNOWN_CARDINALITY)
     return request
 
 
