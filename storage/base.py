@@ -5,10 +5,11 @@ their sequence; *snapshots* of the state as of a sequence; and content-addressed
 may read at any time. At most one `Writer` may append, and it is fenced: its term is larger than
 all earlier ones. Once a later term exists, the storage refuses the earlier writer's appends.
 
-A writer stays the writer by renewing its lease. The lease decides only who may *try* to write: two
-processes that both believe to be the writer do no harm, since every append is fenced. No two
-clocks are compared. Each `open_writer` call notes the present writer's last sign of life, and
-measures by its own monotonic clock how long that has stayed the same.
+On a server, a writer stays the writer by renewing its lease. The lease decides only who may *try*
+to write: two processes that both believe to be the writer do no harm, since every append is fenced.
+No two clocks are compared. Each `open_writer` call notes the present writer's last sign of life,
+and measures by its own monotonic clock how long that has stayed the same. On local files a lock
+that ends with its process decides, and nobody displaces a process that lives.
 
 All methods block, and may be called from any thread; `Writer.append` from one at a time.
 """

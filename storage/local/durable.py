@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import stat
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from ..errors import Corrupt, StorageError, StorageUnusable
 TEMPORARY = ".tmp-"
 """The prefix of unfinished files and directories, which a crash may leave behind."""
 
-_CHUNK_BYTES = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TOO_MANY_OPEN = {errno.EMFILE, errno.ENFILE}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -187,98 +187,53 @@ def remove(path: Path) -> None:
         pass  # the leftover is harmless, and stays until the next attempt
 
 
-def copy(source: Path, target: Path, step: Callable[[], None]) -> None:
-    """Copy `source` to the new file `target`. Syncs the content, not the directory entry.
-
-    `step` is called now and then.
-    """
-    # The source first: if it has gone, there is no target.
-    with source.open("rb") as reader:
-        fd = create(target, os.O_WRONLY | os.O_EXCL)
-        try:
-            while chunk := reader.read(_CHUNK_BYTES):
-                write_all(fd, chunk)
-                step()
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def link(source: Path, target: Path, step: Callable[[], None]) -> None:
-    """Make `target` a hard link to `source`, or a copy if the file system has no links."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        copy(source, target, step)
-
-
 class FileLock:
     """An exclusive lock on a file; it ends with the holder's process."""
 
-    def __init__(self, path: Path) -> None:
-        """Take the lock. Raises BlockingIOError while another holds it, OSError, Corrupt."""
+    def __init__(self, path: Path, holder: str) -> None:
+        """Take the lock, and write the holder's name into the file.
+
+        Raises BlockingIOError while another holds it, OSError, Corrupt.
+        """
         check_is_file(path)
         self._fd = create(path, os.O_RDWR)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{holder}\n".encode(), 0)
         except OSError:
             os.close(self._fd)
             raise
-
-    def sign(self, holder: str) -> None:
-        """Write the holder's name into the file."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{holder}\n".encode(), 0)
+        self._identity = _identity(self._fd)
+        _locks.add(self)
 
     def release(self) -> None:
-        # Closing alone does not unlock: a forked child may share the descriptor.
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-        os.close(self._fd)
-
-
-class HeldFile:
-    """Remembers which file had a name, and checks whether that file still has it."""
-
-    def __init__(self, path: Path) -> None:
-        """Remember the file at `path`, or that none exists. Raises OSError."""
-        self._path = path
-        # Stays open, so that no later file can reuse the inode.
-        self._fd: int | None = None
-        self._identity: tuple[int, int] | None = None
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        status = os.fstat(self._fd)
-        self._identity = status.st_dev, status.st_ino
-
-    def is_current(self) -> bool:
-        try:
-            status = os.stat(self._path)
-        except FileNotFoundError:
-            return self._identity is None
-        return (status.st_dev, status.st_ino) == self._identity
-
-    def touch(self) -> None:
-        """Update the file's modification time, even if the name means another file now."""
-        if self._fd is not None:
-            os.utime(self._fd)
-
-    def overwrite(self, offset: int, data: bytes) -> None:
-        """Durably replace bytes of the file, if it still has its name. Raises OSError."""
-        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            status = os.fstat(fd)
-            if (status.st_dev, status.st_ino) == self._identity:
-                os.pwrite(fd, data, offset)
-                os.fdatasync(fd)
-        finally:
-            os.close(fd)
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._fd is not None:
+        if self._fd >= 0:
+            # Closing alone does not unlock: a child that is being forked may share the descriptor.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
-            self._fd = None
+            self._fd = -1
+
+    def leave_to_parent(self) -> None:
+        """Close a forked child's copy of the descriptor, which would keep the lock for as long as
+        the child lives."""
+        with contextlib.suppress(OSError):
+            if _identity(self._fd) == self._identity:
+                os.close(self._fd)
+        self._fd = -1
+
+
+_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _after_fork() -> None:
+    while _locks:
+        _locks.pop().leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -8,31 +8,24 @@ from pathlib import Path
 
 from ..errors import Corrupt
 from .durable import make_directory, sync_directory, write_atomically
-from .file_opening import in_use, lock_log, opening_alone
+from .file_opening import lock_log
 from .layout import LogDirectory, StoragePaths
 from .segments import Position, Scan
 from .term import Term
 
 
 def cut(
-    layout: StoragePaths, scan_log: Callable[[LogDirectory], Scan | None], after: int, owner: str
+    layout: StoragePaths, scan_log: Callable[[LogDirectory], Scan], after: int, owner: str
 ) -> str:
     """Implements Storage.cut. `scan_log` begins a pass at or before the batch with record `after`.
 
     Raises Locked, NewerFormat, StorageUnusable, OSError.
     """
-    with opening_alone(layout):
-        where = layout.log()
-        term = Term.read(layout.term)
-        try:
-            lock = lock_log(where, owner)
-        except BlockingIOError:
-            raise in_use(layout, where) from None
-        if term is not None:  # without a lease, so that nobody displaces this process
-            Term(term.number, term.last).write(layout.term)
+    where = layout.log()
+    lock = lock_log(layout, where, owner)
     try:
-        scan = scan_log(where)
-        end = _end(scan, after) if scan else Position(1, 0, 1, 0)
+        term = Term.read(layout.term)
+        end = _end(scan_log(where), after)
         aside = _make_aside(layout)
         moved_bytes = _cut(where, end, aside)
         last = end.sequence - 1

@@ -3,10 +3,10 @@
 The writer syncs a batch before `append` returns, every other file before it gets its name, and
 every name before anything relies on it.
 
-Another writer may displace this one at any instant (file_opening.py). It replaces TERM first, and
-then reads the log. So before this writer acknowledges a change, it checks that TERM is still the
-file that it wrote. If so, the change was there in time for the other writer to read it. The check
-before a change is not needed for safety.
+Should its lock be lost (file_opening.py), another writer may replace TERM at any instant, and then
+read the log. So before this writer acknowledges a change, it checks that TERM is still the file
+that it wrote. If so, the change was there in time for the other writer to read it. The check also
+shows that the storage's files were removed or replaced.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from ..errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
 from ..tfrecord import frame
 from .durable import (
     FileLock,
-    HeldFile,
     check_is_file,
     create,
     remedy,
-    remove,
     sync_directory,
     write_all,
     write_atomically,
 )
 from .layout import LogDirectory, StoragePaths
 from .segments import Position
-from .term import Term, raise_last
+from .term import HeldTerm, Term
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class WriterClaim(NamedTuple):
     layout: StoragePaths
     log: LogDirectory
     lock: FileLock  # of that directory
-    held_term: HeldFile  # TERM, as this writer wrote it
+    held_term: HeldTerm
     term: int
     lease_ms: int
 
@@ -78,9 +76,8 @@ class FileWriter(Writer):
         self._named = False  # whether TERM names a record of this segment and term
         self._failed = ""  # why no append can follow
         self._closed = False
-        # `close` takes both: nobody may use a closed descriptor, whose number may be reused.
+        # Also `close`'s: nobody may use a closed descriptor, whose number may be reused.
         self._appending = threading.Lock()
-        self._closing = threading.Lock()
 
     def append(self, records: Sequence[bytes]) -> int:
         with self._appending:
@@ -105,8 +102,8 @@ class FileWriter(Writer):
             os.fdatasync(self._segment)
             self._syncs.add(time.monotonic() - since_s)
             durable = True
-            if not self._named:  # reveals the loss of a segment or of a takeover's directory
-                raise_last(self._claim.held_term, self.term, last)
+            if not self._named:  # reveals the loss of a segment
+                self._claim.held_term.raise_last(last)
                 self._named = True
         except OSError as error:
             self._failed = f"{self._path}: {error.strerror}"
@@ -123,8 +120,7 @@ class FileWriter(Writer):
         return last
 
     def renew(self) -> None:
-        with self._closing, self._acting():
-            self._claim.held_term.touch()
+        self._require_claim()
 
     def condemn(self, reason: str) -> None:
         with self._appending, self._acting():
@@ -158,9 +154,6 @@ class FileWriter(Writer):
             for segment in passed:
                 segment.path.unlink()
                 sync_directory(segment.path.parent)  # in order: a crash must not leave a gap
-            if passed:
-                for superseded in self._claim.layout.list_superseded(self._log):
-                    remove(superseded)
 
     def write_blob(self, data: bytes, mark: str = "") -> str:
         name = blob_name(data, mark)
@@ -185,7 +178,7 @@ class FileWriter(Writer):
                 sync_directory(path.parent)
 
     def close(self) -> None:
-        with self._appending, self._closing:
+        with self._appending:
             if self._closed:
                 return
             self._closed = True

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ..base import LEASE_MS, REGISTER, Extent, Holdings, Record, Storage, is_blob
 from ..batches import records_above
@@ -19,15 +19,13 @@ from ..errors import Corrupt, Missing, StorageUnusable
 from ..tfrecord import unframe
 from .durable import check_is_directory, check_is_file, make_directory, remedy, unreadable
 from .file_cut import cut
-from .file_opening import Sighting, check_end, open_writer
+from .file_opening import check_end, open_writer
 from .file_writer import FileWriter
 from .layout import LogDirectory, Segment, StoragePaths
 from .segments import Position, Scan
 from .term import Term
 
 SEGMENT_BYTES = 64 << 20
-
-T = TypeVar("T")
 
 
 class Resume(NamedTuple):
@@ -65,55 +63,49 @@ class FileStorage(Storage):
         self.url = self.path.as_uri()
         self._segment_bytes = segment_bytes
         self._layout = StoragePaths(self.path)
-        self._sighting = Sighting()
         # The position before the last batch of the last complete `read`, so that a follower need
-        # not read the segment again. That batch may vanish, if its append fails or its writer
-        # was displaced. Earlier batches were acknowledged, so they keep their offsets, also in
-        # the segment's copy that a takeover makes.
+        # not read the segment again. That batch may vanish, if its append fails. Earlier batches
+        # were acknowledged, so they keep their offsets.
         self._resume: Resume | None = None
         self._layout.read_format()
 
     # -- reading -----------------------------------------------------------------------------
 
     def read(self, after: int = 0) -> Iterator[Record]:
-        scan = self._look(lambda log: self._scan(log, after))
-        if scan is None:
-            return
+        scan = self._scan(self._log(), after)
         for batch in scan:
             yield from records_above(batch, after)
         self._resume = Resume.of(scan)
 
     def first_sequence(self) -> int:
-        return _first(self._look(LogDirectory.list_segments))
+        return _first(self._log().list_segments())
 
     def extent(self) -> Extent:
-        first, scan = self._look(lambda log: (_first(log.list_segments()), self._scan_tail(log)))
-        return Extent(first, scan.position.sequence - 1 if scan else 0)
+        log = self._log()
+        first = _first(log.list_segments())
+        return Extent(first, self._scan_tail(log).position.sequence - 1)
 
     def check(self) -> None:
-        self._look(self._check)
-
-    def _check(self, log: LogDirectory) -> None:
-        for path in (self._layout.opening, log.lock):
-            check_is_file(path)
+        log = self._log()
+        check_is_file(log.lock)
         for path in (log.segments, log.snapshots, self._layout.blobs):
             check_is_directory(path)
         while True:  # retry if a writer opened, or wrote a snapshot, meanwhile
             before = Term.read(self._layout.term), log.list_snapshots()
-            scan = self._scan_tail(log)
+            end = self._scan_tail(log).position
             try:
-                check_end(self._layout, log, scan.position if scan else Position(1, 0, 1, 0))
+                check_end(self._layout, log, end)
                 return
             except Corrupt:
                 if (Term.read(self._layout.term), log.list_snapshots()) == before:
                     raise
 
     def snapshots(self) -> list[int]:
-        return self._look(LogDirectory.list_snapshots)
+        return self._log().list_snapshots()
 
     def read_snapshot(self, sequence: int) -> bytes:
-        path, content = self._look(lambda log: _contents(log.snapshot(sequence)))
-        data = unframe(content)
+        path = self._log().snapshot(sequence)
+        data = unframe(_content(path))
         if data is None:
             raise Corrupt(f"{path}: byte 0: the snapshot's checksum does not match", str(path))
         return data
@@ -128,7 +120,7 @@ class FileStorage(Storage):
         if path is None:
             raise Missing(f"{name!r} is not the name of a blob, a SHA-256 in hexadecimal")
         try:
-            _, data = _contents(path)
+            data = _content(path)
         except Missing as error:
             raise Missing(f"{error}; {REGISTER}") from None
         if not is_blob(name, data):
@@ -138,20 +130,18 @@ class FileStorage(Storage):
         return data
 
     def holdings(self) -> Holdings:
-        return self._look(self._holdings)
-
-    def _holdings(self, log: LogDirectory) -> Holdings:
+        log = self._log()
         segments = [segment.path for segment in log.list_segments()]
         snapshots = [log.snapshot(sequence) for sequence in log.list_snapshots()]
         blobs = self._layout.list_blobs()
         try:
-            scan = self._scan_tail(log)
+            torn_bytes = self._scan_tail(log).torn_bytes
         except Corrupt:
-            scan = None
+            torn_bytes = 0
         return Holdings(
             segments=len(segments),
             log_bytes=_bytes(segments),
-            torn_bytes=scan.torn_bytes if scan else 0,
+            torn_bytes=torn_bytes,
             snapshots=len(snapshots),
             snapshot_bytes=_bytes(snapshots),
             blobs=len(blobs),
@@ -159,61 +149,45 @@ class FileStorage(Storage):
         )
 
     def condemned(self) -> str:
-        return self._look(LogDirectory.why_condemned)
+        return self._log().why_condemned()
 
     def close(self) -> None:
         pass  # nothing stays open between calls
 
-    def _look(self, look: Callable[[LogDirectory], T]) -> T:
-        """The result of `look`, called until the log did not move during the call.
-
-        A takeover may replace the log's directory, and the earlier one may be removed.
-        """
+    def _log(self) -> LogDirectory:
         self._layout.read_format()
-        while True:
-            log = self._layout.log()
-            try:
-                found = look(log)
-            except (Missing, Corrupt):
-                if self._layout.log() == log:
-                    raise
-            else:
-                if self._layout.log() == log:
-                    return found
+        return self._layout.log()
 
-    def _scan(self, log: LogDirectory, after: int) -> Scan | None:
+    def _scan(self, log: LogDirectory, after: int) -> Scan:
         """A pass that begins at or before the batch with record `after + 1`."""
         segments = log.list_segments()
-        if not segments:
-            return None
-        if after + 1 < segments[0].first:
+        if segments and after + 1 < segments[0].first:
             raise Missing(
                 f"{self.url}: records before {segments[0].first} were trimmed, so none can be "
                 f"read from {after + 1}"
             )
-        segments = segments[bisect_right(segments, after + 1, key=lambda s: s.first) - 1 :]
+        passed = bisect_right(segments, after + 1, key=lambda s: s.first) - 1
+        segments = segments[max(0, passed) :]
         resume = self._resume
-        if resume and resume.position.sequence <= after + 1 and resume.fits(segments[0]):
+        if (
+            segments
+            and resume
+            and resume.position.sequence <= after + 1
+            and resume.fits(segments[0])
+        ):
             return Scan(segments, resume.position)
         return Scan(segments)
 
-    def _scan_tail(self, log: LogDirectory, step: Callable[[], None] | None = None) -> Scan | None:
-        """A finished pass over the end of the log; None if there is no log yet.
-
-        `step` is called now and then.
-        """
+    def _scan_tail(self, log: LogDirectory) -> Scan:
+        """A finished pass over the end of the log."""
         segments = log.list_segments()
-        if not segments:
-            return None
-        after = segments[-1].first - 1
-        if self._resume and self._resume.position.segment == segments[-1].first:
+        after = segments[-1].first - 1 if segments else 0
+        if segments and self._resume and self._resume.position.segment == segments[-1].first:
             after = self._resume.position.sequence - 1
         scan = self._scan(log, after)
-        if scan is not None:
-            for _ in scan:
-                if step is not None:
-                    step()
-            self._resume = Resume.of(scan)
+        for _ in scan:
+            pass
+        self._resume = Resume.of(scan)
         return scan
 
     # -- writing -----------------------------------------------------------------------------
@@ -223,15 +197,7 @@ class FileStorage(Storage):
         with self._usable():
             if not self.path.is_dir():
                 make_directory(self.path)
-            return open_writer(
-                self._layout,
-                self._sighting,
-                self._scan_tail,
-                self._segment_bytes,
-                owner,
-                lease_ms,
-                place,
-            )
+            return open_writer(self._layout, self._scan_tail, self._segment_bytes, owner, lease_ms)
 
     def cut(self, after: int, owner: str) -> str:
         self._layout.read_format()
@@ -240,7 +206,7 @@ class FileStorage(Storage):
             make_directory(self.path)
             return cut(self._layout, lambda log: self._scan_before_cut(log, after), after, owner)
 
-    def _scan_before_cut(self, log: LogDirectory, after: int) -> Scan | None:
+    def _scan_before_cut(self, log: LogDirectory, after: int) -> Scan:
         # Begin at the batch that ends with `after`: its segment may be the damaged one.
         return self._scan(log, max(after, _first(log.list_segments())) - 1)
 
@@ -262,11 +228,11 @@ def _first(segments: list[Segment]) -> int:
     return segments[0].first if segments else 1
 
 
-def _contents(path: Path) -> tuple[Path, bytes]:
+def _content(path: Path) -> bytes:
     check_is_directory(path.parent)
     check_is_file(path)
     try:
-        return path, path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise Missing(f"{path}: there is no such file") from None
     except OSError as error:

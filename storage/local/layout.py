@@ -1,21 +1,17 @@
 """The files and directories of a storage on local files.
 
 FORMAT                               the storage's format; newer formats are refused
-OPENING                              locked briefly to change the writer
-TERM                                 the latest writer's term; renewing touches it
-blobs/<SHA-256>[.<mark>]
-cut/<number>/…                       files that a repair moved aside
-
-and the log with its files:
-
 LOCK                                 the writer locks it, and writes its own name into it
+TERM                                 the latest writer's term
 CONDEMNED                            if it exists: the reason why no writer may open the log
 segments/<first sequence>.tfrecord   the log
 snapshots/<sequence>.snapshot        one TFRecord frame
+blobs/<SHA-256>[.<mark>]
+cut/<number>/…                       files that a repair moved aside
 
-Those four lie in the storage's directory itself, until a writer displaces another that may still
-live. It puts them into `takeover-<term>/`, and the highest term counts. Earlier logs are
-*superseded*: they are no longer part of the storage.
+An earlier version put LOCK, CONDEMNED, segments and snapshots into `takeover-<term>/` when a writer
+displaced another one that might live. Of such directories, the log is in the one with the highest
+term.
 """
 
 from __future__ import annotations
@@ -47,10 +43,10 @@ class Segment(NamedTuple):
 
 
 class LogDirectory(NamedTuple):
-    """The log's directory since the takeover by `term`; term 0: the original one."""
+    """Where the log lies."""
 
     path: Path
-    term: int
+    term: int  # at least the latest writer's; 0: not known
 
     @property
     def lock(self) -> Path:
@@ -99,7 +95,6 @@ class StoragePaths:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.format = path / "FORMAT"
-        self.opening = path / "OPENING"
         self.term = path / "TERM"
         self.blobs = path / "blobs"
         self.cuts = path / "cut"
@@ -146,26 +141,12 @@ class StoragePaths:
     def list_blobs(self) -> list[Path]:
         return [self.blobs / match[0] for match in _matches(self.blobs, _BLOB)]
 
-    def takeover(self, term: int) -> LogDirectory:
-        return LogDirectory(self.path / f"takeover-{term}", term)
-
     def log(self) -> LogDirectory:
-        """The log's present directory."""
-        return self._logs()[-1]
-
-    def list_superseded(self, by: LogDirectory) -> list[Path]:
-        """The paths of the logs before `by`."""
-        paths: list[Path] = []
-        for log in self._logs():
-            if log.term < by.term:
-                parts = [log.segments, log.snapshots, log.condemned, log.lock]
-                paths += [log.path] if log.term else [part for part in parts if part.exists()]
-        return paths
-
-    def _logs(self) -> list[LogDirectory]:
-        """Ascending; the last one counts."""
-        terms = sorted(int(match[1]) for match in _matches(self.path, _TAKEOVER))
-        return [LogDirectory(self.path, 0), *map(self.takeover, terms)]
+        """The log's directory."""
+        terms = [int(match[1]) for match in _matches(self.path, _TAKEOVER)]
+        if not terms:
+            return LogDirectory(self.path, 0)
+        return LogDirectory(self.path / f"takeover-{max(terms)}", max(terms))
 
 
 def _matches(directory: Path, name: re.Pattern[str]) -> list[re.Match[str]]:

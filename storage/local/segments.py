@@ -31,8 +31,9 @@ class Scan:
     """One pass over the batches of adjoining segments, up to the log's last one."""
 
     def __init__(self, segments: Sequence[Segment], start: Position | None = None) -> None:
-        """Begin at `start`, which is in the first segment; by default at that segment's start."""
-        first = segments[0].first
+        """Begin at `start`, which is in the first segment; by default at that segment's start. A
+        log without segments begins with record 1."""
+        first = segments[0].first if segments else 1
         self.position = start or Position(first, 0, first, 0)  # after the last batch seen
         self.previous = self.position  # before that batch
         self.torn_bytes = 0  # known at the end

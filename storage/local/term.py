@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, unquote
 
-from .durable import HeldFile, check_is_file, unreadable, write_atomically
+from .durable import check_is_file, unreadable, write_atomically
 
 _LAST_DIGITS = 20
 
-_TERM = re.compile(rb"(\d+)(?: (\d+)(?: (\d+)(?: (\S+))?)?)?\n")
+# An earlier version wrote the writer's lease and its place behind these.
+_TERM = re.compile(rb"(\d+)(?: (\d+)(?: \d+(?: \S+)?)?)?\n")
 
 
 class Term(NamedTuple):
@@ -19,8 +20,6 @@ class Term(NamedTuple):
 
     number: int
     last: int = 0  # a record that the log has; raised by each writer's and segment's first append
-    lease_ms: int | None = None  # None: never displaced while its process lives
-    place: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Term | None:
@@ -28,27 +27,42 @@ class Term(NamedTuple):
         check_is_file(path)
         try:
             while (content := path.read_bytes()) != path.read_bytes():
-                pass  # `raise_last` is writing it
-            found = _TERM.fullmatch(content)
+                pass  # `HeldTerm.raise_last` is writing it
         except FileNotFoundError:
             return None
         except OSError as error:
             raise unreadable(path, error) from error
-        if found is None:
-            return None
-        lease_ms = None if found[3] is None else int(found[3])
-        return cls(int(found[1]), int(found[2] or 0), lease_ms, unquote((found[4] or b"").decode()))
+        found = _TERM.fullmatch(content)
+        return cls(int(found[1]), int(found[2] or 0)) if found else None
 
     def write(self, path: Path) -> None:
-        words = [str(self.number), f"{self.last:0{_LAST_DIGITS}}"]
-        if self.lease_ms is not None:
-            words += [str(self.lease_ms), quote(self.place)]
-        write_atomically(path, f"{' '.join(words).strip()}\n".encode())
+        write_atomically(path, f"{self.number} {self.last:0{_LAST_DIGITS}}\n".encode())
 
 
-def raise_last(held: HeldFile, number: int, last: int) -> None:
-    """Durably note in TERM that the log has record `last`, if TERM is still the held file.
+class HeldTerm:
+    """The TERM that a writer wrote. It stays open, so that no later file can have its inode."""
 
-    Overwrites in place: a new file would mean a takeover.
-    """
-    held.overwrite(len(f"{number} "), f"{last:0{_LAST_DIGITS}}".encode())
+    def __init__(self, path: Path, number: int) -> None:
+        """Raises OSError."""
+        self._path = path
+        self._number = number
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        status = os.fstat(self._fd)
+        self._identity = status.st_dev, status.st_ino
+
+    def is_current(self) -> bool:
+        """Whether TERM is still this file: another writer replaces it. Raises OSError."""
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def raise_last(self, last: int) -> None:
+        """Durably note that the log has record `last`. In place: a new file would mean a new
+        writer. Raises OSError."""
+        os.pwrite(self._fd, f"{last:0{_LAST_DIGITS}}".encode(), len(f"{self._number} "))
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)

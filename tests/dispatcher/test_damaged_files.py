@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -30,14 +29,12 @@ from forebay.service.dispatcher.candidate import Candidate
 from forebay.service.dispatcher.graphs import needed_blobs
 from forebay.service.dispatcher.options import DispatcherOptions
 from forebay.service.dispatcher.recovery import recover
-from forebay.storage import Corrupt, FileStorage, Locked, Storage, StorageError, Writer
-from forebay.storage.local.layout import StoragePaths
+from forebay.storage import Corrupt, FileStorage, Storage, StorageError
 
 from ..stock import GRAPH
 
 RENAMED = GRAPH.replace(b"source", b"origin")
 SNAPSHOTS = (6, 17)
-LEASE_MS = 20
 
 T = TypeVar("T")
 
@@ -57,13 +54,11 @@ def dataset(name: str, blob: str) -> bytes:
     return encode(ev.Event(time_ms=1, dataset_registered=registered))
 
 
-def plain(path: Path, lease_ms: int = LEASE_MS, *, trimmed: bool = False) -> None:
+def plain(path: Path, *, trimmed: bool = False) -> None:
     """Three terms, of which the last one has one event; each is of a dispatcher's kind."""
-    writers: list[Writer] = []
     for term in (1, 2, 3):
         storage = storage_at(path)
-        writer = storage.open_writer("the test", lease_ms=lease_ms)
-        writers.append(writer)
+        writer = storage.open_writer("the test")
         blob = writer.write_blob(GRAPH)
         writer.append([leader(term)])
         for number in range(10) if term < 3 else ():
@@ -74,15 +69,7 @@ def plain(path: Path, lease_ms: int = LEASE_MS, *, trimmed: bool = False) -> Non
                 writer.write_snapshot(sequence, encode_snapshot(state, 1))
         if trimmed and term == 2:
             writer.trim(7)
-        if lease_ms:
-            writer.close()
-    for one in writers:
-        one.close()
-
-
-def taken_over(path: Path) -> None:
-    """As if each leader had been paused when the next one came."""
-    plain(path, lease_ms=0)
+        writer.close()
 
 
 def trimmed(path: Path) -> None:
@@ -90,7 +77,7 @@ def trimmed(path: Path) -> None:
     plain(path, trimmed=True)
 
 
-MAKE = {make.__name__: make for make in (plain, taken_over, trimmed)}
+MAKE = {make.__name__: make for make in (plain, trimmed)}
 
 
 def delete(path: Path) -> None:
@@ -201,7 +188,7 @@ class Content(NamedTuple):
 def content(path: Path) -> Content:
     """As a dispatcher finds it that begins. Raises StorageError."""
     storage = storage_at(path)
-    writer = open_writer(storage)
+    writer = storage.open_writer("a dispatcher")
     try:
         state, _ = recover(storage)
         for blob in needed_blobs(state).values():
@@ -213,17 +200,6 @@ def content(path: Path) -> Content:
         )
     finally:
         writer.close()
-
-
-def open_writer(storage: FileStorage) -> Writer:
-    """As a dispatcher does, which waits for one who may live, since LOCK is gone."""
-    for _ in range(100):
-        try:
-            return storage.open_writer("a dispatcher", lease_ms=LEASE_MS)
-        except Locked as error:
-            refused = error
-            time.sleep(LEASE_MS / 1000)
-    raise AssertionError(refused)
 
 
 def readable(read: Callable[[], T]) -> T | None:
@@ -275,12 +251,7 @@ def test_one_damaged_file(
     tmp_path: Path,
 ) -> None:
     path, before = sound[scene]
-    superseded = StoragePaths(path).list_superseded(StoragePaths(path).log())
-    names = sorted(
-        file.relative_to(path)
-        for file in path.rglob("*")
-        if file.is_file() and not any(file.is_relative_to(old) for old in superseded)
-    )
+    names = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
     assert len(names) > 10
     for number, name in enumerate(names):
         copy = shutil.copytree(path, tmp_path / str(number))
@@ -297,10 +268,8 @@ def test_one_damaged_directory(
     tmp_path: Path,
 ) -> None:
     path, before = sound[scene]
-    log = StoragePaths(path).log()
-    for number, directory in enumerate((log.segments, log.snapshots, path / "blobs")):
+    for number, name in enumerate(map(Path, ("segments", "snapshots", "blobs"))):
         copy = shutil.copytree(path, tmp_path / str(number))
-        name = directory.relative_to(path)
         damage(copy / name)
         expect_named(copy, name, before)
 

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from forebay.storage import MemoryStorage, open_storage
 from forebay.storage.server_storage import ServerStorage
 
 from ..standbys import (
+    LEASE_MS,
     LONG_LEASE_MS,
     ON_ALL,
     PATIENCE_S,
@@ -220,7 +222,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once(calm_pair: list[DispatcherP
     wait_until(leads, calm_pair[1], 2)
 
 
-@ON_ALL
+@pytest.mark.parametrize("any_storage", ["redis", "postgres"], indirect=True)
 def test_a_paused_leader_is_displaced_and_stands_by(
     pair: list[DispatcherProcess], any_storage: str
 ) -> None:
@@ -240,6 +242,24 @@ def test_a_paused_leader_is_displaced_and_stands_by(
     for one in pair:
         assert one.stop() == 0
     assert verify(open_storage(any_storage)).ok
+
+
+@pytest.mark.parametrize("any_storage", ["files"], indirect=True)
+def test_a_paused_leader_on_local_files_keeps_the_lead_until_it_is_killed(
+    pair: list[DispatcherProcess],
+) -> None:
+    first, second = pair
+    leases = Leases(f"{first.address},{second.address}")
+    leases.wait_for_more()
+    with first.paused():
+        time.sleep(2 * LEASE_MS / 1000)
+        assert names(second, first)
+    leases.wait_for_more()
+    assert leader_of(first) == 1
+    with first.paused():
+        first.kill()
+        wait_until(leads, second, 2)
+    assert leases.finish() == list(range(SPLITS))
 
 
 def test_a_dispatcher_leads_again_after_both_were_killed(pair: list[DispatcherProcess]) -> None:

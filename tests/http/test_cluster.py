@@ -223,7 +223,7 @@ def ready(port: int) -> tuple[int, str]:
 
 
 def test_readiness_follows_the_leader_while_both_are_scraped(
-    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+    redis_storage_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ports = [free_port(), free_port()]
     answers: list[tuple[int, str]] = []
@@ -231,7 +231,7 @@ def test_readiness_follows_the_leader_while_both_are_scraped(
         pair = []
         for port in ports:
             process = DispatcherProcess(
-                tmp_path / "j", http_port=port, standby=True, leader_lease_ms=LEASE_MS
+                redis_storage_url, http_port=port, standby=True, leader_lease_ms=LEASE_MS
             )
             pair.append(stack.enter_context(process))
             wait_until(lambda: ready(ports[0]) == (200, "ok\n"))

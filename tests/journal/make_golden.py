@@ -91,17 +91,13 @@ def _value(field: FieldDescriptor, number: int) -> Any:
 
 
 def make(path: Path) -> None:
-    """Two terms, the second of which took over from a living writer; several segments, a
-    snapshot, a blob. `path`.json says what is in it.
-    """
+    """Two terms, several segments, a snapshot, a blob. `path`.json says what is in it."""
     storage = FileStorage(path, SEGMENT_BYTES)
     events = all_events()
     half = len(events) // 2
     expected: list[dict[str, Any]] = []
-    writers = []
     for term, of_term in ((1, events[:half]), (2, events[half:])):
-        writer = storage.open_writer("make_golden", lease_ms=0)
-        writers.append(writer)
+        writer = storage.open_writer("make_golden")
         assert writer.term == term
         elected = Event(time_ms=1_700_000_000_000)
         elected.leader_elected.term = term
@@ -117,11 +113,8 @@ def make(path: Path) -> None:
         if term == 1:
             writer.write_blob(GRAPH)
             writer.write_snapshot(writer.last_sequence, encode_snapshot(STATE, 1_700_000_000_000))
-    for writer in writers:
         writer.close()
-    for name in ("LOCK", "CONDEMNED"):  # they have the number of this process, and its path
-        for file in path.rglob(name):
-            file.unlink()
+    (path / "LOCK").unlink()  # it has the number of this process
     text = json.dumps(expected, indent=1, ensure_ascii=False, sort_keys=True)
     path.with_suffix(".json").write_text(text + "\n")
 

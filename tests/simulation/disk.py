@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .kernel import Kernel, Process, kernel
-from .threads import EPOCH_S, process
+from .threads import process
 
 _SECTOR_BYTES = 512
 
@@ -31,7 +31,6 @@ class Disk:
         self.sync_s = this.rng.choice([1e-5, 3e-4, 5e-3, 0.05])  # typical
         self.trouble = 0.0  # how likely a sync fails
         self.stall_s = 0.0  # what each access takes more, while the disk is slow
-        self.touches = 0
         self._kernel = this
         self._contents: dict[int, bytes] = {}  # of files, as they were synced, by inode
         self._entries: dict[int, dict[str, int]] = {}  # the same of directories: name → inode
@@ -192,13 +191,6 @@ class Os:
         is_shared = shared is not None and str(source).startswith(str(shared.root))
         (shared if is_shared else _disk()).pass_time(0.1)
         real.rename(source, target)
-
-    def utime(self, fd: int) -> None:
-        """Now, in the simulation's time; never the same time twice."""
-        disk = _disk()
-        disk.touches += 1
-        moment = int((EPOCH_S + kernel().now) * 1e9) + disk.touches
-        real.utime(fd, ns=(moment, moment))
 
     def urandom(self, size: int) -> bytes:
         return kernel().rng.randbytes(size)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,14 +57,13 @@ def test_the_layout_of_the_directory(path: Path) -> None:
     assert set(listing(path)) == {
         "FORMAT",
         "LOCK",
-        "OPENING",
         "TERM",
         "segments/00000000000000000001.tfrecord",
         "snapshots/00000000000000000001.snapshot",
         f"blobs/{digest}",
     }
     assert (path / "FORMAT").read_text() == "forebay storage 1\n"
-    assert (path / "TERM").read_text() == "1 00000000000000000001 2000\n"
+    assert (path / "TERM").read_text() == "1 00000000000000000001\n"
     assert f"process {os.getpid()}, the test" in (path / "LOCK").read_text()
     writer.close()
 
@@ -254,47 +250,6 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(StorageUnusable, match="is not a directory"):
         FileStorage(tmp_path / "file" / "below").open_writer("somebody")
     assert (tmp_path / "file").read_text() == "precious"
-
-
-HOLDER = """
-import sys, time
-from forebay.storage import FileStorage
-writer = FileStorage(sys.argv[1]).open_writer("the other one")
-print(writer.append([b"hello"]), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_writer_in_another_process_holds_the_lock_until_it_is_killed(path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"1\n"
-            storage = FileStorage(path)
-            with pytest.raises(Locked, match=f"process {holder.pid}, the other one"):
-                storage.open_writer("the test")
-            assert storage.extent() == Extent(1, 1)
-        finally:
-            holder.send_signal(signal.SIGKILL)
-    writer = storage.open_writer("the test")
-    assert (writer.term, writer.last_sequence) == (2, 1)
-    writer.close()
-
-
-def test_a_forked_child_does_not_keep_the_lock(path: Path) -> None:
-    writer = FileStorage(path).open_writer("the test")
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:  # until the parent closes the pipe
-        os.close(write_end)
-        os.read(read_end, 1)
-        os._exit(0)
-    writer.close()
-    FileStorage(path).open_writer("the next").close()
-    os.close(write_end)
-    os.waitpid(child, 0)
-    os.close(read_end)
 
 
 # -- formats ---------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
-import time
 from collections.abc import Callable
 
 import pytest
@@ -13,8 +11,7 @@ import pytest
 from forebay.journal.codec import encode
 from forebay.journal.proto.events_pb2 import Event, LeaderElected
 from forebay.journal.verification import holds_anything, verify
-from forebay.storage import Corrupt, FileStorage, Locked, Writer
-from forebay.storage.batches import encode_batch
+from forebay.storage import Corrupt, FileStorage, Writer
 
 from .. import forks
 from .stops import stopped
@@ -32,7 +29,7 @@ def listing(directory: pathlib.Path) -> dict[str, bytes | None]:
     return {
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in directory.rglob("*")
-        if path.name not in ("LOCK", "OPENING")
+        if path.name != "LOCK"
     }
 
 
@@ -66,35 +63,6 @@ def test_a_log_that_is_shorter_than_when_the_last_term_began(
     damage(segment)
     with pytest.raises(Corrupt, match="held 21 in term 2"):
         FileStorage(tmp_path).open_writer("test")
-
-
-@pytest.mark.parametrize("appends", [0, 1, 2])
-@pytest.mark.parametrize("wakes", [False, True], ids=["sleeps on", "writes once more"])
-def test_files_that_a_later_writer_wrote_elsewhere(
-    tmp_path: pathlib.Path, appends: int, wakes: bool
-) -> None:
-    displaced = FileStorage(tmp_path).open_writer("a leader that is stopped", lease_ms=1)
-    displaced.append([b"1", b"2"])
-    other = FileStorage(tmp_path)
-    while True:
-        try:
-            writer = other.open_writer("a standby", lease_ms=1)
-            break
-        except Locked:
-            time.sleep(0.01)
-    for number in range(appends):
-        writer.append([b"%d" % (3 + number)])
-    writer.close()
-    if wakes:  # behind its look at TERM
-        batch = encode_batch(1, 3, [b"what nobody was told of"] * 2)
-        with (tmp_path / "segments" / f"{1:020}.tfrecord").open("ab") as segment:
-            segment.write(batch)
-    displaced.close()
-    shutil.rmtree(tmp_path / "takeover-2")
-    with pytest.raises(Corrupt, match="takeover-2 took its place, and is gone") as refused:
-        FileStorage(tmp_path).open_writer("test")
-    reason = str(refused.value).partition(": ")[2]
-    assert any(reason in p.message for p in verify(FileStorage(tmp_path)).problems)
 
 
 @DAMAGES
