@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from .durations import Durations
-from .errors import StorageUnusable
+from .errors import OutOfSequence, StorageUnusable
 
 LEASE_MS = 2_000
 """The default lease: how long a writer stays the writer without renewing."""
@@ -67,6 +67,17 @@ def blob_digest(data: bytes) -> str:
 def blob_name(data: bytes, mark: str = "") -> str:
     """The name of a blob: its digest, then, if it has a mark, a dot and the mark."""
     return f"{blob_digest(data)}.{mark}" if mark else blob_digest(data)
+
+
+def check_snapshot_fits(sequence: int, last: int) -> None:
+    """Raise OutOfSequence unless a log that ends at `last` may have a snapshot there."""
+    if not 1 <= sequence <= last:
+        raise OutOfSequence(f"a snapshot at {sequence} does not fit a log that ends at {last}")
+
+
+def refuse_trim(before: int, newest: int) -> OutOfSequence:
+    """The error for a trim before `before`, with the newest snapshot at `newest`."""
+    return OutOfSequence(f"no trimming before {before}: the newest snapshot is at {newest}")
 
 
 def is_blob(name: str, data: bytes) -> bool:

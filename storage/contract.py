@@ -57,7 +57,7 @@ class StorageContract(ABC):
     def writer(self, storage: Storage) -> Writer:
         return storage.open_writer("the test")
 
-    # -- an empty storage ----------------------------------------------------------------------
+    # -- the log -------------------------------------------------------------------------------
 
     def test_an_empty_storage_holds_nothing(self, storage: Storage) -> None:
         assert list(storage.read()) == []
@@ -67,29 +67,8 @@ class StorageContract(ABC):
         assert storage.snapshots() == []
         held = storage.holdings()
         assert (held.log_bytes, held.torn_bytes, held.snapshots, held.blobs) == (0, 0, 0, 0)
-
-    def test_a_new_writer_begins_before_the_first_record(self, writer: Writer) -> None:
-        assert writer.last_sequence == 0
-        assert writer.term >= 1
-
-    # -- the log -------------------------------------------------------------------------------
-
-    def test_what_was_appended_is_read(self, storage: Storage, writer: Writer) -> None:
-        assert writer.append([b"a", b""]) == 2
-        assert writer.append([b"c"]) == 3
-        assert writer.last_sequence == 3
-        term = writer.term
-        records = [Record(1, term, b"a"), Record(2, term, b""), Record(3, term, b"c")]
-        for reader in (storage, self.reopen(storage)):
-            assert list(reader.read()) == records
-            assert list(reader.read(after=1)) == records[1:]
-            assert list(reader.read(after=3)) == []
-            assert list(reader.read(after=99)) == []
-            assert reader.extent() == Extent(1, 3)
-
-    def test_a_batch_of_nothing_changes_nothing(self, storage: Storage, writer: Writer) -> None:
-        assert writer.append([]) == 0
-        assert list(storage.read()) == []
+        storage.close()
+        storage.close()
 
     @settings(
         max_examples=EXAMPLES,
@@ -100,17 +79,20 @@ class StorageContract(ABC):
     def test_it_reads_as_a_list(self, batches: list[list[bytes]], restarts: set[int]) -> None:
         storage = self.make()
         writer = storage.open_writer("the test")
+        assert writer.term >= 1 and writer.last_sequence == 0
         model: list[Record] = []
         for i, batch in enumerate(batches):
             if i in restarts:
                 writer.close()
-                storage = self.reopen(storage)
+                term, storage = writer.term, self.reopen(storage)
                 writer = storage.open_writer("the test")
+                assert writer.term > term and writer.last_sequence == len(model)
             model += [Record(len(model) + n + 1, writer.term, data) for n, data in enumerate(batch)]
-            assert writer.append(batch) == len(model)
+            assert writer.append(batch) == writer.last_sequence == len(model)
             assert storage.extent() == Extent(1, len(model))
         for after in range(len(model) + 2):
             assert list(storage.read(after)) == model[after:]
+        assert list(self.reopen(storage).read()) == model
         writer.close()
 
     def test_a_follower_sees_each_batch_whole(self, storage: Storage, writer: Writer) -> None:
@@ -141,17 +123,6 @@ class StorageContract(ABC):
         assert [record.data for record in storage.read()] == [b"small", large, large]
 
     # -- one writer ----------------------------------------------------------------------------
-
-    def test_terms_grow(self, storage: Storage) -> None:
-        terms = []
-        for _ in range(3):
-            storage = self.reopen(storage)
-            writer = storage.open_writer("the test")
-            terms.append(writer.term)
-            writer.append([b"x"])
-            writer.close()
-        assert sorted(set(terms)) == terms
-        assert [record.term for record in storage.read()] == terms
 
     def test_a_second_writer_is_told_who_the_first_one_is(
         self, storage: Storage, writer: Writer
@@ -229,14 +200,10 @@ class StorageContract(ABC):
         assert reader.snapshots() == [10]
         with pytest.raises(Missing):
             reader.read_snapshot(9)
-        assert list(reader.read())[-1].sequence == 12
-
-    def test_a_snapshot_must_fit_the_log(self, storage: Storage, writer: Writer) -> None:
-        writer.append([b"x"] * 3)
-        for sequence in (-1, 0, 4):
+        for sequence in (-1, 0, 13):
             with pytest.raises(OutOfSequence):
                 writer.write_snapshot(sequence, b"s")
-        assert storage.snapshots() == []
+        assert storage.snapshots() == [10]
 
     def test_trimming_forgets_no_more_than_allowed(self, storage: Storage, writer: Writer) -> None:
         for i in range(40):
@@ -285,13 +252,11 @@ class StorageContract(ABC):
         assert reader.holdings().blobs == 2
         assert reader.holdings().blob_bytes == len(data)
 
-    @pytest.mark.parametrize("name", NO_BLOBS)
-    def test_there_is_no_other_blob(self, storage: Storage, writer: Writer, name: str) -> None:
-        writer.write_blob(b"x")
-        with pytest.raises(Missing):
-            storage.read_blob(name)
-        writer.delete_blob(name)
-        assert storage.holdings().blobs == 1
+        for name in NO_BLOBS:
+            with pytest.raises(Missing):
+                storage.read_blob(name)
+            writer.delete_blob(name)
+        assert storage.holdings().blobs == 2
 
     def test_a_blob_is_deleted_and_no_other_of_the_same_data(
         self, storage: Storage, writer: Writer
@@ -337,10 +302,3 @@ class StorageContract(ABC):
         assert storage.snapshots() == list(range(1, 41))
         assert storage.extent() == Extent(1, 100)
         assert storage.holdings().blobs == 10
-
-    def test_closing_the_storage_twice(self, storage: Storage) -> None:
-        storage.close()
-        storage.close()
-
-    def test_errors_are_storage_errors(self) -> None:
-        assert issubclass(AppendFailed, StorageError)

@@ -5,8 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from .base import LEASE_MS, Extent, Holdings, Record, Storage, Writer, blob_name
-from .errors import Corrupt, Fenced, Locked, Missing, OutOfSequence
+from .base import (
+    LEASE_MS,
+    Extent,
+    Holdings,
+    Record,
+    Storage,
+    Writer,
+    blob_name,
+    check_snapshot_fits,
+    refuse_trim,
+)
+from .errors import Corrupt, Fenced, Locked, Missing
 
 
 class MemoryStorage(Storage):
@@ -125,10 +135,7 @@ class MemoryWriter(Writer):
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         with self._storage._lock:
             self._require_claim()
-            if not 1 <= sequence <= self.last_sequence:
-                raise OutOfSequence(
-                    f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
-                )
+            check_snapshot_fits(sequence, self.last_sequence)
             self._storage._snapshots[sequence] = bytes(data)
 
     def delete_snapshot(self, sequence: int) -> None:
@@ -144,9 +151,7 @@ class MemoryWriter(Writer):
                 return
             newest = max(storage._snapshots, default=0)
             if newest < before - 1:
-                raise OutOfSequence(
-                    f"no trimming before {before}: the newest snapshot is at {newest}"
-                )
+                raise refuse_trim(before, newest)
             storage._records = storage._records[before - storage._first :]
             storage._first = before
 

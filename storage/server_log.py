@@ -8,6 +8,7 @@ and `postgres/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +80,14 @@ class Entry(NamedTuple):
 
     name: str  # `JournalNames.entry` of its last record, unless it is damaged
     data: bytes  # a frame
+
+
+class Cut(NamedTuple):
+    """What a repair leaves of a log."""
+
+    first: int
+    last: int
+    term: int  # of the last batch
 
 
 Fetch = Callable[[int, int], tuple[Meta | None, Sequence[Entry]]]
@@ -154,6 +163,38 @@ def decode_entry(entry: Entry, names: JournalNames) -> Batch:
     if entry.name != names.entry.format(last):
         raise Corrupt(f"{where}: holds a batch that ends at record {last}; {names.mend}")
     return batch
+
+
+def check_newest(meta: Meta, newest: Entry | None, ahead: int, names: JournalNames) -> None:
+    """Check that the log's newest entry, and the newest snapshot `ahead`, fit the meta."""
+    ends = meta.first - 1
+    if newest is not None:
+        batch = decode_entry(newest, names)
+        ends = batch.first_sequence + len(batch.records) - 1
+    if ends != meta.last or ahead > ends:
+        raise Corrupt(
+            f"{names.where()}: ends at record {ends}, and there was a record "
+            f"{max(meta.last, ahead)}; {names.mend}"
+        )
+
+
+def find_cut(fetch: Fetch, names: JournalNames, meta: Meta | None, after: int) -> Cut:
+    """Where a repair cuts the log: behind the last whole batch up to record `after`."""
+    first = 1
+    if meta and meta.term:
+        first = meta.first
+    else:
+        for entry in fetch(1, 1)[1]:
+            with suppress(Corrupt):
+                first = decode_entry(entry, names).first_sequence
+    cut = Cut(first, first - 1, 0)
+    scan = LogScan(fetch, names, first - 1)
+    with suppress(Corrupt):  # the damage is why we cut
+        for batch in scan:
+            if scan.sequence - 1 > after:
+                break
+            cut = Cut(first, scan.sequence - 1, batch.term)
+    return cut
 
 
 def check_format(version: int, where: str) -> None:

@@ -1,34 +1,47 @@
-"""What storages on a server do alike: reading the log, and becoming its writer."""
+"""What storages on a server do alike: reading the log, becoming its writer, and cutting it."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 from .base import LEASE_MS, REGISTER, Extent, Record, Storage, is_blob
 from .batches import records_above
 from .errors import Corrupt, Locked, Missing, Volatile
-from .server_log import Entry, JournalNames, LogScan, Meta, decode_entry
+from .server_log import Cut, Entry, JournalNames, LogScan, Meta, find_cut
 from .server_writer import ServerWriter
 from .tfrecord import unframe
 from .writer_watch import WriterWatch
 
 log = logging.getLogger(__name__)
 
+LEAST_WATCH_TIMEOUT_S = 1.0
+"""With a shorter timeout, a slow server would never answer in time."""
+
 
 class ServerStorage(Storage):
     """A storage whose log has a `Meta`. A subclass says how its server is asked."""
 
-    def __init__(self, names: JournalNames, allow_volatile: bool) -> None:
-        """`open_writer` refuses a server whose settings can lose acknowledged records, unless
-        `allow_volatile`.
+    writer_type: ClassVar[type[ServerWriter]]
+
+    def __init__(
+        self, address: Any, names: JournalNames, connect: Callable[..., Any], allow_volatile: bool
+    ) -> None:
+        """`connect` makes a client of the server. `open_writer` refuses a server whose settings can
+        lose acknowledged records, unless `allow_volatile`.
         """
         self.url = names.url
+        self._address = address
+        self._names = names
+        self._connect = connect
+        self._client = connect()
+        self._watcher: Any = None  # a client that polls the meta; None before the first poll
         self._allow_volatile = allow_volatile
         self._volatile: list[str] | None = None  # _find_volatile's last result
-        self._names = names
         self._watch = WriterWatch(self._is_connected)
         # The latest term that was read, and a record that was acknowledged by then.
         self._acknowledged = (0, 0)
@@ -36,12 +49,8 @@ class ServerStorage(Storage):
     # -- what the server does ------------------------------------------------------------------
 
     @abstractmethod
-    def _meta(self) -> Meta | None:
+    def _meta(self, client: Any) -> Meta | None:
         """The meta; None if there is no journal. Raises Corrupt, NewerFormat."""
-
-    @abstractmethod
-    def _look(self, lease_ms: int) -> Meta | None:
-        """The same on a connection of its own, which does not wait for long."""
 
     @abstractmethod
     def _is_connected(self, token: str) -> bool:
@@ -52,10 +61,8 @@ class ServerStorage(Storage):
         """See `server_log.Fetch`."""
 
     @abstractmethod
-    def _get_snapshot(self, sequence: int) -> bytes | None: ...
-
-    @abstractmethod
-    def _get_blob(self, name: str) -> bytes | None: ...
+    def _get(self, table: str, name: int | str) -> bytes | None:
+        """A snapshot or a blob, by its table "snapshots" or "blobs"."""
 
     @abstractmethod
     def _check_end(self) -> Meta | None:
@@ -78,15 +85,20 @@ class ServerStorage(Storage):
         """
 
     @abstractmethod
-    def _make_writer(self, term: int, token: str, last: int, lease_ms: int) -> ServerWriter:
-        """The writer of a term that has begun."""
-
-    @abstractmethod
     def _lose(self, term: int, last: int, what: str) -> str:
         """Condemn the log, whoever is its writer, and return the reason.
 
         "" if the log has the record `last`: the meta may have been seen on a server that lags
         behind. Also "" if a repair later than `term` has removed records on purpose.
+        """
+
+    @abstractmethod
+    def _cut(self, cut: Cut, term: int, token: str, new_term: int) -> str | None:
+        """Move what `cut` does not leave aside, undo `condemn`, and set the meta's term to
+        `new_term`.
+
+        Returns what was moved where, for the message; None if the meta no longer has the term and
+        token.
         """
 
     # -- reading -------------------------------------------------------------------------------
@@ -98,7 +110,7 @@ class ServerStorage(Storage):
         self._acknowledged = max(self._acknowledged, (scan.term, scan.acknowledged))
 
     def first_sequence(self) -> int:
-        meta = self._meta()
+        meta = self._meta(self._client)
         return meta.first if meta else 1
 
     def extent(self) -> Extent:
@@ -106,12 +118,12 @@ class ServerStorage(Storage):
         return Extent(meta.first, meta.last) if meta else Extent(1, 0)
 
     def condemned(self) -> str:
-        meta = self._meta()
+        meta = self._meta(self._client)
         return meta.condemned if meta else ""
 
     def read_snapshot(self, sequence: int) -> bytes:
         where = f"{self.url}: {self._names.snapshots}: {sequence}"
-        framed = self._get_snapshot(sequence)
+        framed = self._get("snapshots", sequence)
         if framed is None:
             raise Missing(f"{where}: there is no such snapshot")
         data = unframe(framed)
@@ -121,24 +133,17 @@ class ServerStorage(Storage):
 
     def read_blob(self, name: str) -> bytes:
         where = f"{self.url}: {self._names.blobs}: {name}"
-        data = self._get_blob(name)
+        data = self._get("blobs", name)
         if data is None:
             raise Missing(f"{where}: there is no such blob; {REGISTER}")
         if not is_blob(name, data):
             raise Corrupt(f"{where}: the blob's content does not match its name; {REGISTER}")
         return data
 
-    def _check_newest(self, meta: Meta, newest: Entry | None, ahead: int) -> None:
-        """Check that the log's newest entry, and the newest snapshot, fit the meta."""
-        ends = meta.first - 1
-        if newest is not None:
-            batch = decode_entry(newest, self._names)
-            ends = batch.first_sequence + len(batch.records) - 1
-        if ends != meta.last or ahead > ends:
-            raise Corrupt(
-                f"{self._names.where()}: ends at record {ends}, and there was a record "
-                f"{max(meta.last, ahead)}; {self._names.mend}"
-            )
+    def close(self) -> None:
+        self._client.close()
+        if self._watcher is not None:
+            self._watcher.close()
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -151,7 +156,11 @@ class ServerStorage(Storage):
         self._inspect()  # again: the server may have been restarted since
         self._check_end()
         term, token = self._begin(meta, owner, lease_ms, place)
-        writer = self._make_writer(term, token, meta.last if meta else 0, lease_ms)
+        last = meta.last if meta else 0
+        inspect = partial(self._inspect, leads=True)
+        writer = self.writer_type(
+            self._address, term, token, last, lease_ms, self._connect, inspect
+        )
         try:
             writer.confirm()
         except BaseException:
@@ -159,45 +168,43 @@ class ServerStorage(Storage):
             raise
         return writer
 
-    def _inspect(self) -> None:
+    def _inspect(self, *, leads: bool = False) -> None:
+        """Refuse settings that can lose records, unless that is allowed. If its writer already
+        leads, log settings that have changed for the worse. Raises Volatile, StorageUnusable."""
         found = self._find_volatile()
-        message = f"{self.url} can lose acknowledged records: {'; '.join(found)}"
-        if found and not self._allow_volatile:
-            raise Volatile(f"{message}. Mend that, or accept it with --allow-volatile")
-        if found and found != self._volatile:
-            log.warning("%s. That was allowed", message)
-        self._volatile = found
-
-    def _inspect_again(self) -> None:
-        """Log it if the settings have changed for the worse. Raises StorageUnusable."""
-        found = self._find_volatile()
-        if found and found != self._volatile:
-            log.error(
-                "%s can lose acknowledged records since its settings were changed: %s",
-                self.url, "; ".join(found),
-            )  # fmt: skip
+        what = "; ".join(found)
+        if found and not leads and not self._allow_volatile:
+            raise Volatile(
+                f"{self.url} can lose acknowledged records: {what}. Mend that, or accept it with "
+                "--allow-volatile"
+            )
+        if found and found != self._volatile and leads:
+            since = "can lose acknowledged records since its settings were changed"
+            log.error("%s %s: %s", self.url, since, what)
+        elif found and found != self._volatile:
+            log.warning("%s can lose acknowledged records: %s. That was allowed", self.url, what)
         self._volatile = found
 
     def _meta_of_free_place(self, place: str, lease_ms: int = LEASE_MS) -> Meta | None:
         """The meta, if its writer has closed or ended, or its lease expired. Raises Locked."""
+        if self._watcher is None:
+            # A short timeout, because each missing reply restarts the watch.
+            timeout_s = max(LEAST_WATCH_TIMEOUT_S, lease_ms / 2000)
+            self._watcher = self._connect(timeout_s=timeout_s)
         with self._watch.looking():
-            meta = self._look(lease_ms)
-        self._check_acknowledged(meta)
+            meta = self._meta(self._watcher)
+        term, last = self._acknowledged
+        found = meta.last if meta else 0
+        if found < last and not (meta and meta.cut_term > term):
+            what = f"record {last} was read in term {term}, and the log ends at record {found}"
+            if reason := self._lose(term, last, what):
+                raise Corrupt(f"{self.url}: {reason}; {self._names.remedy}")
         if meta is None or not meta.owner or (place and meta.place == place):
             return meta
         if self._watch.may_displace(meta, self.listens):
             return meta
         what = f"{self.url} is in use by {meta.owner}; stop that first"
         raise Locked(what, meta.lease_ms, meta.owner)
-
-    def _check_acknowledged(self, meta: Meta | None) -> None:
-        term, last = self._acknowledged
-        found = meta.last if meta else 0
-        if found >= last or (meta and meta.cut_term > term):
-            return
-        what = f"record {last} was read in term {term}, and the log ends at record {found}"
-        if reason := self._lose(term, last, what):
-            raise Corrupt(f"{self.url}: {reason}; {self._names.remedy}")
 
     def _begin(
         self, meta: Meta | None, owner: str, lease_ms: int, place: str, *, repair: bool = False
@@ -210,23 +217,15 @@ class ServerStorage(Storage):
             raise Locked(f"{self.url} is in use: another writer was faster, or is alive")
         return term, token
 
-    # -- repair --------------------------------------------------------------------------------
-
-    def _meta_for_repair(self) -> Meta | None:
+    def cut(self, after: int, owner: str) -> str:
         try:
-            return self._meta_of_free_place("")
+            meta = self._meta_of_free_place("")
         except Corrupt:
-            return self._meta()  # condemned now; raises again if it cannot be repaired
-
-    def _find_cut(self, first: int, after: int) -> tuple[int, int]:
-        """The last record of the last whole batch up to `after`, and its term."""
-        scan = LogScan(self._fetch, self._names, first - 1)
-        last, term = first - 1, 0
-        try:
-            for batch in scan:
-                if scan.sequence - 1 > after:
-                    break
-                last, term = scan.sequence - 1, batch.term
-        except Corrupt:
-            pass  # the damage is why we cut
-        return last, term
+            meta = self._meta(self._client)  # condemned now; raises if it cannot be repaired
+        term, token = self._begin(meta, owner, LEASE_MS, "", repair=True)
+        cut = find_cut(self._fetch, self._names, meta, after)
+        moved = self._cut(cut, term, token, max(term, cut.term + 1))
+        if moved is None:
+            raise Locked(f"{self.url}: another writer has begun meanwhile; stop that first")
+        self._acknowledged = (0, 0)
+        return f"the log ends at record {cut.last} now{moved}"

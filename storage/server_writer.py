@@ -14,20 +14,14 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum, auto
+from typing import Any
 
 import tenacity
 
-from .base import Writer, blob_name
+from .base import Writer, blob_name, check_snapshot_fits
 from .batches import encode_batch
-from .errors import (
-    AppendFailed,
-    Away,
-    Corrupt,
-    Fenced,
-    OutOfSequence,
-    StorageError,
-    StorageUnusable,
-)
+from .errors import AppendFailed, Away, Corrupt, Fenced, StorageError, StorageUnusable
 from .server_log import query_ms
 from .tfrecord import frame
 
@@ -35,6 +29,20 @@ log = logging.getLogger(__name__)
 
 INSPECT_S = 60.0
 CONFIRM_S = 5.0  # how long a new writer waits for confirmation; a candidate leader retries
+
+
+class Change(Enum):
+    """What a writer has its server do, with the names of its values."""
+
+    APPEND = auto()  # last: the batch's last record; batch: a frame
+    BEAT = auto()  # a sign of life
+    CONFIRM = auto()  # the same, once all earlier writes are as durable as they have to be
+    CONDEMN = auto()  # reason
+    WRITE_SNAPSHOT = auto()  # sequence; data: a frame
+    DELETE_SNAPSHOT = auto()  # sequence
+    TRIM = auto()  # before
+    WRITE_BLOB = auto()  # name, data
+    DELETE_BLOB = auto()  # name
 
 
 class ServerWriter(Writer):
@@ -48,63 +56,43 @@ class ServerWriter(Writer):
 
     def __init__(
         self,
-        url: str,
+        address: Any,
         term: int,
+        token: str,
         last_sequence: int,
         lease_ms: int,
-        retry_s: float,
+        connect: Callable[..., Any],
         inspect: Callable[[], None],
     ) -> None:
-        """`renew` calls `inspect` every INSPECT_S, to check the server's settings."""
+        """`connect` makes a client of the server. `renew` calls `inspect` every INSPECT_S, to check
+        the server's settings."""
         self.term = term
         self.last_sequence = last_sequence
         self.lease_ms = lease_ms
-        self._url = url
-        self._retry_s = retry_s
+        self._url = address.url
+        self._retry_s = address.retry_s
+        self._token = token
+        self._client = connect(token=token)
+        # Half the lease, so that a hanging connection leaves time for a retry.
+        self._renewals = connect(token=token, timeout_s=lease_ms / 2000)
         self._inspect = inspect
         self._inspect_at_s = time.monotonic() + INSPECT_S
         self._failed = ""  # why no append can follow
         self._closed = threading.Event()
 
-    # -- what the server does: each may raise Fenced, Corrupt and StorageUnusable --------------
-
-    def confirm(self) -> None:
-        """Wait until all earlier writes are as durable as they have to be. Raises Away."""
-
     @abstractmethod
-    def _append(self, last: int, batch: bytes) -> None:
-        """Append the batch, whose last record is `last`; idempotent."""
+    def _send(self, change: Change, **values: Any) -> None:
+        """Have the server make the change in one atomic step, if this is still the writer.
 
-    @abstractmethod
-    def _beat(self) -> None:
-        """Give a sign of life."""
-
-    @abstractmethod
-    def _condemn(self, reason: str) -> None: ...
-
-    @abstractmethod
-    def _write_snapshot(self, sequence: int, framed: bytes) -> None: ...
-
-    @abstractmethod
-    def _delete_snapshot(self, sequence: int) -> None: ...
-
-    @abstractmethod
-    def _trim(self, before: int) -> None: ...
-
-    @abstractmethod
-    def _write_blob(self, name: str, data: bytes) -> None: ...
-
-    @abstractmethod
-    def _delete_blob(self, name: str) -> None: ...
+        Idempotent. Raises Fenced, Corrupt, OutOfSequence, StorageUnusable.
+        """
 
     @abstractmethod
     def _leave(self) -> None:
-        """Note that there is no writer now, if this is still the writer."""
+        """Note that there is no writer now, if this is still the writer. Raises StorageError."""
 
-    @abstractmethod
-    def _disconnect(self) -> None: ...
-
-    # -- the interface -------------------------------------------------------------------------
+    def confirm(self) -> None:
+        """Wait until all earlier writes are as durable as they have to be. Raises Away."""
 
     @property
     def query_ms(self) -> int:
@@ -120,7 +108,7 @@ class ServerWriter(Writer):
         batch = encode_batch(self.term, self.last_sequence + 1, records)
         self._failed = "it was interrupted"  # until it is known to be durable
         try:
-            self._run_patiently(lambda: self._append(last, batch))
+            self._run_patiently(lambda: self._send(Change.APPEND, last=last, batch=batch))
         except StorageUnusable as error:
             self._failed = str(error)
             raise AppendFailed(f"an append was given up: {error}") from error
@@ -133,7 +121,7 @@ class ServerWriter(Writer):
 
     def renew(self) -> None:
         self._check_open()
-        self._beat()
+        self._send(Change.BEAT)
         if time.monotonic() >= self._inspect_at_s:
             self._inspect_at_s = time.monotonic() + INSPECT_S
             with suppress(StorageUnusable):  # it is unreachable; the next inspection suffices
@@ -141,33 +129,31 @@ class ServerWriter(Writer):
 
     def condemn(self, reason: str) -> None:
         self._check_open()
-        self._condemn(reason)
+        with suppress(Corrupt):  # it is condemned already
+            self._send(Change.CONDEMN, reason=reason)
         self._failed = reason
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         self._check_open()
-        if not 1 <= sequence <= self.last_sequence:
-            raise OutOfSequence(
-                f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
-            )
-        self._write_snapshot(sequence, frame(data))
+        check_snapshot_fits(sequence, self.last_sequence)
+        self._send(Change.WRITE_SNAPSHOT, sequence=sequence, data=frame(data))
 
     def delete_snapshot(self, sequence: int) -> None:
         self._check_open()
-        self._delete_snapshot(sequence)
+        self._send(Change.DELETE_SNAPSHOT, sequence=sequence)
 
     def trim(self, before: int) -> None:
         self._check_open()
-        self._trim(before)
+        self._send(Change.TRIM, before=before)
 
     def write_blob(self, data: bytes, mark: str = "") -> str:
         name = blob_name(data, mark)
-        self._run_patiently(lambda: self._write_blob(name, data))
+        self._run_patiently(lambda: self._send(Change.WRITE_BLOB, name=name, data=data))
         return name
 
     def delete_blob(self, name: str) -> None:
         self._check_open()
-        self._delete_blob(name)
+        self._send(Change.DELETE_BLOB, name=name)
 
     def close(self) -> None:
         if self._closed.is_set():
@@ -177,7 +163,8 @@ class ServerWriter(Writer):
             self._leave()
         except StorageError as error:
             log.warning("the next writer must wait until this one's lease expires: %s", error)
-        self._disconnect()
+        for client in (self._client, self._renewals):
+            client.close()
 
     def _run_patiently(self, call: Callable[[], None], patience_s: float = math.inf) -> None:
         """Retry an idempotent call until the server answers, for `retry_s` or `patience_s`."""

@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..base import Writer, blob_name
+from ..base import Writer, blob_name, check_snapshot_fits, refuse_trim
 from ..batches import encode_batch
 from ..durations import Durations
-from ..errors import AppendFailed, Corrupt, Fenced, OutOfSequence, StorageError
+from ..errors import AppendFailed, Corrupt, Fenced, StorageError
 from ..tfrecord import frame
 from .durable import (
     FileLock,
@@ -129,10 +129,7 @@ class FileWriter(Writer):
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         with self._acting():
-            if not 1 <= sequence <= self.last_sequence:
-                raise OutOfSequence(
-                    f"a snapshot at {sequence} does not fit a log that ends at {self.last_sequence}"
-                )
+            check_snapshot_fits(sequence, self.last_sequence)
             write_atomically(self._log.snapshot(sequence), frame(data))
         self._roll = True
 
@@ -148,9 +145,7 @@ class FileWriter(Writer):
             if segments and before > segments[0].first:
                 newest = max(self._log.list_snapshots(), default=0)
                 if newest < before - 1:
-                    raise OutOfSequence(
-                        f"no trimming before {before}: the newest snapshot is at {newest}"
-                    )
+                    raise refuse_trim(before, newest)
             for segment in passed:
                 segment.path.unlink()
                 sync_directory(segment.path.parent)  # in order: a crash must not leave a gap

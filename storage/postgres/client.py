@@ -6,6 +6,7 @@ killed never holds a lock of the server's. The caller decides about retries.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -104,15 +105,17 @@ def _limited(gen: PQGen[T], reply_s: float) -> PQGen[T]:
 class PostgresClient:
     """Connections to the server of an address, opened on demand. Thread-safe."""
 
-    def __init__(self, address: PostgresAddress, *, reply_s: float = 0.0, token: str = "") -> None:
-        """Does not connect yet. Waits for each reply as long as the address says, or `reply_s`. The
-        names of its connections (`application_name`) end with the token.
+    def __init__(
+        self, address: PostgresAddress, *, timeout_s: float = math.inf, token: str = ""
+    ) -> None:
+        """Does not connect yet. Waits at most `timeout_s` for each reply. The names of its
+        connections (`application_name`) end with the writer's token.
         """
         self._lock = threading.Lock()  # guards the list
         self._idle: list[_TimedConnection] = []
         self._closed = False
         self.address = address
-        self.reply_s = min(reply_s or address.reply_s, address.reply_s)
+        self.reply_s = min(timeout_s, address.reply_s)
         self.options: dict[str, Any] = {
             **_DEFAULTS,
             **(_PRIMARY if address.fails_over else {}),

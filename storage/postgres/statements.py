@@ -31,6 +31,8 @@ append: last > acknowledged, otherwise           a first try that arrives after 
 
 from __future__ import annotations
 
+from ..server_writer import Change
+
 _MINE = (
     "m.term = %(term)s AND m.token = %(token)s AND m.owner <> '' AND m.condemned = '' "
     "AND m.last >= %(acknowledged)s"
@@ -41,52 +43,53 @@ _WHOLE = (
 _SHARED = f"WITH found AS (SELECT FROM {{s}}.meta m WHERE {_MINE} FOR KEY SHARE)"
 _COUNT = "SELECT count(*) FROM found"
 
-APPEND = (
-    "WITH found AS (UPDATE {s}.meta m SET last = %(last)s, beat = m.beat + 1 "
-    f"WHERE {_MINE} AND m.last = %(acknowledged)s AND {_WHOLE} RETURNING 1), "
-    "done AS (INSERT INTO {s}.log (last, batch) SELECT %(last)s, %(batch)b FROM found) "
-    f"{_COUNT}"
-)
-
-BEAT = (
-    "WITH found AS (UPDATE {s}.meta m SET beat = m.beat + 1 "
-    f"WHERE {_MINE} AND {_WHOLE} RETURNING 1) {_COUNT}"
-)
-
-WRITE_SNAPSHOT = (
-    f"{_SHARED}, done AS (INSERT INTO {{s}}.snapshots (sequence, data) "
-    "SELECT %(sequence)s, %(data)b FROM found "
-    f"ON CONFLICT (sequence) DO UPDATE SET data = EXCLUDED.data) {_COUNT}"
-)
-
-DELETE_SNAPSHOT = (
-    f"{_SHARED}, done AS (DELETE FROM {{s}}.snapshots WHERE sequence = %(sequence)s "
-    f"AND EXISTS (SELECT FROM found)) {_COUNT}"
-)
-
-WRITE_BLOB = (
-    f"{_SHARED}, done AS (INSERT INTO {{s}}.blobs (name, data) "
-    "SELECT %(name)s, %(data)b FROM found "
-    f"ON CONFLICT (name) DO UPDATE SET data = EXCLUDED.data) {_COUNT}"
-)
-
-DELETE_BLOB = (
-    f"{_SHARED}, done AS (DELETE FROM {{s}}.blobs WHERE name = %(name)s "
-    f"AND EXISTS (SELECT FROM found)) {_COUNT}"
-)
+STATEMENTS = {
+    Change.APPEND: (
+        "WITH found AS (UPDATE {s}.meta m SET last = %(last)s, beat = m.beat + 1 "
+        f"WHERE {_MINE} AND m.last = %(acknowledged)s AND {_WHOLE} RETURNING 1), "
+        "done AS (INSERT INTO {s}.log (last, batch) SELECT %(last)s, %(batch)b FROM found) "
+        f"{_COUNT}"
+    ),
+    Change.BEAT: (
+        "WITH found AS (UPDATE {s}.meta m SET beat = m.beat + 1 "
+        f"WHERE {_MINE} AND {_WHOLE} RETURNING 1) {_COUNT}"
+    ),
+    Change.CONDEMN: (
+        "WITH found AS (UPDATE {s}.meta m SET condemned = %(reason)s, owner = '' "
+        "WHERE m.term = %(term)s AND m.token = %(token)s AND m.condemned = '' RETURNING 1) "
+        f"{_COUNT}"
+    ),
+    Change.WRITE_SNAPSHOT: (
+        f"{_SHARED}, done AS (INSERT INTO {{s}}.snapshots (sequence, data) "
+        "SELECT %(sequence)s, %(data)b FROM found "
+        f"ON CONFLICT (sequence) DO UPDATE SET data = EXCLUDED.data) {_COUNT}"
+    ),
+    Change.DELETE_SNAPSHOT: (
+        f"{_SHARED}, done AS (DELETE FROM {{s}}.snapshots WHERE sequence = %(sequence)s "
+        f"AND EXISTS (SELECT FROM found)) {_COUNT}"
+    ),
+    Change.TRIM: (
+        "WITH found AS (UPDATE {s}.meta m SET first = %(passed)s::bigint + 1, beat = m.beat + 1 "
+        f"WHERE {_MINE} AND m.first <= %(passed)s RETURNING 1), "
+        "done AS (DELETE FROM {s}.log WHERE last <= %(passed)s AND EXISTS (SELECT FROM found)) "
+        f"{_COUNT}"
+    ),
+    Change.WRITE_BLOB: (
+        f"{_SHARED}, done AS (INSERT INTO {{s}}.blobs (name, data) "
+        "SELECT %(name)s, %(data)b FROM found "
+        f"ON CONFLICT (name) DO UPDATE SET data = EXCLUDED.data) {_COUNT}"
+    ),
+    Change.DELETE_BLOB: (
+        f"{_SHARED}, done AS (DELETE FROM {{s}}.blobs WHERE name = %(name)s "
+        f"AND EXISTS (SELECT FROM found)) {_COUNT}"
+    ),
+}
 
 PASSED = (
     "SELECT max(last) FROM (SELECT last FROM {s}.log WHERE last < %(before)s "
     "ORDER BY last LIMIT 1000) few"
 )
 """The last record of the next rows that can be trimmed: few, since appends wait meanwhile."""
-
-TRIM = (
-    "WITH found AS (UPDATE {s}.meta m SET first = %(passed)s::bigint + 1, beat = m.beat + 1 "
-    f"WHERE {_MINE} AND m.first <= %(passed)s RETURNING 1), "
-    "done AS (DELETE FROM {s}.log WHERE last <= %(passed)s AND EXISTS (SELECT FROM found)) "
-    f"{_COUNT}"
-)
 
 CLOSE = "UPDATE {s}.meta m SET owner = '' WHERE m.term = %(term)s AND m.token = %(token)s"
 
@@ -105,8 +108,3 @@ CONDEMN = (
     "(%(seen_term)s, %(seen_token)s, %(seen_last)s) RETURNING 1"
 )
 """Condemn the log, if the meta is still as it was seen."""
-
-CONDEMN_MINE = (
-    "UPDATE {s}.meta m SET condemned = %(reason)s, owner = '' "
-    "WHERE m.term = %(term)s AND m.token = %(token)s AND m.condemned = '' RETURNING 1"
-)

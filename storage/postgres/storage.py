@@ -7,13 +7,14 @@ settings.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 from psycopg import errors as pg
 
-from ..base import LEASE_MS, Holdings
-from ..errors import Corrupt, Locked, Missing, StorageUnusable
-from ..server_log import Entry, JournalNames, Meta, decode_entry
+from ..base import Holdings
+from ..errors import Corrupt, Missing, StorageUnusable
+from ..server_log import Cut, Entry, JournalNames, Meta, check_newest
 from ..server_storage import ServerStorage
 from .address import parse_postgres_url
 from .checks import find_volatile
@@ -32,9 +33,6 @@ from .tables import (
     read_meta,
 )
 from .writer import PostgresWriter
-
-LEAST_WATCH_TIMEOUT_S = 1.0
-"""With a shorter timeout, a slow server would never answer in time."""
 
 _FETCH = (
     f"SELECT {META}, l.last, l.batch FROM (SELECT 1) one LEFT JOIN {{s}}.meta m ON true "
@@ -64,32 +62,31 @@ _STILL_MINE = """DO $$ BEGIN IF NOT EXISTS (
 class PostgresStorage(ServerStorage):
     """The storage in the PostgreSQL at a URL (address.py)."""
 
+    writer_type = PostgresWriter
+
     def __init__(self, url: str, *, allow_volatile: bool = False) -> None:
         """Does not connect yet. Raises StorageUnusable."""
-        self._address = parse_postgres_url(url)
-        self._client = PostgresClient(self._address)
-        self._watcher: PostgresClient | None = None  # polls the meta; None before the first poll
-        schema = self._address.prefix
+        address = parse_postgres_url(url)
         names = JournalNames(
-            url=self._address.url,
-            log=f"{schema}.log",
+            url=address.url,
+            log=f"{address.prefix}.log",
             entry="row {}",
-            snapshots=f"{schema}.snapshots",
-            blobs=f"{schema}.blobs",
+            snapshots=f"{address.prefix}.snapshots",
+            blobs=f"{address.prefix}.blobs",
             mend=MEND,
             remedy=REMEDY,
         )
-        super().__init__(names, allow_volatile)
+        super().__init__(address, names, partial(PostgresClient, address), allow_volatile)
 
     # -- reading -----------------------------------------------------------------------------
 
     def snapshots(self) -> list[int]:
-        self._meta()  # NewerFormat
+        self._meta(self._client)  # NewerFormat
         rows = read(self._client, "SELECT sequence FROM {s}.snapshots ORDER BY sequence")
         return [sequence for (sequence,) in rows]
 
     def blobs(self) -> list[str]:
-        self._meta()  # NewerFormat
+        self._meta(self._client)  # NewerFormat
         return [name for (name,) in read(self._client, "SELECT name FROM {s}.blobs")]
 
     def holdings(self) -> Holdings:
@@ -105,32 +102,16 @@ class PostgresStorage(ServerStorage):
             blob_bytes=blob_bytes,
         )
 
-    def close(self) -> None:
-        self._client.close()
-        if self._watcher is not None:
-            self._watcher.close()
-
-    def _meta(self) -> Meta | None:
-        return read_meta(self._client)
-
-    def _look(self, lease_ms: int) -> Meta | None:
-        if self._watcher is None:
-            # A short timeout, because each missing reply restarts the watch.
-            reply_s = max(LEAST_WATCH_TIMEOUT_S, lease_ms / 2000)
-            self._watcher = PostgresClient(self._address, reply_s=reply_s)
-        return read_meta(self._watcher)
+    def _meta(self, client: PostgresClient) -> Meta | None:
+        return read_meta(client)
 
     def _is_connected(self, token: str) -> bool:
-        ((connected,),) = (self._watcher or self._client).run(_CONNECTED, token=token)
+        ((connected,),) = self._watcher.run(_CONNECTED, token=token)
         return bool(connected)
 
-    def _get_snapshot(self, sequence: int) -> bytes | None:
-        statement = "SELECT data FROM {s}.snapshots WHERE sequence = %(sequence)s"
-        data: bytes | None = _only(read(self._client, statement, sequence=sequence))
-        return data
-
-    def _get_blob(self, name: str) -> bytes | None:
-        statement = "SELECT data FROM {s}.blobs WHERE name = %(name)s"
+    def _get(self, table: str, name: int | str) -> bytes | None:
+        key = {"snapshots": "sequence", "blobs": "name"}[table]
+        statement = f"SELECT data FROM {{s}}.{table} WHERE {key} = %(name)s"
         data: bytes | None = _only(read(self._client, statement, name=name))
         return data
 
@@ -152,7 +133,8 @@ class PostgresStorage(ServerStorage):
                 where = f"{self.url}: {self._address.prefix}.meta"
                 raise Corrupt(f"{where}: has no row, and others have some; {MEND}")
             return None
-        self._check_newest(meta, None if last is None else _entry(last, batch), ahead or 0)
+        newest = None if last is None else _entry(last, batch)
+        check_newest(meta, newest, ahead or 0, self._names)
         return meta
 
     # -- writing -----------------------------------------------------------------------------
@@ -182,12 +164,9 @@ class PostgresStorage(ServerStorage):
         )
         return begun[0][0] if begun else None
 
-    def _make_writer(self, term: int, token: str, last: int, lease_ms: int) -> PostgresWriter:
-        return PostgresWriter(self._address, term, token, last, lease_ms, self._inspect_again)
-
     def _lose(self, term: int, last: int, what: str) -> str:
         while True:
-            meta = self._meta()
+            meta = self._meta(self._client)
             if meta is None:
                 create(self._client)
                 continue
@@ -204,23 +183,21 @@ class PostgresStorage(ServerStorage):
         tables = existing_tables(self._client)
         if not tables:
             raise Missing(f"{self.url}: there is no log to cut")
-        if tables != {*TABLES} or self._meta() is None:
+        if tables != {*TABLES} or self._meta(self._client) is None:
             create(self._client)  # what is missing
-        seen = self._meta_for_repair()
-        first = seen.first if seen and seen.term else self._first_of_log()
-        term, token = self._begin(seen, owner, LEASE_MS, "", repair=True)
-        last, last_term = self._find_cut(first, after)
+        return super().cut(after, owner)
+
+    def _cut(self, cut: Cut, term: int, token: str, new_term: int) -> str | None:
         aside = f"cut_{self._free_number()}"
-        new_term = max(term, last_term + 1)
         script = [
             _STILL_MINE.format(s="{s}", term=term, token=token),
             f"CREATE TABLE {{s}}.{aside}_meta AS TABLE {{s}}.meta",
         ]
         for table, key in (("log", "last"), ("snapshots", "sequence")):
-            behind = f"FROM {{s}}.{table} WHERE {key} > {last}"
+            behind = f"FROM {{s}}.{table} WHERE {key} > {cut.last}"
             script += [f"CREATE TABLE {{s}}.{aside}_{table} AS SELECT * {behind}"]
             script += [f"DELETE {behind}"]
-        values = {"first": first, "last": last, "began": last, "term": new_term}
+        values = {"first": cut.first, "last": cut.last, "began": cut.last, "term": new_term}
         changes = ", ".join(f"{name} = {value}" for name, value in values.items())
         script += [
             f"UPDATE {{s}}.meta SET {changes}, cut_term = {new_term}, owner = '', condemned = ''"
@@ -229,23 +206,10 @@ class PostgresStorage(ServerStorage):
             self._client.run_script(script, more_s=SCRIPT_S)
         except StorageUnusable as error:
             if isinstance(error.__cause__, pg.RaiseException):
-                raise Locked(
-                    f"{self.url}: another writer has begun meanwhile; stop that first"
-                ) from None
+                return None
             raise
-        self._acknowledged = (0, 0)
-        return (
-            f"the log ends at record {last} now; all later records and snapshots were moved to "
-            f"the tables {self._address.prefix}.{aside}_…"
-        )
-
-    def _first_of_log(self) -> int:
-        for row in self._client.run("SELECT last, batch FROM {s}.log ORDER BY last LIMIT 1"):
-            try:
-                return decode_entry(_entry(*row), self._names).first_sequence
-            except Corrupt:
-                pass
-        return 1
+        prefix = self._address.prefix
+        return f"; all later records and snapshots were moved to the tables {prefix}.{aside}_…"
 
     def _free_number(self) -> int:
         names = ((n, f'"{self._address.prefix}".cut_{n}_meta') for n in itertools.count(1))

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ..errors import Away, Corrupt, OutOfSequence, StorageError
+from ..base import refuse_trim
+from ..errors import Away, Corrupt, StorageError
 from ..server_log import Meta
-from ..server_writer import ServerWriter
-from .address import PostgresAddress
+from ..server_writer import Change, ServerWriter
 from .client import Absent, PostgresClient
-from .statements import (
-    APPEND,
-    BEAT,
-    CLOSE,
-    CONDEMN_MINE,
-    DELETE_BLOB,
-    DELETE_SNAPSHOT,
-    PASSED,
-    TRIM,
-    WRITE_BLOB,
-    WRITE_SNAPSHOT,
-)
+from .statements import CLOSE, PASSED, STATEMENTS
 from .tables import META, REMEDY, lose, parse_meta
 
 TRIES = 50
@@ -40,75 +28,29 @@ class PostgresWriter(ServerWriter):
 
     server = "PostgreSQL"
 
-    def __init__(
-        self,
-        address: PostgresAddress,
-        term: int,
-        token: str,
-        last_sequence: int,
-        lease_ms: int,
-        inspect: Callable[[], None],
-    ) -> None:
-        """`renew` calls `inspect` now and then, to check the server's settings."""
-        super().__init__(address.url, term, last_sequence, lease_ms, address.retry_s, inspect)
-        self._client = PostgresClient(address, token=token)
-        # Half the lease, so that a hanging connection leaves time for a retry.
-        self._renewals = PostgresClient(address, reply_s=lease_ms / 2000, token=token)
-        self._token = token
-
-    def _append(self, last: int, batch: bytes) -> None:
-        self._send(self._client, APPEND, last=last, batch=batch)
-
-    def _beat(self) -> None:
-        self._send(self._renewals, BEAT)
-
-    def _write_snapshot(self, sequence: int, framed: bytes) -> None:
-        self._send(self._client, WRITE_SNAPSHOT, sequence=sequence, data=framed)
-
-    def _delete_snapshot(self, sequence: int) -> None:
-        self._send(self._client, DELETE_SNAPSHOT, sequence=sequence)
-
-    def _write_blob(self, name: str, data: bytes) -> None:
-        self._send(self._client, WRITE_BLOB, name=name, data=data)
-
-    def _delete_blob(self, name: str) -> None:
-        self._send(self._client, DELETE_BLOB, name=name)
-
-    def _trim(self, before: int) -> None:
-        self._send(self._client, BEAT)
+    def trim(self, before: int) -> None:
+        self._check_open()
+        self._send(Change.BEAT)
         ((newest, first),) = self._client.run(
             "SELECT coalesce(max(sequence), 0), (SELECT first FROM {s}.meta) FROM {s}.snapshots"
         )
         if first is not None and before <= first:
             return
         if newest < before - 1:
-            raise OutOfSequence(
-                f"{self._url}: no trimming before {before}: the newest snapshot is at {newest}"
-            )
+            raise refuse_trim(before, newest)
         while (passed := self._client.run(PASSED, before=before)[0][0]) is not None:
-            self._send(self._client, TRIM, passed=passed)
-
-    def _condemn(self, reason: str) -> None:
-        mine = {"term": self.term, "token": self._token}
-        if not self._client.run(CONDEMN_MINE, reason=reason, **mine):
-            try:
-                self._check(self._client, {})
-            except Corrupt:
-                pass  # it is condemned already
+            self._send(Change.TRIM, passed=passed)
 
     def _leave(self) -> None:
         self._client.run(CLOSE, term=self.term, token=self._token)
 
-    def _disconnect(self) -> None:
-        for client in (self._client, self._renewals):
-            client.close()
-
-    def _send(self, client: PostgresClient, statement: str, **values: Any) -> None:
+    def _send(self, change: Change, **values: Any) -> None:
+        client = self._renewals if change is Change.BEAT else self._client
         for _ in range(TRIES):
             absent, found = None, 0
             try:
                 ((found,),) = client.run(
-                    statement,
+                    STATEMENTS[change],
                     term=self.term,
                     token=self._token,
                     acknowledged=self.last_sequence,
@@ -120,7 +62,7 @@ class PostgresWriter(ServerWriter):
                 return
             if self._check(client, values):
                 # It is done. What follows it in the server's log is durable only after it.
-                statement, values = BEAT, {}
+                change, values = Change.BEAT, {}
             elif absent:
                 raise absent
             else:

@@ -80,10 +80,10 @@ class RedisClient:
     """Connections to the Redis of an address, opened on demand. Thread-safe."""
 
     def __init__(
-        self, address: RedisAddress, *, timeout_s: float = math.inf, name: str = ""
+        self, address: RedisAddress, *, timeout_s: float = math.inf, token: str = ""
     ) -> None:
-        """Does not connect yet. Waits at most `timeout_s` for each reply. Gives its connections
-        the name, if Redis allows it.
+        """Does not connect yet. Waits at most `timeout_s` for each reply. Names its connections
+        after the writer's token, if Redis allows it.
 
         Raises StorageUnusable for unknown parameters.
         """
@@ -99,8 +99,8 @@ class RedisClient:
             options |= {"retry": Retry(NoBackoff(), 0), "protocol": 2, "decode_responses": False}
             connect_timeout_s = min(CONNECT_TIMEOUT_S, options["socket_timeout"])
             options.setdefault("socket_connect_timeout", connect_timeout_s)
-            if name:
-                options["redis_connect_func"] = lambda connection: _introduce(connection, name)
+            if token:
+                options["redis_connect_func"] = lambda connection: _introduce(connection, token)
             if not address.server.startswith("unix:"):
                 options |= _NOTICE_CUTS
             self._pool = self._make_pool(options)
@@ -251,9 +251,14 @@ class RedisClient:
         return "a key held something else a moment ago; try again"
 
 
-def _introduce(connection: Any, name: str) -> None:
+def connection_name(token: str) -> str:
+    """The name of all connections of the writer with this token."""
+    return f"forebay-{token}"
+
+
+def _introduce(connection: Any, token: str) -> None:
     connection.on_connect()
-    connection.send_command("CLIENT", "SETNAME", name)
+    connection.send_command("CLIENT", "SETNAME", connection_name(token))
     _reply(connection.read_response)  # a user may not be allowed to
 
 

@@ -29,6 +29,7 @@ that a repair has begun (`cut_term`) is not "lost", since a repair removes recor
 
 from __future__ import annotations
 
+from ..server_writer import Change
 from .client import Script
 
 _KEYS = """
@@ -79,10 +80,79 @@ end
 """
 )
 
-_REFUSE = """
+
+def _change(text: str) -> Script:
+    refuse = """
 local refused = refusal()
 if refused then return refused end
 """
+    return Script(_CHECK + refuse + text)
+
+
+_BEAT = _change("redis.call('HINCRBY', meta, 'beat', 1) return {'ok'}")
+
+SCRIPTS = {
+    Change.APPEND: _change(
+        """
+local new_last, batch = ARGV[4], ARGV[5]
+if m[4] == new_last and last > acknowledged then
+  local entry = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
+  if not entry or entry[2][2] ~= batch then
+    return lose(string.format('record %d is not what was appended', last))
+  end
+  redis.call('HINCRBY', meta, 'beat', 1)  -- a write, for WAIT on this connection to wait for
+  return {'ok'}
+end
+if last ~= acknowledged then return {'overtaken'} end
+redis.call('XADD', log, new_last .. '-0', 'batch', batch)
+redis.call('HSET', meta, 'last', new_last, 'entries', entries + 1)
+return {'ok'}
+"""
+    ),
+    Change.BEAT: _BEAT,
+    Change.CONFIRM: _BEAT,  # WAIT and WAITAOF follow it, and confirm all earlier writes
+    Change.CONDEMN: Script(
+        _CHECK
+        + """
+if m[1] and found > term then return {'fenced'} end
+if m[8] then return {'ok'} end
+lose(ARGV[4])
+redis.call('HSET', meta, 'condemned', ARGV[4])
+return {'ok'}
+"""
+    ),
+    Change.WRITE_SNAPSHOT: _change("redis.call('HSET', snapshots, ARGV[4], ARGV[5]) return {'ok'}"),
+    Change.DELETE_SNAPSHOT: _change("redis.call('HDEL', snapshots, ARGV[4]) return {'ok'}"),
+    Change.WRITE_BLOB: _change(
+        """
+if redis.call('HGET', blobs, ARGV[4]) == ARGV[5] then
+  redis.call('HINCRBY', meta, 'beat', 1)  -- as above
+else
+  redis.call('HSET', blobs, ARGV[4], ARGV[5])
+end
+return {'ok'}
+"""
+    ),
+    Change.DELETE_BLOB: _change("redis.call('HDEL', blobs, ARGV[4]) return {'ok'}"),
+    Change.TRIM: _change(
+        """
+local before = tonumber(ARGV[4])
+if before <= tonumber(redis.call('HGET', meta, 'first')) then return {'ok'} end
+local newest = 0
+for _, sequence in ipairs(redis.call('HKEYS', snapshots)) do
+  newest = math.max(newest, tonumber(sequence))
+end
+if newest < before - 1 then return {'no snapshot', newest} end
+-- An entry's id is its last record's sequence: an entry with a record that must stay stays.
+local passed = redis.call('XREVRANGE', log, before - 1, '-', 'COUNT', 1)[1]
+if not passed then return {'ok'} end
+local removed = redis.call('XTRIM', log, 'MINID', before)
+redis.call('HSET', meta, 'entries', entries - removed,
+  'first', string.format('%d', tonumber(string.match(passed[1], '%d+')) + 1))
+return {'ok'}
+"""
+    ),
+}
 
 OPEN = Script(
     _KEYS
@@ -107,44 +177,6 @@ return {'ok', term}
 """Begin a term, if the meta still equals ARGV[1] to ARGV[5]. Afterwards, nobody can append in
 the previous term."""
 
-APPEND = Script(
-    _CHECK
-    + _REFUSE
-    + """
-local new_last, batch = ARGV[4], ARGV[5]
-if m[4] == new_last and last > acknowledged then
-  local entry = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-  if not entry or entry[2][2] ~= batch then
-    return lose(string.format('record %d is not what was appended', last))
-  end
-  redis.call('HINCRBY', meta, 'beat', 1)  -- a write, for WAIT on this connection to wait for
-  return {'ok'}
-end
-if last ~= acknowledged then return {'overtaken'} end
-redis.call('XADD', log, new_last .. '-0', 'batch', batch)
-redis.call('HSET', meta, 'last', new_last, 'entries', entries + 1)
-return {'ok'}
-"""
-)
-
-_BEAT = _CHECK + _REFUSE + "redis.call('HINCRBY', meta, 'beat', 1) return {'ok'}"
-
-RENEW = Script(_BEAT)
-
-CONFIRM = Script(_BEAT)
-"""Like RENEW, followed by WAIT and WAITAOF, which then confirm all earlier writes."""
-
-CONDEMN = Script(
-    _CHECK
-    + """
-if m[1] and found > term then return {'fenced'} end
-if m[8] then return {'ok'} end
-lose(ARGV[4])
-redis.call('HSET', meta, 'condemned', ARGV[4])
-return {'ok'}
-"""
-)
-
 LOSE = Script(
     _CHECK
     + """
@@ -156,48 +188,6 @@ return lose(ARGV[4])
 )
 """For readers that find acknowledged records missing: condemns the log, whoever is its writer,
 unless they are there, or a repair removed them."""
-
-WRITE_SNAPSHOT = Script(
-    _CHECK + _REFUSE + "redis.call('HSET', snapshots, ARGV[4], ARGV[5]) return {'ok'}"
-)
-
-DELETE_SNAPSHOT = Script(_CHECK + _REFUSE + "redis.call('HDEL', snapshots, ARGV[4]) return {'ok'}")
-
-WRITE_BLOB = Script(
-    _CHECK
-    + _REFUSE
-    + """
-if redis.call('HGET', blobs, ARGV[4]) == ARGV[5] then
-  redis.call('HINCRBY', meta, 'beat', 1)  -- as above
-else
-  redis.call('HSET', blobs, ARGV[4], ARGV[5])
-end
-return {'ok'}
-"""
-)
-
-DELETE_BLOB = Script(_CHECK + _REFUSE + "redis.call('HDEL', blobs, ARGV[4]) return {'ok'}")
-
-TRIM = Script(
-    _CHECK
-    + _REFUSE
-    + """
-local before = tonumber(ARGV[4])
-if before <= tonumber(redis.call('HGET', meta, 'first')) then return {'ok'} end
-local newest = 0
-for _, sequence in ipairs(redis.call('HKEYS', snapshots)) do
-  newest = math.max(newest, tonumber(sequence))
-end
-if newest < before - 1 then return {'no snapshot', newest} end
--- An entry's id is its last record's sequence: an entry with a record that must stay stays.
-local passed = redis.call('XREVRANGE', log, before - 1, '-', 'COUNT', 1)[1]
-if not passed then return {'ok'} end
-local removed = redis.call('XTRIM', log, 'MINID', before)
-redis.call('HSET', meta, 'entries', entries - removed,
-  'first', string.format('%d', tonumber(string.match(passed[1], '%d+')) + 1))
-return {'ok'}
-"""
-)
 
 CLOSE = Script(
     _KEYS

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.storage import Fenced, Locked, open_storage, writer_watch
-from forebay.storage.postgres.writer import PostgresWriter
-from forebay.storage.redis.writer import RedisWriter
 from forebay.storage.server_log import QUERY_MS
 from forebay.storage.server_storage import ServerStorage
+from forebay.storage.server_writer import ServerWriter
 
 from ..redis_server import wait_until
 
@@ -45,7 +44,7 @@ def test_who_seems_to_have_ended(
     early: bool,
 ) -> None:
     leader = open_storage(any_storage).open_writer("the leader", lease_ms=LEASE_MS)
-    assert isinstance(leader, RedisWriter | PostgresWriter)
+    assert isinstance(leader, ServerWriter)
     leader.append([b"a"])
     leader.renew()
     standby = open_storage(any_storage)
@@ -56,7 +55,8 @@ def test_who_seems_to_have_ended(
         standby.open_writer("the standby")
     told.append(listens)
     if not connected:
-        leader._disconnect()
+        leader._client.close()
+        leader._renewals.close()
         wait_until("it is noticed", lambda: not standby._is_connected(leader._token))
     clock.now += leader.query_ms / 1000 - 0.01
     with pytest.raises(Locked):
