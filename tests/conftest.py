@@ -74,7 +74,8 @@ LONG = (
     # They wait for long, until peers or storages that are silent are given up.
     "dispatcher/test_failure_detector.py",
     *("storage/test_lost_files.py", "storage/test_redis_away.py", "storage/test_redis_sentinel.py"),
-    *("storage/test_postgres_away.py", "storage/test_postgres_standby.py"),
+    *("storage/test_server_away.py", "storage/test_postgres_away.py"),
+    "storage/test_postgres_standby.py",
     *("transport/test_short_lived_connections.py", "transport/test_stalling_peers.py"),
 )
 TESTS = pathlib.Path(__file__).parent

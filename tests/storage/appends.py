@@ -9,7 +9,19 @@ from collections.abc import Callable
 from forebay.chaos.proxy import drop_packets, keep_packets
 from forebay.storage import StorageError, Writer, open_storage
 
+from ..postgres_server import PostgresServer
 from ..redis_server import wait_until
+
+CONNECTIONS = "FROM pg_stat_activity WHERE application_name LIKE 'forebay%'"
+"""Those of storages to a PostgreSQL."""
+
+
+def fresh(server: PostgresServer) -> PostgresServer:
+    """It, without a journal, and without what other tests have left connected."""
+    server.execute(f"SELECT pg_terminate_backend(pid) {CONNECTIONS}")
+    wait_until("they are gone", lambda: server.execute(f"SELECT {CONNECTIONS}") == [])
+    server.execute("DROP SCHEMA IF EXISTS forebay CASCADE")
+    return server
 
 
 class Appender:
