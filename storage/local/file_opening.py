@@ -76,7 +76,12 @@ def open_writer(
         if reason := where.why_condemned():
             raise Corrupt(f"{where.condemned}: {reason}", str(where.condemned))
         end = scan_tail(where).position
-        before = check_end(layout, where, end)
+        try:
+            before = check_end(layout, where, end)
+        except Corrupt:
+            if scan_tail(where).position != end:  # a writer whose lock was lost has appended
+                raise _in_use(layout, where) from None
+            raise
         segment = _open_segment(where, end)
         if segment is not None:
             undo.callback(os.close, segment)
@@ -85,7 +90,7 @@ def open_writer(
         held = HeldTerm(layout.term, number)
         undo.callback(held.close)
         tail = scan_tail(where)
-        if tail.position != end:  # a writer whose lock was lost has appended
+        if tail.position != end:  # as above
             raise _in_use(layout, where)
         if tail.torn_bytes and segment is not None:
             log.warning(
