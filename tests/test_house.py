@@ -179,6 +179,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
     ("service.shared", "fcntl"): "about memory, at once",
     ("service.shared", "mmap"): "memory",
     ("service.shared", "os"): "nobody forks in a run",
+    ("storage.local.durable", "os"): "nobody forks in a run",
     ("storage.local.durable", "fcntl"): "takes a lock or not, at once, of files that are real",
 }
 HEAVY = {"tensorflow", "keras", "apache_beam"}
