@@ -6,7 +6,6 @@ import logging
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 from .base import LEASE_MS, REGISTER, Extent, Record, Storage, is_blob
@@ -157,10 +156,7 @@ class ServerStorage(Storage):
         self._check_end()
         term, token = self._begin(meta, owner, lease_ms, place)
         last = meta.last if meta else 0
-        inspect = partial(self._inspect, leads=True)
-        writer = self.writer_type(
-            self._address, term, token, last, lease_ms, self._connect, inspect
-        )
+        writer = self.writer_type(self._address, term, token, last, lease_ms, self._connect)
         try:
             writer.confirm()
         except BaseException:
@@ -168,21 +164,14 @@ class ServerStorage(Storage):
             raise
         return writer
 
-    def _inspect(self, *, leads: bool = False) -> None:
-        """Refuse settings that can lose records, unless that is allowed. If its writer already
-        leads, log settings that have changed for the worse. Raises Volatile, StorageUnusable."""
+    def _inspect(self) -> None:
+        """Refuse settings that can lose records, unless that is allowed. Raises StorageUnusable."""
         found = self._find_volatile()
-        what = "; ".join(found)
-        if found and not leads and not self._allow_volatile:
-            raise Volatile(
-                f"{self.url} can lose acknowledged records: {what}. Mend that, or accept it with "
-                "--allow-volatile"
-            )
-        if found and found != self._volatile and leads:
-            since = "can lose acknowledged records since its settings were changed"
-            log.error("%s %s: %s", self.url, since, what)
-        elif found and found != self._volatile:
-            log.warning("%s can lose acknowledged records: %s. That was allowed", self.url, what)
+        message = f"{self.url} can lose acknowledged records: {'; '.join(found)}"
+        if found and not self._allow_volatile:
+            raise Volatile(f"{message}. Mend that, or accept it with --allow-volatile")
+        if found and found != self._volatile:
+            log.warning("%s. That was allowed", message)
         self._volatile = found
 
     def _meta_of_free_place(self, place: str, lease_ms: int = LEASE_MS) -> Meta | None:

@@ -3,6 +3,30 @@
 Each change is one atomic step of the server that compares the term first, so a displaced writer
 changes nothing. While the server is unreachable, the writer retries appends and blobs. The steps
 are idempotent: a retry recognises an earlier try whose reply was lost.
+
+A step gets its writer's term, token and last acknowledged record. The token is random: if old data
+comes back, two writers may have the same term, and the token tells them apart.
+
+found on the server                              means                               outcome
+-----------------------------------------------  ----------------------------------  ---------
+condemned                                        somebody found records missing      corrupt
+no meta, or an earlier term                      emptied, or older data came back    lost
+our term, another token                          the same, and one more writer       lost
+our term, last < acknowledged                    older data, of this very term       lost
+our term, entries of the log are missing         somebody removed some of them       lost
+our term, no owner                               we closed                           fenced
+later term that began before what we know of     a failover lost it, then a takeover lost
+later term                                       another has taken over              fenced
+our term, last = acknowledged                    as it should be                     go on
+append: last = our batch's, the same bytes       a retry whose first try was done    done
+append: last > acknowledged, otherwise           a first try that arrives after its  overtaken
+                                                 retry, and what followed that
+
+An overtaken try changes nothing, and nobody waits for its outcome: TCP delivers it after a network
+failure, on a connection that the writer has given up.
+
+Who finds "lost" also condemns the log: no writer begins until a repair. A later term that a repair
+has begun (`cut_term`) is not "lost", since a repair removes records on purpose.
 """
 
 from __future__ import annotations
@@ -10,7 +34,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +50,6 @@ from .tfrecord import frame
 
 log = logging.getLogger(__name__)
 
-INSPECT_S = 60.0
 CONFIRM_S = 5.0  # how long a new writer waits for confirmation; a candidate leader retries
 
 
@@ -62,10 +84,8 @@ class ServerWriter(Writer):
         last_sequence: int,
         lease_ms: int,
         connect: Callable[..., Any],
-        inspect: Callable[[], None],
     ) -> None:
-        """`connect` makes a client of the server. `renew` calls `inspect` every INSPECT_S, to check
-        the server's settings."""
+        """`connect` makes a client of the server."""
         self.term = term
         self.last_sequence = last_sequence
         self.lease_ms = lease_ms
@@ -75,8 +95,6 @@ class ServerWriter(Writer):
         self._client = connect(token=token)
         # Half the lease, so that a hanging connection leaves time for a retry.
         self._renewals = connect(token=token, timeout_s=lease_ms / 2000)
-        self._inspect = inspect
-        self._inspect_at_s = time.monotonic() + INSPECT_S
         self._failed = ""  # why no append can follow
         self._closed = threading.Event()
 
@@ -122,10 +140,6 @@ class ServerWriter(Writer):
     def renew(self) -> None:
         self._check_open()
         self._send(Change.BEAT)
-        if time.monotonic() >= self._inspect_at_s:
-            self._inspect_at_s = time.monotonic() + INSPECT_S
-            with suppress(StorageUnusable):  # it is unreachable; the next inspection suffices
-                self._inspect()
 
     def condemn(self, reason: str) -> None:
         self._check_open()

@@ -8,25 +8,9 @@ statement of an earlier term, however late it arrives, finds no row and changes 
 Appends, renewals and trims update the row. Snapshots and blobs, which take longer, lock it FOR KEY
 SHARE: the term is the row's key, so appends go on meanwhile, and the next term waits.
 
-A statement returns the number of rows that it found. If there is none,
-`PostgresWriter` finds out why:
-
-found                                            means                               outcome
------------------------------------------------  ----------------------------------  ---------
-condemned                                        somebody found records missing      corrupt
-no meta, or an earlier term                      emptied, or older data came back    lost
-our term, another token                          the same, and one more writer       lost
-our term, last < acknowledged                    older data, of this very term       lost
-our term, the log's last row is not `last`       somebody removed some rows          lost
-our term, no owner                               we closed                           fenced
-later term that began before what we know of     a failover lost it, then a takeover lost
-later term                                       another has taken over              fenced
-append: last = our batch's, the same bytes       a retry whose first try was done    done
-append: last > acknowledged, otherwise           a first try that arrives after its  overtaken
-                                                 retry, and what followed that
-
-"Lost" also condemns the log: no writer begins until a repair. A later term that a repair has begun
-(`cut_term`) is not "lost", since a repair removes records on purpose.
+A statement returns the number of rows that it found. If there is none, `PostgresWriter` finds out
+why: `server_writer.py` says what is compared, and what follows from it. The log's last row must be
+the meta's `last`.
 """
 
 from __future__ import annotations

@@ -1,30 +1,7 @@
 """The Lua scripts that change a journal in Redis. Each checks and changes it atomically.
 
-Every script gets its writer's term, token and last acknowledged record. It begins by comparing
-them with what Redis has. The token is random: if old data comes back, two writers may have the
-same term, and the token tells them apart.
-
-found in Redis                                   means                               outcome
------------------------------------------------  ----------------------------------  ---------
-condemned                                        somebody found records missing      corrupt
-no meta, or an earlier term                      flushed, or older data came back    lost
-our term, another token                          the same, and one more writer       lost
-our term, last < acknowledged                    older data, of this very term       lost
-our term, other number of log entries than kept  somebody removed some of them       lost
-our term, no owner                               we closed                           fenced
-later term that began before what we know of     a failover lost it, then a takeover lost
-later term                                       another has taken over              fenced
-our term, last = acknowledged                    as it should be                     go on
-append: last = our batch's, the same bytes       a retry whose first try was done    done
-append: last > acknowledged, otherwise           a first try that arrives after its  overtaken
-                                                 retry, and what followed that
-
-An overtaken try changes nothing, and nobody waits for its outcome: TCP delivers it after a network
-failure, on a connection that the writer has given up. Nobody else appends with our term and
-token, so the records after `acknowledged` are ours.
-
-The script that finds "lost" also condemns the log: no writer begins until a repair. A later term
-that a repair has begun (`cut_term`) is not "lost", since a repair removes records on purpose.
+`server_writer.py` says what is compared, and what follows from it. The log must have as many
+entries as the meta says.
 """
 
 from __future__ import annotations

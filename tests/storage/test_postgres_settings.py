@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from forebay.storage import Away, StorageUnusable, Volatile, open_storage
 from forebay.storage.postgres import checks
 from forebay.storage.postgres.address import parse_postgres_url
 from forebay.storage.postgres.client import PostgresClient
-from forebay.storage.postgres.storage import PostgresStorage
 
 from ..postgres_server import PASSWORD, PostgresServer, new_storage
 
@@ -224,29 +222,6 @@ def test_several_servers_without_synchronous_standbys(postgres: PostgresServer) 
     url = f"postgresql://{USER}:{PASSWORD}@{host},{host}/postgres?target_session_attrs=read-write"
     with pytest.raises(Volatile, match="several servers, and synchronous_standby_names is empty"):
         open_storage(url).open_writer("the test")
-
-
-def test_settings_that_become_worse_are_logged(
-    postgres: PostgresServer,
-    postgres_storage_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("forebay.storage.server_writer.INSPECT_S", 0.0)
-    storage = PostgresStorage(postgres_storage_url)
-    writer = storage.open_writer("the test")
-    writer.renew()
-    assert caplog.records == []
-    try:
-        postgres.execute("ALTER SYSTEM SET full_page_writes = off")
-        postgres.execute("SELECT pg_reload_conf()")
-        for _ in range(3):
-            writer.renew()
-    finally:
-        postgres.execute("ALTER SYSTEM RESET full_page_writes")
-        postgres.execute("SELECT pg_reload_conf()")
-    (said,) = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert "since its settings were changed: full_page_writes is off" in said.getMessage()
 
 
 def test_no_password_in_what_a_storage_says(postgres: PostgresServer) -> None:
