@@ -163,21 +163,6 @@ def test_the_next_writer_of_a_stream_continues_where_the_last_one_was_killed(
     assert len({drawn for _, drawn in loaded}) == SIZE
 
 
-def test_a_writer_that_was_given_up_while_paused_commits_nothing(tmp_path: pathlib.Path) -> None:
-    cluster = Cluster(tmp_path / "save", numbers())
-    paused = cluster.writer(1)
-
-    def gives_up(request: pb.CommitChunkRequest) -> None:
-        if request.worker_uid == 1 and request.chunk:
-            cluster.lose(1)
-            cluster.writer(2).run()
-
-    cluster.before_commit(gives_up)
-    with pytest.raises(FailedPrecondition, match="is not this worker's any more"):
-        paused.write()
-    assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
-
-
 def test_a_writer_that_was_given_up_before_it_began_deletes_no_chunk(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -227,15 +212,20 @@ def test_a_stream_that_is_assigned_to_a_writer_again_has_each_element_once(
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
 
 
-def test_a_stream_that_comes_back_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrote: list[int] = []
-    monkeypatch.setattr(saves.StreamWriter, "write", lambda self: wrote.append(self._chunks))
+def test_a_worker_writes_what_is_listed_until_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is assigned to it again is begun anew, behind the chunks of others."""
+    wrote: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        saves.StreamWriter, "write", lambda self: wrote.append((self.key[1], self._chunks))
+    )
     dispatcher: Any = None
     writers = saves.StreamWriters(1, dispatcher, OPTIONS)
     for assignment, chunks in (1, 0), (1, 0), (3, 4):
         writers.reconcile([pb.Stream(save_id=1, assignment=assignment, chunks=chunks)])
+    writers.drain()
+    writers.reconcile([pb.Stream(save_id=1, stream=number) for number in (0, 1)])
     writers.join(time.monotonic() + 20)
-    assert wrote == [0, 4]
+    assert wrote == [(0, 0), (0, 4)]
 
 
 def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> None:
@@ -252,18 +242,6 @@ def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> Non
     cluster.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
     cluster.writer(2).run()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
-
-
-def test_a_draining_worker_begins_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrote: list[int] = []
-    monkeypatch.setattr(saves.StreamWriter, "write", lambda self: wrote.append(self.key[1]))
-    dispatcher: Any = None
-    writers = saves.StreamWriters(1, dispatcher, OPTIONS)
-    writers.reconcile([pb.Stream(save_id=1, stream=0)])
-    writers.drain()
-    writers.reconcile([pb.Stream(save_id=1, stream=0), pb.Stream(save_id=1, stream=1)])
-    writers.join(time.monotonic() + 20)
-    assert wrote == [0]
 
 
 def test_a_cancelled_writer_does_not_wait_for_the_writer_before_it(
@@ -321,29 +299,26 @@ def test_an_error_of_the_pipeline_ends_the_save(tmp_path: pathlib.Path) -> None:
         cluster.loaded()
 
 
-def test_a_full_disk_ends_the_save_but_not_the_worker(
+def test_an_error_of_the_file_system_ends_the_save_but_not_the_worker(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(tmp_path / "save", numbers())
-    writer = cluster.writer(1)
-    os.symlink("/dev/full", f"{cluster.path}/full")
+    full, gone = (Cluster(tmp_path / name, numbers()) for name in ("full", "gone"))
+    os.unlink(f"{gone.path}/dataset_def.proto")
+    gone.writer(1).run()
+    os.symlink("/dev/full", f"{full.path}/full")
 
     def opener(graph: bytes, compression: str) -> Any:
-        return lambda _: chunk_opener(graph, compression)(f"{cluster.path}/full")
+        return lambda _: chunk_opener(graph, compression)(f"{full.path}/full")
 
     monkeypatch.setattr(pipelines, "chunk_opener", opener)
-    writer.run()
-    ended = cluster.state.ended_saves[cluster.save_id]
-    assert ended.failed == "RESOURCE_EXHAUSTED", ended.message
-    assert "No space left" in ended.message
-
-
-def test_a_directory_that_is_gone_ends_the_save(tmp_path: pathlib.Path) -> None:
-    cluster = Cluster(tmp_path / "save", numbers())
-    os.unlink(f"{cluster.path}/dataset_def.proto")
-    cluster.writer(1).run()
-    ended = cluster.state.ended_saves[cluster.save_id]
-    assert (ended.failed, "dataset_def.proto" in ended.message) == ("FAILED_PRECONDITION", True)
+    full.writer(1).run()
+    for cluster, code, said in (
+        (full, "RESOURCE_EXHAUSTED", "No space left"),
+        (gone, "FAILED_PRECONDITION", "dataset_def.proto"),
+    ):
+        ended = cluster.state.ended_saves[cluster.save_id]
+        assert ended.failed == code, ended.message
+        assert said in ended.message
 
 
 def test_a_cancelled_writer_reports_no_error(tmp_path: pathlib.Path) -> None:
