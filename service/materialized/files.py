@@ -49,13 +49,12 @@ def read(path: str) -> bytes:
 
 def chunks(path: str) -> Iterator[bytes]:
     """A file's content, in parts. Raises NotFound, Unavailable."""
-    with open_file(path) as file:
+    with _open(path) as file:
         while data := _asked(lambda: file.read(READ_BYTES), path):
             yield data
 
 
-def open_file(path: str) -> BinaryIO:
-    """Raises NotFound, Unavailable."""
+def _open(path: str) -> BinaryIO:
     try:
         if not is_remote(path):
             return open(path, "rb")

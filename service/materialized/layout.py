@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -16,8 +14,6 @@ import google_crc32c
 from ...storage.errors import Corrupt
 from ..errors import FailedPrecondition, NotFound
 from . import files
-
-log = logging.getLogger(__name__)
 
 PLAN, SHARD = "plan.json", "shard-"
 VERSION = 2
@@ -98,7 +94,7 @@ class Plan:
         )
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class ShardFile:
     """A file with the elements of one bundle."""
 
@@ -118,43 +114,41 @@ def read_plan(directory: str) -> Plan | None:
         return None
 
 
-def shards_among(sizes: Mapping[str, int], plan: Plan) -> tuple[list[ShardFile], list[str]]:
-    """The plan's whole shards among these files, in name order, and the names of those whose size
-    differs from their name.
+@dataclass(frozen=True)
+class Shards:
+    """What a directory has of a plan's shards."""
 
-    A number has several shards if a function was not deterministic.
-    """
-    found, broken = [], []
-    for name in sorted(sizes):
+    whole: dict[int, ShardFile]  # one for each number
+    others: list[str]  # files with the same numbers, of a function that is not deterministic
+    broken: list[str]  # files whose size, or checksum, differs from their names
+
+    @property
+    def elements(self) -> int:
+        return sum(shard.elements for shard in self.whole.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.whole.values())
+
+
+def shards_in(directory: str, plan: Plan, *, prefix: str = SHARD, verify: bool = False) -> Shards:
+    """The plan's shards whose names begin with `prefix`. `verify` reads all of them, and compares
+    their checksums. Raises Unavailable."""
+    found = Shards({}, [], [])
+    for name, size in sorted(files.listed(directory, prefix).items()):
         match = _SHARD.fullmatch(name)
         if match is None or not name.startswith(plan.prefix(int(match["number"]))):
             continue
-        number, elements, size = (int(match[part]) for part in ("number", "elements", "bytes"))
-        if sizes[name] == size:
-            found.append(ShardFile(number, name, elements, size, match["crc32c"]))
+        number, elements, named_size = (
+            int(match[part]) for part in ("number", "elements", "bytes")
+        )
+        shard = ShardFile(number, name, elements, named_size, match["crc32c"])
+        if size != named_size or (verify and not is_intact(directory, shard)):
+            found.broken.append(name)
+        elif number in found.whole:
+            found.others.append(name)
         else:
-            broken.append(name)
-    return found, broken
-
-
-def has_shard(directory: str, plan: Plan, number: int) -> bool:
-    """Whether a whole shard with this number exists. Raises Unavailable."""
-    found, _ = shards_among(files.listed(directory, plan.prefix(number)), plan)
-    return bool(found)
-
-
-def existing_shards(directory: str, plan: Plan, *, verify: bool = False) -> dict[int, ShardFile]:
-    """The existing shards, by number; deletes broken ones. `verify` reads all of them."""
-    shards, broken = shards_among(files.listed(directory, SHARD), plan)
-    if verify:
-        broken += [shard.file for shard in shards if not is_intact(directory, shard)]
-    for name in broken:
-        log.warning("%s/%s is damaged, and is written again", directory, name)
-    files.delete(f"{directory}/{name}" for name in broken)
-    found: dict[int, ShardFile] = {}
-    for shard in shards:
-        if shard.file not in broken:
-            found.setdefault(shard.number, shard)
+            found.whole[number] = shard
     return found
 
 
@@ -170,30 +164,9 @@ def is_intact(directory: str, shard: ShardFile) -> bool:
     return size == shard.bytes and f"{checksum:08x}" == shard.crc32c
 
 
-@dataclass(frozen=True)
-class CompleteShards:
-    """A complete materialized dataset."""
-
-    directory: str
-    plan: Plan
-    shards: list[ShardFile]  # by number
-
-    @property
-    def elements(self) -> int:
-        return sum(shard.elements for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        return sum(shard.bytes for shard in self.shards)
-
-    @property
-    def paths(self) -> list[str]:
-        return [f"{self.directory}/{shard.file}" for shard in self.shards]
-
-
-def require_complete(directory: str, *, verify: bool = False) -> CompleteShards:
-    """A directory that has all its shards. With `verify`, also check their checksums, which reads
-    all of them.
+def require_complete(directory: str, *, verify: bool = False) -> tuple[Plan, Shards]:
+    """The plan of a directory, and all of its shards. With `verify`, also check their checksums,
+    which reads all of them.
 
     Raises NotFound without a dataset, FailedPrecondition if a shard is missing, and Corrupt, which
     names the damaged shard.
@@ -204,21 +177,18 @@ def require_complete(directory: str, *, verify: bool = False) -> CompleteShards:
             f"there is no materialized dataset in {directory}, as it is seen here: give the "
             "--output of `forebay materialize`"
         )
-    found, broken = shards_among(files.listed(directory, SHARD), plan)
-    shards = {shard.number: shard for shard in reversed(found)}
-    if verify:
-        broken += [s.file for s in shards.values() if not is_intact(directory, s)]
-    if broken:
-        path = f"{directory}/{broken[0]}"
+    shards = shards_in(directory, plan, verify=verify)
+    if shards.broken:
+        path = f"{directory}/{shards.broken[0]}"
         raise Corrupt(
             f"shard {path} has another size or checksum than when it was written: run the same "
             "`forebay materialize` again with --verify, which writes it again",
             path,
         )
-    if missing := [number for number in range(plan.shards) if number not in shards]:
+    if missing := [number for number in range(plan.shards) if number not in shards.whole]:
         raise FailedPrecondition(
             f"the dataset in {directory} is not complete, and lacks {len(missing)} of "
             f"{plan.shards} shards, the first of them {missing[0]}: run the same `forebay "
             "materialize` again, which does what is missing"
         )
-    return CompleteShards(directory, plan, [shards[number] for number in range(plan.shards)])
+    return plan, shards

@@ -13,7 +13,7 @@ from apache_beam.runners.runner import PipelineState
 
 from ..errors import ForebayError, InvalidArgument, PipelineError
 from ..pipelines.splits import SplitRange
-from .layout import has_shard
+from .layout import shards_in
 from .new_shard import NewShard
 from .open_pipelines import enter
 from .records import Records, elements_of
@@ -106,7 +106,8 @@ class WriteShard(beam.DoFn):  # type: ignore[misc]
 
     def process(self, number: int) -> None:
         plan = self._entered.plan
-        if not has_shard(self._directory, plan, number):
+        prefix = plan.prefix(number)
+        if number not in shards_in(self._directory, plan, prefix=prefix).whole:
             self._write(number)
 
     def teardown(self) -> None:

@@ -25,12 +25,10 @@ from ..proto.python_pb2 import PythonDataset
 from . import files
 from .layout import (
     PLAN,
-    SHARD,
     ComponentSpec,
     Plan,
-    existing_shards,
     read_plan,
-    shards_among,
+    shards_in,
 )
 from .open_pipelines import close_idle
 from .pipeline import WriteShard, pipeline_of, write_shards
@@ -109,8 +107,11 @@ def materialize(
     data = dataset.SerializeToString(deterministic=True)
     files.write_if_changed(f"{directory}/{plan.dataset_name}", data)
     left_over = [*files.listed(directory, files.TEMPORARY)]  # of attempts that were killed
-    there = existing_shards(directory, plan, verify=verify)
-    missing = [number for number in range(plan.shards) if number not in there]
+    there = shards_in(directory, plan, verify=verify)
+    for name in there.broken:
+        log.warning("%s/%s is damaged, and is written again", directory, name)
+    files.delete(f"{directory}/{name}" for name in there.broken)
+    missing = [number for number in range(plan.shards) if number not in there.whole]
     if missing:
         log.info("%d of %d shards are to be written", len(missing), plan.shards)
         write = WriteShard(directory, op_libraries)
@@ -211,8 +212,7 @@ def shards_done(output: str | os.PathLike[str]) -> tuple[int, int] | None:
     plan = read_plan(directory)
     if plan is None:
         return None
-    found, _ = shards_among(files.listed(directory, SHARD), plan)
-    return len({shard.number for shard in found}), plan.shards
+    return len(shards_in(directory, plan).whole), plan.shards
 
 
 def _begun(directory: str, wanted: Plan) -> Plan:
@@ -227,8 +227,8 @@ def _finished(directory: str, plan: Plan, written: int, left_over: Sequence[str]
     """Delete what is no shard of the dataset, once all shards are there. `left_over` are the names
     of unpublished files. Raises PipelineError if a shard is missing, FailedPrecondition if another
     run writes to the directory, Unavailable."""
-    shards = existing_shards(directory, plan)
-    if missing := [number for number in range(plan.shards) if number not in shards]:
+    shards = shards_in(directory, plan)
+    if missing := [number for number in range(plan.shards) if number not in shards.whole]:
         raise PipelineError(
             "DATA_LOSS",
             f"the runner says that it is done, and {len(missing)} of {plan.shards} shards are not "
@@ -240,14 +240,6 @@ def _finished(directory: str, plan: Plan, written: int, left_over: Sequence[str]
             f"another run writes to {directory}, or has deleted it: give each a directory of its "
             "own"
         )
-    kept = {shard.file for shard in shards.values()}
-    found, _ = shards_among(files.listed(directory, SHARD), plan)
-    superseded = [shard.file for shard in found if shard.file not in kept]
-    files.delete(f"{directory}/{name}" for name in (*superseded, *left_over))
-    return Materialized(
-        directory,
-        sum(shard.elements for shard in shards.values()),
-        sum(shard.bytes for shard in shards.values()),
-        plan.shards,
-        written,
-    )
+    unused = (*shards.broken, *shards.others, *left_over)
+    files.delete(f"{directory}/{name}" for name in unused)
+    return Materialized(directory, shards.elements, shards.bytes, plan.shards, written)

@@ -82,10 +82,9 @@ class StreamWriters:
             self._ending = [writer for writer in self._ending if not writer.join(0)]
             for key, stream in listed.items():
                 if key not in self._writers and self._begins:
-                    before = [writer for writer in self._ending if writer.key[:2] == key[:2]]
                     # A copy: a message keeps alive the whole response that it is part of.
                     writer = StreamWriter(
-                        copy.copy(stream), self._uid, self._dispatcher, self._options, before
+                        copy.copy(stream), self._uid, self._dispatcher, self._options
                     )
                     self._writers[key] = writer
                     writer.start()
@@ -121,14 +120,8 @@ class StreamWriter:
     """Writes one stream in its own thread."""
 
     def __init__(
-        self,
-        stream: pb.Stream,
-        uid: int,
-        dispatcher: DispatcherClient,
-        options: WorkerOptions,
-        before: Iterable[StreamWriter] = (),
+        self, stream: pb.Stream, uid: int, dispatcher: DispatcherClient, options: WorkerOptions
     ) -> None:
-        """`before` are cancelled writers of the same stream here that may still run."""
         self.key = _key(stream)
         self.names = stream.stream, stream.path
         self.completed = False  # the whole stream is written
@@ -136,7 +129,6 @@ class StreamWriter:
         self._uid = uid
         self._dispatcher = dispatcher
         self._options = options
-        self._before = list(before)
         self._directory = uncommitted_directory(stream.path, stream.stream)
         self._chunks = stream.chunks
         self.cancelled = threading.Event()
@@ -164,10 +156,6 @@ class StreamWriter:
         """Write the stream, and report its end; `start` runs this in the thread."""
         code, message = "", ""
         try:
-            for writer in self._before:
-                while not writer.join(1):
-                    if self.cancelled.is_set():
-                        return
             self.completed = self.write()
             if not self.completed:
                 return

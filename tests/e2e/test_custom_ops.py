@@ -96,7 +96,7 @@ def test_workers_and_the_dispatcher_know_custom_ops(
         command = ["-m", "forebay.service.cli", "materialize", dispatcher.target, dataset_id]
         writing = Fork([*command, "--output", output, "--load-op-library", str(library)])
         assert writing.finish() == 0
-        assert len(require_complete(output).shards) == 128
+        assert len(require_complete(output)[1].whole) == 128
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: pathlib.Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -242,24 +241,6 @@ def test_a_writer_that_drains_commits_what_it_has(tmp_path: pathlib.Path) -> Non
     cluster.when(c.LoseWorker(worker_id=worker_id, reason="it said goodbye", left=True))
     cluster.writer(2).run()
     assert sorted(int(x) for x, _ in cluster.loaded()) == list(range(SIZE))
-
-
-def test_a_cancelled_writer_does_not_wait_for_the_writer_before_it(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Cluster(tmp_path / "save", numbers())
-    before, leave = cluster.writer(1), threading.Event()
-    monkeypatch.setattr(before, "write", leave.wait)  # it is in an element
-    successor = saves.StreamWriter(before.stream, 1, before._dispatcher, OPTIONS, [before])
-    before.start()
-    try:
-        successor.start()
-        before.cancel()
-        successor.cancel()
-        assert successor.join(20)
-    finally:
-        leave.set()
-        assert before.join(20) and successor.join(20)
 
 
 def elements(x: Any) -> Any:
