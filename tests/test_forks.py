@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from . import forks
-from .forks import Fork
 
 IMPORTS = ("json",)
 PROGRAM = """
@@ -45,31 +43,6 @@ def test_a_fork_is_as_its_command_would_be(
     )  # fmt: skip
 
 
-def test_what_was_meant_for_this_process_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREBAY_PORT", "7")
-    ran = forks.run(["-c", "import os; print(os.environ.get('FOREBAY_PORT'))"], 60, IMPORTS)
-    assert ran.stdout == "None\n"
-
-
-def test_how_a_fork_ends() -> None:
-    waits = "import sys; print('up', flush=True); sys.stdin.read(); sys.exit(3)"
-    told, left = Fork(["-c", waits], IMPORTS), Fork(["-c", waits], IMPORTS)
-    assert told.line() == left.line() == "up"
-    assert told.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        told.wait(0)
-    told.terminate()
-    assert told.finish(60) == told.finish() == told.poll() == -signal.SIGTERM
-    told.kill()  # too late, and no harm
-    left.close_input()
-    assert left.finish(60) == 3
-
-
-def test_what_cannot_be_imported_is_said() -> None:
-    with pytest.raises(AssertionError, match=r"'no_such_module'.*cannot be imported"):
-        Fork(["-c", ""], ("no_such_module",))
-
-
 def test_forks_end_with_the_process_that_is_forked() -> None:
     parent = (
         "import json, os, sys\n"
@@ -83,11 +56,3 @@ def test_forks_end_with_the_process_that_is_forked() -> None:
     )
     pid = ran.stdout.strip()
     subprocess.run(["tail", "--pid", pid, "-f", "/dev/null"], timeout=60, check=True)
-
-
-def test_a_program_that_does_not_end_in_time_is_named() -> None:
-    waits = "import signal; signal.pause()"
-    with pytest.raises(subprocess.TimeoutExpired) as raised:
-        forks.run(["-c", waits], 0, IMPORTS)
-    (note,) = raised.value.__notes__
-    assert waits in note

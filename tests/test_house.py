@@ -54,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "service.http": {
         *("service.connections.admission", "service.connections.credentials"),
-        *("service.connections.http_tls", "service.connections.tls_socket", LOOSE, *WORDS),
+        *("service.connections.tls_socket", LOOSE, *WORDS),
     },
     "service.dashboard": {"service.core", "service.http", "journal", LOOSE},
     "service.dispatcher": {
@@ -153,7 +153,6 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
             *(
                 ("data_keys", "hmac"),
                 ("credentials", "ssl"),
-                ("http_tls", "ssl"),
                 ("reloaded", "os"),
             ),
             ("grpc_server", "grpc"),
@@ -383,10 +382,10 @@ ONE_DOOR: dict[str, set[str]] = {
         for call in ("insecure_channel", "add_insecure_port")
     },
     **{
-        call: {f"service.connections.{at}" for at in ("credentials", "http_tls", "tls_socket")}
+        call: {f"service.connections.{at}" for at in ("credentials", "tls_socket")}
         for call in ("ssl.SSLContext",)
     },
-    "wrap_bio": {"service.connections.http_tls", "service.connections.tls_socket"},
+    "wrap_bio": {"service.connections.tls_socket"},
     "wrap_socket": set(),
     "socket.create_connection": {
         *("service.transport.dial", "service.connections.tls_socket"),

@@ -21,7 +21,6 @@ import stat
 from typing import NamedTuple, Protocol
 
 from ..errors import InvalidArgument
-from .http_tls import HttpContext
 from .reloaded import Reloaded
 
 VARIABLES = {
@@ -293,7 +292,7 @@ def _load(credentials: Credentials) -> LoadedCredentials:
     server = http = None
     if chain:
         server = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
-        http = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca, HttpContext)
+        http = _context(ssl.PROTOCOL_TLS_SERVER, credentials, ca)
         server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
         http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
@@ -306,10 +305,8 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_CLIENT, credentials, ca)
 
 
-def _context(
-    protocol: int, credentials: Credentials, ca: bytes, kind: type[ssl.SSLContext] = ssl.SSLContext
-) -> ssl.SSLContext:
-    context = kind(protocol)
+def _context(protocol: int, credentials: Credentials, ca: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # names in comments

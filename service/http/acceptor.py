@@ -7,7 +7,6 @@ those that are late. What goes wrong with one is a line in the log, of each kind
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import socket
 import ssl
@@ -16,8 +15,7 @@ from typing import Any
 
 from ..complaints import Complaints
 from ..connections.credentials import Credentials
-from ..connections.http_tls import alert_of
-from ..connections.tls_socket import explain, is_plain, kind_of
+from ..connections.tls_socket import explain, kind_of
 
 MOST = 256
 """Open connections. Each may cost 100 KB, most of it for TLS, and two descriptors until its
@@ -37,13 +35,7 @@ NEXT_S = KEEPALIVE_S + 15.0
 """How long it may take from one request to the next, the answer included."""
 
 _TICK_S = 1.0
-_FAREWELL_S = 1.0
 _BACKLOG = 128
-
-_NOT_TLS = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-    b"This port speaks TLS: use https.\n"
-)
 
 
 @dataclasses.dataclass
@@ -136,11 +128,8 @@ class Acceptor:
             await asyncio.sleep(0)  # a flood leaves time to others
 
     async def _connect(self, connection: _Accepted) -> None:
-        loop, number = asyncio.get_running_loop(), connection.sock.fileno()
-        spare = None
+        loop = asyncio.get_running_loop()
         try:
-            if self._context is not None:
-                spare = connection.sock.dup()  # asyncio closes the other one
             connection.transport, _ = await loop.connect_accepted_socket(
                 self._serve,
                 connection.sock,
@@ -150,32 +139,13 @@ class Acceptor:
             connection.deadline = loop.time() + HEAD_S
         except OSError as error:  # TLS errors and timeouts are some
             connection.sock.close()
-            if spare is None:
-                self._complaints.warn("cannot serve a connection: %s", error)
-                return
-            if self._open.get(number) is connection:
-                del self._open[number]
-            self._open[spare.fileno()] = dataclasses.replace(connection, sock=spare)
-            await self._refuse(connection.host, spare, error)
-        finally:
-            if spare is not None:
-                spare.close()
-
-    async def _refuse(self, host: str, sock: socket.socket, error: OSError) -> None:
-        """Tell both sides why there is no connection."""
-        if not isinstance(error, ssl.SSLError) or self._credentials is None:
-            why, kind, last = str(error) or "it hung up", type(error).__name__, b""
-        else:
-            why = explain(error, host, self._credentials, is_server=True)
-            kind, last = kind_of(error), _NOT_TLS if is_plain(error) else alert_of(error)
-        self._complaints.warn("the TLS handshake of %s failed: %s", host, why, kind=kind)
-        if last:
-            with contextlib.suppress(OSError):
-                sock.send(last)
-                sock.shutdown(socket.SHUT_WR)
-                # If its request were unread at the end, the client would see a reset instead.
-                loop = asyncio.get_running_loop()
-                await asyncio.wait_for(loop.sock_recv(sock, 1 << 16), _FAREWELL_S)
+            why, kind = str(error) or "it hung up", type(error).__name__
+            if self._credentials is not None and isinstance(error, ssl.SSLError):
+                why = explain(error, connection.host, self._credentials, is_server=True)
+                kind = kind_of(error)
+            self._complaints.warn(
+                "cannot serve a connection of %s: %s", connection.host, why, kind=kind
+            )
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

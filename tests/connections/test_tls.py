@@ -153,7 +153,7 @@ class Case(NamedTuple):
     client_says: str  # a regular expression
     server_says: str  # a pattern
     browser_says: str
-    """At the HTTP port, where the client is not Forebay's."""
+    """At the HTTP port, where the client is not Forebay's; "": the connection is closed."""
 
 
 @pytest.fixture(scope="module")
@@ -174,15 +174,15 @@ def cases(
         "a client of another authority": Case(
             server, mixed(strange, server), "does not accept the certificate",
             "unable to get local issuer certificate; give both sides certificates of",
-            "alert unknown ca",
+            "",
         ),
         "an expired client": Case(
             server, expired, f"it has expired; renew it, or {CLOCKS}",
-            f"certificate has expired; renew it; or {CLOCKS}", "alert certificate expired",
+            f"certificate has expired; renew it; or {CLOCKS}", "",
         ),
         "a client of the next hour": Case(
             server, early, "does not accept the certificate",
-            f"certificate is not yet valid; wait, or {CLOCKS}", "alert bad certificate",
+            f"certificate is not yet valid; wait, or {CLOCKS}", "",
         ),
         "a client without a certificate": Case(
             server, holder(server, secret), "asks for a certificate",
@@ -207,7 +207,7 @@ def cases(
         ),
         "a plain client": Case(
             server, None, "speaks TLS", "does not speak TLS, and this server does",
-            "This port speaks TLS: use https",
+            "",
         ),
         "a plain server": Case(
             None, trainer, "this process has credentials|or this process without",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from forebay.service.transport.compression import (
     Sample,
 )
 
-from .peers import UID, Consumer, Proxy, only, whole
+from .peers import UID, WELCOME, Consumer, Proxy, Saying, ScriptedWorker, only, whole
 from .samples import SAMPLES, assert_same, strings
 
 TASK = 5
@@ -421,17 +420,12 @@ def packed_frame(codec: str, data: bytes, raw_bytes: int, *, says: int | None = 
 def test_a_consumer_leaves_a_worker_that_announces_wrong_sizes(
     closing: ExitStack, frame: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
-    consumer = Consumer(
-        [("tcp", f"127.0.0.1:{listener.getsockname()[1]}")], reads=TASK, give_up_s=0.2
-    )
+    worker = ScriptedWorker()
+    closing.callback(worker.close)
+    worker.follow_always([WELCOME, Saying(frame)])
+    consumer = Consumer(worker.addresses, reads=TASK, give_up_s=0.2)
     closing.callback(consumer.client.close)
-    sock, _ = listener.accept()
-    listener.close()  # it does not come back
-    with sock:
-        welcome = pb.ToConsumer(welcome=pb.Welcome(version=messages.VERSION))
-        frames.send(sock, [*frames.encode(welcome.SerializeToString()), frame])
-        assert isinstance(consumer.get(), str)  # lost
+    assert isinstance(consumer.get(), str)  # lost
     assert reason in caplog.text
 
 

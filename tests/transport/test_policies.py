@@ -225,30 +225,6 @@ def test_a_forgotten_consumer_asks_again_for_the_elements_that_it_lacks() -> Non
     assert [n for out in batch for n in numbers(out.block)] == [*range(12, LENGTH, 3)]
 
 
-def test_the_ledger_hears_of_all() -> None:
-    ledger = Ledger()
-    for output in (bundles(1, ledger=ledger), FirstComeOutput(1 << 30, ledger)):
-        ledger.acknowledged_parts.clear()
-        ledger.dropped_parts.clear()
-        order: Order = whole(1)
-        if isinstance(output, FirstComeOutput):
-            order = ANY
-            for first in range(0, LENGTH, 10):
-                output.put(block(first, 10))
-            output.finish()
-        world = World(output)
-        connection = world.connect(1, order)
-        assert world.sent(connection)
-        assert ledger.total == 0
-        world.received(connection, 1, 3)
-        assert [part.count for part in ledger.acknowledged_parts] == [30]
-        world.sessions.detach(connection, now=0)
-        assert not ledger.dropped_parts, "it may come again"
-        world.sessions.expire(now=11)
-        dropped = [] if isinstance(output, BundlesOutput) else [10]  # made again, or lost
-        assert [part.count for part in ledger.dropped_parts] == dropped
-
-
 def test_a_consumer_has_a_bounded_number_of_subscriptions() -> None:
     world = World(bundles())
     connection = world.connect(1)
@@ -268,21 +244,6 @@ def test_a_refused_read_leaves_no_subscription() -> None:
         world.sessions.read(connection, TASK, 1 << 63, every(1, 2, 1), 1)
     assert TASK not in world.sessions.read_tasks()
     assert not any(run.slices for run in output._bundles[1].runs)
-
-
-def test_a_trainer_of_a_cache_that_returns_continues_after_what_was_sent() -> None:
-    """It returns as another consumer. After a cut connection it would be the same one."""
-    cached = CachedOutput(1 << 30)
-    world = World(cached)
-    connection = world.connect(1, Cached("trainer"))
-    cached.put(block(0, 2))
-    assert story(world.sent(connection)) == [(1, [0, 1])]
-    world.sessions.detach(connection, now=0)
-    assert story(world.sent(world.connect(1, Cached("trainer")))) == [(1, [0, 1])]
-    cached.put(block(2, 2))
-    cached.finish()
-    again = world.connect(2, Cached("trainer"))
-    assert story(world.sent(again)) == [(1, [2, 3]), (1, EndOfTask())]
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "unix", "local"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pathlib
-import random
 import socket
 from contextlib import ExitStack
 from typing import Any
@@ -100,23 +99,6 @@ def test_connections_that_end_before_they_say_hello_are_one_line(
         server.stop()
     said = [line for line in caplog.messages if " ended: " in line]
     assert len(said) == 1, said
-
-
-def test_garbage_harms_nobody(server: BlockServer, closing: ExitStack) -> None:
-    dice = random.Random(1)
-    hello = pb.ToWorker(hello=pb.Hello(**HELLO)).SerializeToString()
-    good = bytes(frames.encode(hello)[0])
-    for _ in range(60):
-        with socket.create_connection(server_address(server), timeout=TIMEOUT_S) as sock:
-            data = bytearray(good * dice.randrange(3) + dice.randbytes(dice.randrange(300)))
-            if data:
-                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-            sock.sendall(data[: dice.randrange(len(data) + 1)])
-    task(server, 5, 3)
-    consumer = Consumer(server.addresses)
-    closing.callback(consumer.client.close)
-    consumer.client.read(5)
-    assert consumer.numbers() == [1, 2, 3]
 
 
 def test_consumers_may_not_send_payloads_or_long_headers(
