@@ -89,7 +89,7 @@ def judge(
     )
     ordered = check_order(cluster.records.of_trainers("ordered"), elements=options.elements)
     verdict.broken += [*check_lives(lives.values(), cut_off), *claims.broken, *ordered.broken]
-    verdict.broken += [f"the journal: {problem.message}" for problem in verified.problems]
+    verdict.broken += [f"the journal: {problem}" for problem in verified.problems]
     kinds = [(_kind(done, cluster, history), done) for done in faults.done]
     done = [(kind, done) for kind, done in kinds if done.name is not None]
     return ChaosReport(

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from .journal import Journal
     from .replaying import Replay, replay
     from .snapshots import Retention, RetentionPlan, plan_retention
-    from .verification import Problem, Report, Stats, holds_anything, repair, stats, verify
+    from .verification import Report, Stats, holds_anything, repair, stats, verify
 
 __all__ = [
     "FORMAT",
     "Journal",
-    "Problem",
     "Replay",
     "Report",
     "Retention",
@@ -39,9 +38,7 @@ _HOMES = {
     ".journal": ("Journal",),
     ".replaying": ("Replay", "replay"),
     ".snapshots": ("Retention", "RetentionPlan", "plan_retention"),
-    ".verification": (
-        *("Problem", "Report", "Stats", "holds_anything", "repair", "stats", "verify"),
-    ),
+    ".verification": (*("Report", "Stats", "holds_anything", "repair", "stats", "verify"),),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -27,15 +27,6 @@ SHOWN = 1000
 """Every how many records `verify` tells how far it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something in a journal that differs from what was written."""
-
-    message: str  # names the file and the byte, where the storage has files
-    file: str = ""
-    offset: int = 0
-
-
 @dataclass(slots=True)
 class Report:
     """What `verify` found."""
@@ -45,7 +36,7 @@ class Report:
     snapshots: int = 0
     blobs: int = 0
     torn_bytes: int = 0  # a crash left them; the next dispatcher removes them. Not a problem
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # each names the file and byte, if it can
     lost_datasets: list[str] = field(default_factory=list)  # ids of datasets without their blob
     can_begin: bool = True  # whether a dispatcher can start on this storage
 
@@ -55,11 +46,8 @@ class Report:
 
     def add(self, problem: StorageError | str) -> None:
         """Add a problem, unless it was added before."""
-        found = Problem(str(problem))
-        if isinstance(problem, Corrupt):
-            found = Problem(str(problem), problem.file, problem.offset)
-        if found not in self.problems:
-            self.problems.append(found)
+        if str(problem) not in self.problems:
+            self.problems.append(str(problem))
 
 
 def holds_anything(storage: Storage) -> bool:
@@ -222,9 +210,8 @@ def repair(
                 raise Corrupt(
                     f"{error}; or go on without what cannot be read: forebay journal repair "
                     f"--truncate-corrupt cuts the log behind record {_last_readable(storage)}, and "
-                    "moves the rest aside",
-                    error.file, error.offset,
-                ) from error  # fmt: skip
+                    "moves the rest aside"
+                ) from error
             raise
         done.append(storage.cut(_last_readable(storage), owner))
         _take_over(storage, owner, begin_anew=True)

@@ -74,12 +74,4 @@ class Missing(StorageError):
 
 
 class Corrupt(StorageError):
-    """Stored data is damaged in a way that a crash cannot explain.
-
-    `file` and `offset` (bytes) say where, for a storage that has files.
-    """
-
-    def __init__(self, message: str, file: str = "", offset: int = 0) -> None:
-        super().__init__(message)
-        self.file = file
-        self.offset = offset
+    """Stored data is damaged in a way that a crash cannot explain. The message says where."""

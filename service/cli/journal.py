@@ -99,7 +99,7 @@ def verify(storage: str = STORAGE, as_json: bool = JSON) -> None:
         print(json.dumps(asdict(report), indent=2))
     else:
         for problem in report.problems:
-            print(plain(problem.message))
+            print(plain(problem))
         verdict = "is sound" if report.ok else f"has {len(report.problems)} problems"
         torn = f", {report.torn_bytes} bytes of an unfinished append" if report.torn_bytes else ""
         print(
@@ -133,7 +133,7 @@ def repair(
     with opened(storage) as found:
         done = repair_storage(found, truncate_corrupt=truncate_corrupt, restored=restored)
         left = verify_storage(found, _datasets)
-    done += [f"left as it is: {problem.message}" for problem in left.problems]
+    done += [f"left as it is: {problem}" for problem in left.problems]
     if left.lost_datasets:
         names = ", ".join(map(repr, left.lost_datasets))
         done.append(

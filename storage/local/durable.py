@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import stat
 import weakref
 from collections.abc import Callable
@@ -41,7 +40,7 @@ def unreadable(path: Path, error: OSError) -> StorageError:
     """The error for a file that cannot be read: Corrupt, or StorageUnusable."""
     what = f"{path} cannot be read: {error.strerror}"
     if error.errno == errno.EIO:
-        return Corrupt(f"{what}; {_MOVE_AWAY}", str(path))
+        return Corrupt(f"{what}; {_MOVE_AWAY}")
     return StorageUnusable(f"{what}; {remedy(error, path)}")
 
 
@@ -66,11 +65,10 @@ def _check_kind(path: Path, fits: Callable[[int], bool], wanted: str) -> None:
         raise Corrupt(
             f"{path} is a symbolic link to nothing that can be read; bring back what it points "
             f"to, or {_MOVE_AWAY}",
-            str(path),
         ) from None
     if not fits(mode):
         found = next((what for test, what in _KINDS if test(mode)), "something else")
-        raise Corrupt(f"{path} is {found}, where a {wanted} belongs; {_MOVE_AWAY}", str(path))
+        raise Corrupt(f"{path} is {found}, where a {wanted} belongs; {_MOVE_AWAY}")
 
 
 def check_is_ours(path: Path) -> None:
@@ -175,16 +173,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a directory with its content. Ignores errors."""
-    try:
-        path.unlink()
-    except IsADirectoryError:
-        shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        pass  # the leftover is harmless, and stays until the next attempt
 
 
 class FileLock:

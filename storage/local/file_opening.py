@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from ..errors import Corrupt, Locked
 from .durable import (
@@ -22,7 +22,6 @@ from .durable import (
     FileLock,
     check_is_ours,
     make_directory,
-    remove,
     sync_directory,
     write_atomically,
 )
@@ -74,7 +73,7 @@ def open_writer(
         undo.callback(lock.release)
         _make_storage(layout, where)
         if reason := where.why_condemned():
-            raise Corrupt(f"{where.condemned}: {reason}", str(where.condemned))
+            raise Corrupt(f"{where.condemned}: {reason}")
         end = scan_tail(where).position
         try:
             before = check_end(layout, where, end)
@@ -119,7 +118,8 @@ def _make_storage(layout: StoragePaths, where: LogDirectory) -> None:
         make_directory(directory)
     for directory in (layout.path, where.segments, where.snapshots, layout.blobs):
         for leftover in directory.glob(f"{TEMPORARY}*"):
-            remove(leftover)
+            with suppress(OSError):  # it is harmless, and the next one tries again
+                leftover.unlink()
 
 
 def _open_segment(where: LogDirectory, end: Position) -> int | None:
@@ -146,7 +146,6 @@ def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
         raise Corrupt(
             f"{path}: the log ends at record {last}, before this snapshot, so records were lost; "
             "restore them from a backup, or repair the journal",
-            str(path),
         )
     path = layout.term
     found = Term.read(path)
@@ -158,18 +157,15 @@ def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
         raise Corrupt(
             f"{path}: byte 0: {content[:40]!r} is not the latest term, which is at least {least}; "
             f"let its one line say '{least + UNUSED_TERMS}', a term that no writer can have had",
-            str(path),
         )
     if found.last > last:
         raise Corrupt(
             f"{where.segments}: the log ends at record {last}, and held {found.last} in term "
             f"{found.number}, as {path} says, so records were lost; {RESTORE}",
-            str(where.segments),
         )
     if not last and layout.list_blobs():
         raise Corrupt(
             f"{where.segments}: the log is empty, and there are blobs in {layout.blobs}, which "
             f"records name, so records were lost; {RESTORE}",
-            str(where.segments),
         )
     return found

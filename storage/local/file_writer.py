@@ -223,7 +223,7 @@ class FileWriter(Writer):
         )
         with suppress(OSError):  # so that nobody continues on the damaged log
             write_atomically(self._claim.layout.log().condemned, reason.encode())
-        return Corrupt(f"{reason}; bring them back", str(path))
+        return Corrupt(f"{reason}; bring them back")
 
     def _is_full(self, more: int) -> bool:
         limit = self._segment_bytes

@@ -107,7 +107,7 @@ class FileStorage(Storage):
         path = self._log().snapshot(sequence)
         data = unframe(_content(path))
         if data is None:
-            raise Corrupt(f"{path}: byte 0: the snapshot's checksum does not match", str(path))
+            raise Corrupt(f"{path}: byte 0: the snapshot's checksum does not match")
         return data
 
     def blobs(self) -> list[str]:
@@ -124,9 +124,7 @@ class FileStorage(Storage):
         except Missing as error:
             raise Missing(f"{error}; {REGISTER}") from None
         if not is_blob(name, data):
-            raise Corrupt(
-                f"{path}: byte 0: the blob's content does not match its name; {REGISTER}", str(path)
-            )
+            raise Corrupt(f"{path}: byte 0: the blob's content does not match its name; {REGISTER}")
         return data
 
     def holdings(self) -> Holdings:

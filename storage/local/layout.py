@@ -114,7 +114,6 @@ class StoragePaths:
                 return self.read_format()  # the storage was just created
             raise Corrupt(
                 f"{self.format}: is missing; let its one line say 'forebay storage {FORMAT}'",
-                str(self.format),
             ) from None
         except NotADirectoryError:
             raise StorageUnusable(f"{self.path} is not a directory; name one") from None
@@ -125,7 +124,6 @@ class StoragePaths:
             raise Corrupt(
                 f"{self.format}: byte 0: {content[:40]!r} is no format of Forebay's; let its one "
                 f"line say 'forebay storage {FORMAT}'",
-                str(self.format),
             )
         if int(marker[1]) > FORMAT:
             raise NewerFormat(

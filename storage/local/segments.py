@@ -71,7 +71,6 @@ class Scan:
             raise Corrupt(
                 f"{segment.path}: begins with record {segment.first}, but {expected} is the next "
                 f"in the log: {cause}; restore it from a backup, or repair the journal",
-                str(segment.path),
             )
         self.position = self.position._replace(segment=segment.first, offset=0)
 
@@ -105,6 +104,4 @@ def _corrupt(segment: Segment, offset: int, what: str) -> Corrupt:
     return Corrupt(
         f"{segment.path}: byte {offset}: {what}; restore the file from a backup, or repair the "
         "journal",
-        str(segment.path),
-        offset,
     )

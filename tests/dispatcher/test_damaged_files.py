@@ -211,7 +211,7 @@ def readable(read: Callable[[], T]) -> T | None:
 
 def problems(path: Path) -> list[str]:
     try:
-        return [p.message for p in verify(storage_at(path), recover_blobs).problems]
+        return verify(storage_at(path), recover_blobs).problems
     except StorageError as error:  # as the command line does
         return [str(error)]
 

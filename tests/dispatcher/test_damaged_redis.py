@@ -73,8 +73,7 @@ def begin(storage: Storage) -> None:
 
 def problems(storage: Storage) -> list[str]:
     try:
-        found = verify(storage, lambda storage: needed_blobs(recover(storage)[0]))
-        return [problem.message for problem in found.problems]
+        return verify(storage, lambda storage: needed_blobs(recover(storage)[0])).problems
     except StorageError as error:  # as the command line does
         return [str(error)]
 

@@ -340,9 +340,8 @@ def test_a_damaged_snapshot_is_corrupt(path: Path) -> None:
     for i in range(len(whole)):
         for damaged in (whole[:i], whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :]):
             snapshot.write_bytes(damaged)
-            with pytest.raises(Corrupt, match=f"{snapshot}: byte 0") as error:
+            with pytest.raises(Corrupt, match=f"{snapshot}: byte 0"):
                 storage.read_snapshot(2)
-            assert error.value.file == str(snapshot)
     writer.close()
 
 
@@ -434,4 +433,4 @@ def test_cutting_a_corrupt_log_and_inside_a_batch(path: Path) -> None:
         good.extend(storage.read())
     storage.cut(good[-1].sequence, "the repair")
     assert list(storage.read()) == good
-    assert segment.stat().st_size == error.value.offset
+    assert f"{segment}: byte {segment.stat().st_size}: " in str(error.value)
