@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +53,10 @@ THREADS = 16
 READY_S = 1.0
 """How long a heartbeat waits for the file system; a later heartbeat brings unready streams."""
 
+SILENT_S, DOUBTED_S = 15.0, 120.0
+"""A new leader doubts for `DOUBTED_S` that a stream of an earlier term is still written, if nobody
+has asked for a split of it for `SILENT_S`."""
+
 RETRY_S = 5.0
 """The pause before writing a save's end to its directory is retried."""
 
@@ -85,6 +90,13 @@ class Saves:
         self._directories: defaultdict[int, _Directory] = defaultdict(_Directory)  # by save
         self._changes = 0  # events that may have given a worker another stream
         self._ended = asyncio.Event()
+        self._began_s = time.monotonic()
+        self._heard_s = {  # of streams begun in an earlier term
+            (save.save_id, number): self._began_s
+            for save in decider.state.saves.values()
+            for number, stream in enumerate(save.streams)
+            if not stream.completed
+        }
         decider.subscribe(self._see)
 
     async def close(self) -> None:
@@ -231,6 +243,27 @@ class Saves:
                 )
             )
 
+    def told(
+        self, streams: Sequence[tuple[Save, int]], reports: Mapping[str, tf.SnapshotTaskProgress]
+    ) -> list[tuple[Save, int]]:
+        """The subset of a TensorFlow worker's streams to send in its heartbeat's answer.
+        `reports` are its reports of the streams that it has, by their saves' paths.
+
+        A worker's thread silently gives up its stream if it misses the dispatcher for longer than
+        `dispatcher_timeout_ms`. So the answer leaves a silent stream of an earlier term out, until
+        the worker has dropped it. The worker then restarts it from its last checkpoint.
+        """
+        now_s, told = time.monotonic(), []
+        if now_s - self._began_s >= DOUBTED_S:
+            self._heard_s.clear()
+        for save, number in streams:
+            stream, report = (save.save_id, number), reports.get(save.path)
+            if report is None or report.snapshot_task.stream_index != number:
+                self._heard_s.pop(stream, None)  # it starts the stream, so it knows this leader
+            if stream not in self._heard_s or now_s - self._heard_s[stream] < SILENT_S:
+                told.append((save, number))
+        return told
+
     async def split(self, request: tf.GetSnapshotSplitRequest) -> tf.GetSnapshotSplitResponse:
         """The next split of a stream, after its file is written. Raises FailedPrecondition,
         NotFound, InvalidArgument, Unavailable."""
@@ -246,6 +279,8 @@ class Saves:
             )
         )
         assert isinstance(save, Save)  # else it was refused
+        if (save.save_id, number) in self._heard_s:
+            self._heard_s[save.save_id, number] = time.monotonic()
         update = self._once(object(), partial(self._update, save.save_id))
         if not await asyncio.shield(update):
             raise FailedPrecondition(f"the save at {save.path} is over")

@@ -318,7 +318,7 @@ class TensorFlowFace:
                     num_sources=len(save.sources),
                     metadata=save.metadata,
                 )
-                for save, number in streams
+                for save, number in saves.told(streams, request.snapshot_task_progress)
             ],
         )
 

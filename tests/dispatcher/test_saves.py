@@ -550,3 +550,34 @@ def test_a_save_needs_a_storage_that_survives_its_dispatcher(tmp_path: pathlib.P
 
     serve(MemoryStorage(), tmp_path / "save", steps)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_stream_that_its_worker_abandoned_is_begun_anew(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow's workers abandon a stream silently if the dispatcher is away for long."""
+    storage, task = open_storage(str(tmp_path / "journal")), pb.SnapshotTaskDef(stream_index=0)
+
+    async def begin(served: Served) -> None:
+        await served.save()
+        assert await served.beat() == [0]
+        await served.split()
+
+    async def gives_up(served: Served) -> None:
+        assert await served.beat(snapshot_task=task) == [0]
+        monkeypatch.setattr(saves, "SILENT_S", 0.0)
+        assert await served.beat(2, snapshot_task=task) == [1], "whose stream it is not"
+        for _ in range(2):  # the first of these answers may be lost
+            assert await served.beat(snapshot_task=task) == []
+        assert await served.beat() == [0], "it has let the stream go"
+        for _ in range(2):
+            assert await served.beat(snapshot_task=task) == [0]
+
+    async def is_doubted_no_longer(served: Served) -> None:
+        for _ in range(2):
+            assert await served.beat(snapshot_task=task) == [0]
+
+    serve(storage, tmp_path / "save", begin)
+    serve(storage, tmp_path / "save", gives_up)
+    monkeypatch.setattr(saves, "DOUBTED_S", 0.0)
+    serve(storage, tmp_path / "save", is_doubted_no_longer)
