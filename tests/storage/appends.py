@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ from forebay.storage import StorageError, Writer, open_storage
 
 from ..postgres_server import PostgresServer
 from ..redis_server import wait_until
+from ..transport.peers import Proxy
 
 CONNECTIONS = "FROM pg_stat_activity WHERE application_name LIKE 'forebay%'"
 """Those of storages to a PostgreSQL."""
@@ -72,7 +72,7 @@ def expect_all_once(url: str, appender: Appender) -> None:
     assert read_numbers(url) == list(range(1, appender.acknowledged + 1))
 
 
-class Proxy:
+class LossyProxy(Proxy):
     """Between a client and its server: loses, on request, what one side says, and hangs up."""
 
     def __init__(
@@ -87,73 +87,32 @@ class Proxy:
         self.lost = 0
         self.delay = threading.Event()  # the next append is, and its connection stays
         self.arrives = threading.Event()  # and comes to the server now
-        self._target_port = target_port
         self._is_append = is_append
         self._is_done = is_done
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets = [self._listener]
-        self._threads = [threading.Thread(target=self._accept, name="proxy")]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        for each in self._sockets:
-            _hang_up(each)
-        for thread in self._threads:
-            thread.join(60)
-        for each in self._sockets:
-            each.close()
+        super().__init__(target_port, lambda: (self._there, self._back))
 
     def cut_off(self) -> None:
         """Let packets vanish from now on, also those that would make new connections."""
-        for each in self._sockets:
+        for each in (self._listener, *self._open):
             drop_packets(each)
 
     def reachable_again(self) -> None:
         """For new connections; those that there are stay cut off."""
         keep_packets(self._listener)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._target_port))
-            self._sockets += [client, server]
-            for source, target in ((client, server), (server, client)):
-                arguments = (source, target, source is client)
-                thread = threading.Thread(target=self._pass_on, args=arguments, name="proxy")
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket, requests: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if requests and self._is_append(data) and self.delay.is_set():
-                    self.delay.clear()
-                    self.arrives.wait(60)
-                    target.sendall(data)
-                    continue
-                if requests and self._is_append(data) and self.lose_requests:
-                    self.lose_requests -= 1
-                    break
-                if not requests and self._is_done(data) and self.lose_replies:
-                    self.lose_replies -= 1
-                    break
-                target.sendall(data)
-            else:
-                return
+    def _there(self, data: bytes) -> tuple[bytes, bool]:
+        if self._is_append(data) and self.delay.is_set():
+            self.delay.clear()
+            self.arrives.wait(60)
+        elif self._is_append(data) and self.lose_requests:
+            self.lose_requests -= 1
             self.lost += 1
-        except OSError:
-            pass
-        finally:
-            _hang_up(source)
-            _hang_up(target)
+            return b"", False
+        return data, True
 
-
-def _hang_up(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the other side was faster
+    def _back(self, data: bytes) -> tuple[bytes, bool]:
+        if self._is_done(data) and self.lose_replies:
+            self.lose_replies -= 1
+            self.lost += 1
+            return b"", False
+        return data, True

@@ -17,7 +17,7 @@ from forebay.storage.redis import client as redis_client
 
 from ..redis_server import RedisServer, running_redis, wait_until
 from ..transport.peers import ShortLived
-from .appends import Appender, Proxy, expect_all_once, read_numbers
+from .appends import Appender, LossyProxy, expect_all_once, read_numbers
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def test_a_takeover_whose_reply_was_lost(server: RedisServer) -> None:
-    proxy = Proxy(
+    proxy = LossyProxy(
         server.port, is_append=lambda _: False, is_done=lambda reply: b"\r\nok\r\n" in reply
     )
     proxy.lose_replies = 1

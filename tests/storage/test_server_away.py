@@ -19,7 +19,7 @@ from forebay.storage import AppendFailed, Away, Fenced, Locked, open_storage
 
 from ..postgres_server import PASSWORD, PostgresServer, running_postgres
 from ..redis_server import running_redis, wait_until
-from .appends import CONNECTIONS, Appender, Proxy, expect_all_once, fresh, read_numbers
+from .appends import CONNECTIONS, Appender, LossyProxy, expect_all_once, fresh, read_numbers
 
 
 class Redis:
@@ -92,8 +92,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def proxy(server: Redis) -> Iterator[Proxy]:
-    proxy = Proxy(server.running.port, is_append=server.is_append, is_done=server.is_done)
+def proxy(server: Redis) -> Iterator[LossyProxy]:
+    proxy = LossyProxy(server.running.port, is_append=server.is_append, is_done=server.is_done)
     yield proxy
     proxy.close()
 
@@ -253,7 +253,7 @@ def test_a_server_that_hangs(server: Redis, caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.parametrize("already_sent", [False, True])
 def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_server(
-    server: Redis, proxy: Proxy, caplog: pytest.LogCaptureFixture, already_sent: bool
+    server: Redis, proxy: LossyProxy, caplog: pytest.LogCaptureFixture, already_sent: bool
 ) -> None:
     """The server may take an hour to reply; the network has to carry packets all the time."""
     storage = open_storage(server.url(proxy.port, **{server.timeout: 3600}))
@@ -276,7 +276,7 @@ def test_a_network_that_is_cut_is_not_waited_for_like_a_slow_server(
         storage.close()
 
 
-def test_an_append_whose_reply_was_lost_is_not_done_twice(server: Redis, proxy: Proxy) -> None:
+def test_an_append_whose_reply_was_lost_is_not_done_twice(server: Redis, proxy: LossyProxy) -> None:
     writer = open_storage(server.url(proxy.port)).open_writer("the test")
     for times in (1, 2, 5):
         first = writer.last_sequence + 1
@@ -296,7 +296,7 @@ def test_an_append_whose_reply_was_lost_is_not_done_twice(server: Redis, proxy: 
 
 
 def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
-    server: Redis, proxy: Proxy
+    server: Redis, proxy: LossyProxy
 ) -> None:
     """As after a cut: TCP delivers in the end what was sent on a connection given up since."""
     url = server.url(proxy.port, **{server.timeout: 0.5})
@@ -313,7 +313,9 @@ def test_an_append_that_arrives_after_its_retry_and_what_followed_it(
     assert open_storage(server.url()).condemned() == ""
 
 
-def test_an_append_that_is_retried_after_a_takeover_is_fenced(server: Redis, proxy: Proxy) -> None:
+def test_an_append_that_is_retried_after_a_takeover_is_fenced(
+    server: Redis, proxy: LossyProxy
+) -> None:
     writer = open_storage(server.url(proxy.port)).open_writer("the test", place="here")
     proxy.lose_replies = 10**6
     appender = Appender(writer)
