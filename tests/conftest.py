@@ -48,7 +48,6 @@ LONG = (
     # Real processes, in kinds and combinations beyond the essential ones.
     *("e2e/test_across_hosts.py", "e2e/test_after_errors.py", "e2e/test_beam_datasets.py"),
     *(
-        "e2e/test_compositions.py",
         "e2e/test_coordinated_reads.py",
         "e2e/test_cross_trainer_cache.py",
     ),

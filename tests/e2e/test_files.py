@@ -19,7 +19,7 @@ from forebay import service
 from forebay.service.client.reader import fetch_dataset
 from forebay.service.client.waiting import fetch_status
 from forebay.service.connections.dispatcher_client import DispatcherClient
-from forebay.service.errors import FailedPrecondition, PipelineError
+from forebay.service.errors import FailedPrecondition
 from forebay.service.order import EpochOrder, permuted_many
 from forebay.storage.tfrecord import frame
 
@@ -202,47 +202,6 @@ def test_at_least_once_after_a_kill(cluster: Cluster, numbers: pathlib.Path) -> 
     assert {int.from_bytes(one, "little") for one in found} == {*range(6000)}
 
 
-def test_a_mapped_function_draws_the_same_from_any_position(
-    cluster: Cluster, numbers: pathlib.Path
-) -> None:
-    def decoded(record: bytes) -> dict[str, Any]:
-        drawn = np.random.default_rng(np.random.randint(1 << 30)).random()
-        return {
-            "number": int.from_bytes(record, "little"),
-            "drawn": drawn,
-            "other": random.random(),
-        }
-
-    dataset_id = service.register_files(
-        cluster.target, numbers, map=decoded, shuffle_records=True, split_records=250
-    )
-    whole = read(cluster.target, dataset_id, 2, seed=2).elements
-    assert len({*whole}) == 6000
-    for position in (1, 777, 5_999):
-        found = read(cluster.target, dataset_id, start_position=position, seed=2).elements
-        assert found == whole[position:]
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("last", [b"x", b""])
-def test_an_error_names_the_record_that_a_function_was_called_with(
-    cluster: Cluster, tmp_path: pathlib.Path, shuffled: bool, last: bytes
-) -> None:
-    """Also if the element is of another type than the first ones."""
-
-    def mapped(record: bytes) -> int | bytes:
-        return int(record) if record else b"no int"
-
-    for name, rows in (("a", [b"5"] * 30), ("b", [b"6", b"7", last])):
-        (tmp_path / f"{name}.tfrecord").write_bytes(b"".join(map(frame, rows)))
-    dataset_id = service.register_files(
-        cluster.target, tmp_path, map=mapped, split_records=11, shuffle_records=shuffled, seed=1
-    )
-    with pytest.raises(PipelineError) as failed:
-        list(service.read(cluster.target, dataset_id, ordered=True, shuffle=False))
-    assert f"(record 2 of {tmp_path}/b.tfrecord), element" in str(failed.value)
-
-
 def test_records_that_are_left_out_have_no_place_in_any_epoch(
     cluster: Cluster, tmp_path: pathlib.Path
 ) -> None:
@@ -314,30 +273,6 @@ def test_a_state_is_of_these_files(cluster: Cluster, tmp_path: pathlib.Path) -> 
     path.write_bytes(path.read_bytes() + frame(b"more"))
     with opened() as elements, pytest.raises(FailedPrecondition, match="another dataset"):
         elements.load_state_dict(state)
-
-
-def test_a_file_that_was_changed_ends_the_read(cluster: Cluster, tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(frame(b"one") * 3)
-    dataset_id = service.register_files(cluster.target, path, dataset_id="changing")
-    path.write_bytes(frame(b"one") * 4)
-    with (
-        service.read(cluster.target, dataset_id, ordered=True) as elements,
-        pytest.raises(PipelineError, match=r"has 76 bytes with .* and had 57 .* anew"),
-    ):
-        next(elements)
-
-
-def test_other_files_under_an_id_are_named(
-    cluster: Cluster, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "a.tfrecord").write_bytes(frame(b"one"))
-    service.register_files(cluster.target, tmp_path, dataset_id="growing")
-    (tmp_path / "b.tfrecord").write_bytes(frame(b"two"))
-    service.register_files(cluster.target, tmp_path, dataset_id="growing")
-    (said,) = [record.getMessage() for record in caplog.records if "growing" in record.getMessage()]
-    assert "another list of files" in said
-    assert "b.tfrecord was added, with 19 bytes with fingerprint" in said
 
 
 def test_columns_of_directories_names_and_samples_that_lack_one(

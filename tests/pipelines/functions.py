@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from forebay.service.blocks import Block
@@ -78,3 +81,37 @@ def structure_of(steps: Sequence[Step]) -> str:
     """Of the contract's elements."""
     arrays = any(step.kind in ("batch", "wide") for step in steps)
     return json.dumps({"tensor": "int64", "shape": [None] if arrays else []})
+
+
+def done(step: Step, elements: Iterator[object], source: random.Random) -> Iterator[object]:
+    """What a step of the contract does, in Python."""
+    kind, n = step
+    if kind == "batch":
+        for values in iter(lambda: [*itertools.islice(elements, n)], []):
+            yield np.array(values)
+        return
+    if kind == "shuffle":
+        for values in iter(lambda: [*itertools.islice(elements, n)], []):
+            source.shuffle(values)
+            yield from values
+        return
+    for x in elements:
+        assert isinstance(x, int)
+        match kind:
+            case "times":
+                yield n * x
+            case "without":
+                if x % n:
+                    yield x
+            case "spread":
+                yield from range(n * x, n * (x + 1))
+            case "interleave":
+                yield from (x, x + 1)
+            case "wide":
+                yield np.full(n, x)
+            case "drawn":
+                yield x + 1_000_000 * source.randrange(1000)
+            case "failing":
+                if x == n:
+                    raise ValueError(f"no such element: {x}")
+                yield x

@@ -33,7 +33,7 @@ from apache_beam.transforms.window import FixedWindows, GlobalWindows
 from forebay import service
 from forebay.service.errors import FailedPrecondition, InvalidArgument
 from forebay.service.pipelines import Pipeline
-from forebay.service.pipelines.beam import internals, translation
+from forebay.service.pipelines.beam import translation
 from forebay.service.pipelines.beam.chain import Chain
 from forebay.service.pipelines.beam.translation import Translated, translate, values
 from forebay.service.pipelines.kinds.beam import beam_dataset
@@ -48,7 +48,7 @@ from forebay.service.proto.python_pb2 import PythonDataset
 
 from .contract import SPLITS, Step
 from .functions import INT, FunctionContract, pipeline_of, read, structure_of
-from .test_python import _done
+from .functions import done as done_in_python
 
 ROW = {"type": "record", "name": "row", "fields": [{"name": "n", "type": "long"}]}
 
@@ -162,7 +162,7 @@ def split_each() -> Sequence[bytes]:
 def chain_of(steps: Sequence[Step]) -> Chain:
     elements = beam.Pipeline() | beam.Create([0])
     for at, step in enumerate(steps):
-        done = functools.partial(_done, step, source=random)  # type: ignore[arg-type]
+        done = functools.partial(done_in_python, step, source=random)  # type: ignore[arg-type]
         if step.kind in ("batch", "shuffle"):
             elements |= f"{at}" >> beam.ParDo(OfBundle(done))
         else:
@@ -360,12 +360,6 @@ def test_what_was_created_is_divided(count: int, splits: int, in_bundles: int) -
     assert len(translate(created | beam.ParDo(AtTheEnd())).splits) == in_bundles
 
 
-@pytest.mark.parametrize(("read", "splits"), [("text", 2), ("parquet", 2), ("all text", 2)])
-def test_the_sources_own_splitting(files: pathlib.Path, read: str, splits: int) -> None:
-    translated = translate(PIPELINES[read](str(files))(beam.Pipeline()))
-    assert len(translated.splits) == splits
-
-
 @pytest.mark.parametrize("name", ["text", "avro", "all text", "all avro", "flattened"])
 def test_splits_of_a_wished_size(files: pathlib.Path, name: str) -> None:
     lines = PIPELINES[name](str(files))(beam.Pipeline())
@@ -451,15 +445,6 @@ def test_without_a_read_files_or_the_first_reshuffle_are_divided(
     translated = translate(build(str(files), beam.Pipeline()))
     assert len(translated.splits) == 2
     assert len(run(translated)) == 2
-
-
-def test_a_split_can_be_read_again() -> None:
-    translated = translate(beam.Pipeline() | beam.Create([4]) | beam.ParDo(Count()))
-    assert [*run(translated), *run(translated)] == [(4, n) for n in [*range(4), *range(4)]]
-    again: list[Any] = []
-    for _ in range(2):
-        translated.chain.run_bundle(translated.splits[0], again.append)
-    assert again == [(4, 0), (4, 1)] * 2
 
 
 def run(translated: Translated) -> list[Any]:
@@ -628,48 +613,3 @@ def test_children_of_beams_fork_server_can_use_arrow(files: pathlib.Path) -> Non
     assert read(dataset.function, dataset.splits, packages=["apache-beam"]) == [
         *([*range(15)] * len(pa.supported_memory_backends()))
     ]
-
-
-class BatchesOnly(beam.DoFn):  # type: ignore[misc]
-    def process_batch(self, batch: list[int]) -> Iterator[list[int]]:
-        yield batch
-
-
-def passed_on(_: object) -> None:
-    raise internals.PassedOn("as it is")
-
-
-def test_what_of_beam_is_not_public(files: pathlib.Path) -> None:
-    """Each name of `internals` is what it is used for."""
-    file = f"{files}/0.txt"
-    (bundle,) = beam.io.ReadFromText(file)._source.split(1 << 30)
-    assert internals.SourceRestriction(bundle).source() is bundle.source
-    assert internals.file_read(bundle.source) == file
-    assert internals.file_read(Counting(3)) is None
-    labels = {
-        name: [step.reads_source, step.reads_ranges, step.is_splittable]
-        for name in ("text", "all text", "splittable")
-        for step in cloudpickle.loads(
-            translate(PIPELINES[name](str(files))(beam.Pipeline())).chain.__getstate__()
-        )[:1]
-    }
-    assert labels == {
-        "text": [True, False, True],
-        "all text": [False, True, False],
-        "splittable": [False, False, True],
-    }
-    ranges = internals.ExpandIntoRanges(True, "auto", 1 << 30, 0)
-    size = pathlib.Path(file).stat().st_size
-    assert len([*ranges.process(file)]) == 1
-    assert len([*internals.with_range_bytes(ranges, size // 2).process(file)]) == 2
-    assert internals.tfrecord_file(bundle.source) is None
-    numbers = beam.io.ReadFromTFRecord(f"{files}/0.tfrecord", beam.coders.StrUtf8Coder())._source
-    (bundle,) = numbers.split(1 << 30)
-    found = internals.tfrecord_file(bundle.source)
-    assert found is not None and found[1] == f"{files}/0.tfrecord"
-    assert internals.tfrecord_decoder(found[0])(b"7") == "7"
-    assert [*map(internals.has_batches, [Count(), BatchesOnly()])] == [False, True]
-    words = beam.Pipeline() | beam.Create([(1, "one")])
-    assert internals.view_options(pvalue.AsSingleton(words, 7))["default"] == 7
-    with pytest.raises(internals.PassedOn, match=r"^as it is$"):
-        values(words | beam.Map(passed_on))

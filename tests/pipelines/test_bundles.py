@@ -19,7 +19,6 @@ from tensorflow.python.client import pywrap_tf_session as c_api
 
 from forebay.service.pipelines import Pipeline, SplitRange
 from forebay.service.pipelines.definitions import nondeterministic, require_bundles
-from forebay.service.pipelines.tf_data import drivers
 from forebay.service.pipelines.tf_data import pipeline as tf_data
 from forebay.service.pipelines.tf_data.graphs import Graph, all_nodes
 from forebay.service.pipelines.tf_data.imports import graph_of
@@ -252,24 +251,6 @@ def test_a_bundle_makes_a_few_blocks_ahead_of_small_elements_whose_sizes_vary() 
     pipeline.close()
 
 
-def test_a_driver_is_made_once_for_bundles_one_after_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = []
-
-    class Counted(drivers.BundleDriver):
-        def __init__(self, *arguments: Any) -> None:
-            made.append(self)
-            super().__init__(*arguments)
-
-    monkeypatch.setattr(drivers, "BundleDriver", Counted)
-    pipeline = pipeline_of(count(99).map(lambda x: x + 1))
-    for number in range(9):
-        read(pipeline, number, number=number)
-    pipeline.close()
-    assert len(made) == 1
-
-
 _TABLE_KEYS = np.arange(99)
 
 
@@ -336,13 +317,6 @@ def test_functions_of_maps_give_what_they_give_in_tf_data(case: str, nested: boo
         if node.op == "MapDataset"
     }
     assert where == {case in IN_POOL}
-
-
-def test_a_parallel_map_stays_so() -> None:
-    before = graph_of(count(99).map(lambda x: x + 1, num_parallel_calls=2))
-    proto = graph_pb2.GraphDef.FromString(before)
-    run_in_calling_thread(proto)
-    assert proto == graph_pb2.GraphDef.FromString(before)
 
 
 REFUSED: dict[str, tuple[Callable[[], Dataset], str]] = {

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
-from forebay.service.pipelines.tf_data import run as tf_data_run
 from forebay.service.pipelines.tf_data.element_packs import (
     MAX_PACK_ELEMENTS,
     calls_functions,
@@ -168,82 +167,3 @@ def test_the_first_element_travels_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     with closing(run.blocks()) as blocks:
         assert next(blocks).count == 1
         assert next(blocks).count > 1
-
-
-def test_company_is_looked_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look costs some operations, and a slow pipeline has them at each of its blocks."""
-    more = threading.Event()
-
-    class Clock:
-        def __init__(self) -> None:
-            self.pauses_s: list[float] = []
-
-        def monotonic(self) -> float:
-            return sum(self.pauses_s)
-
-        def sleep(self, seconds: float) -> None:
-            self.pauses_s.append(seconds)
-
-    class Feed(OneSource):
-        def __init__(self) -> None:
-            self._ranges = [SplitRange(0, 2, 0)]
-
-        def next_range(self, source: int, opening: int, endless: bool) -> SplitRange | None:
-            if self._ranges:
-                return self._ranges.pop()
-            more.wait()
-            return None
-
-    clock = Clock()
-    monkeypatch.setattr(tf_data_run, "time", clock)
-    dataset = Dataset.range(100).map(lambda x: x + 1)
-    blocks = TfDataPipeline(graph_of(dataset), element_spec=dataset.element_spec).run(Feed())
-    with closing(blocks.blocks()) as read:
-        assert [next(read).count, next(read).count] == [1, 1]  # the second waits for company
-        more.set()
-        assert not list(read)
-    assert clock.pauses_s == pytest.approx([0.001, 0.002, 0.004, 0.008, 0.01])
-
-
-@pytest.mark.parametrize(
-    ("spec", "most"),
-    [
-        (tf.TensorSpec([], tf.string), 8),
-        (tf.TensorSpec([None], tf.int64), 10),
-        (tf.TensorSpec([None, 3], tf.int64), 11),
-        (tf.TensorSpec([3], tf.int64), 1),
-    ],
-)
-def test_few_operations_run_for_an_element(spec: Any, most: int) -> None:
-    """Beside a line of text, each of them costs as much as reading it."""
-    empty = np.array(b"", object) if spec.dtype == tf.string else np.zeros([3] * spec.shape.rank)
-    dataset = Dataset.from_tensors(tf.constant(empty, spec.dtype)).map(
-        lambda x: tf.ensure_shape(tf.identity(x), spec.shape)
-    )
-    run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
-    drive = run.trace.traced
-    assert drive is not None
-    graph = drive._function.graph.as_graph_def()
-    (enqueue,) = (
-        [node.op for node in function.node_def]
-        for function in graph.library.function
-        if any(node.op == "QueueEnqueueV2" for node in function.node_def)
-    )
-    operations = [op for op in enqueue if op not in ("Const", "Identity", "NoOp")]
-    assert len(operations) <= most, operations
-    assert sum(block.count for block in run.blocks()) == 1
-
-
-@pytest.mark.parametrize("shape", [[3], [None], None])
-def test_the_strings_of_an_element_are_one_in_the_queue(shape: list[int] | None) -> None:
-    """Which copies each that it is given, on the way in and out."""
-    texts = [b"a", b"", b"x" * 99]
-    dataset = Dataset.from_tensors(texts).repeat(2)
-    spec = tf.TensorSpec(shape, tf.string)
-    run = TfDataPipeline(graph_of(dataset), element_spec=spec).run(None)
-    queue = run.trace._queues[0]
-    queued = zip(queue.dtypes, queue.shapes, strict=True)
-    alone = shape is None  # as a stack of one
-    assert [s for dtype, s in queued if dtype == tf.string] == [(1,) if alone else ()]
-    read = [e.tolist() for b in run.blocks() for e in b.components[0].elements()]
-    assert read == [texts, texts]

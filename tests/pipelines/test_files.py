@@ -34,7 +34,6 @@ from forebay.service.pipelines.definitions import difference, has_no_code
 from forebay.service.pipelines.files import open_files
 from forebay.service.pipelines.files.formats import Facts
 from forebay.service.pipelines.files.manifest import decode
-from forebay.service.pipelines.files.parquet import ParquetRows
 from forebay.service.pipelines.files.reading import PAGE, FileRecords
 from forebay.service.pipelines.kinds import files as module
 from forebay.service.proto import forebay_pb2 as pb
@@ -106,11 +105,6 @@ def test_there_are_at_most_1024_splits_by_default(
     assert len(register(tmp_path / "b.tfrecord").lengths) == 9
     many = module._cuts(Facts(10**6, {}), 10**12, None, whole=False)
     assert len(many) == 1024 + 1
-
-
-def test_images_of_mds_are_bytes(register: Register) -> None:
-    for one in elements(register(MDS, columns=["p"]), 0):
-        assert one.startswith(b"\x89PNG")
 
 
 def test_columns(register: Register, tmp_path: pathlib.Path) -> None:
@@ -727,19 +721,6 @@ def _take_descriptors(taken: list[int], but: int) -> None:
         os.close(taken.pop())
 
 
-def test_a_process_keeps_descriptors_for_sockets(
-    register: Register, tmp_path: pathlib.Path
-) -> None:
-    written("tfrecord", tmp_path, [1])
-    request = register(tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        assert opened(request)._ranges.files.most == (1024 - 64) // 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_a_split_that_is_had_computes_nothing_again(
     register: Register, tmp_path: pathlib.Path
 ) -> None:
@@ -806,16 +787,6 @@ def test_blocks_of_parquet_are_bounded(
             (first,) = [next(block.components[0].elements())]
             assert np.ravel(first)[0] == texts[numbers[at]].encode()
             at += block.count
-
-
-def test_the_size_of_a_row_has_strings_of_a_name_with_a_dot(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"a.b": [os.urandom(4000) for _ in range(9)], "a": [1] * 9}), path)
-    assert ParquetRows(str(path), {"columns": ["a", "a.b"]})._row_bytes >= 4000
-    pq.write_table(pa.table({"a.b": ["x" * 4000] * 9000}), path)  # which it has once
-    rows = ParquetRows(str(path), {"columns": ["a.b"]})
-    assert next(rows.read(0, 9000)).count < 9000
-    assert rows._row_bytes >= 4000
 
 
 def test_a_value_for_nulls_that_does_not_fit_is_named(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import gc
 import itertools
 import json
 import os
@@ -19,8 +18,6 @@ import socket
 import sys
 import threading
 import time
-import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -31,7 +28,7 @@ import pytest
 from forebay.service.errors import PipelineError, Unavailable
 from forebay.service.pipelines import Run, SplitRange
 from forebay.service.pipelines.kinds.functions import python_dataset, request_of
-from forebay.service.pipelines.python import child, child_blocks, run_states
+from forebay.service.pipelines.python import child, run_states
 from forebay.service.pipelines.python.child_blocks import (
     LINGER_S,
     MESSAGE_BYTES,
@@ -39,10 +36,8 @@ from forebay.service.pipelines.python.child_blocks import (
     FunctionFailed,
 )
 from forebay.service.pipelines.python.fork_server import HERE
-from forebay.service.proto import metrics_pb2 as pb
 from forebay.service.shared import new_slab
 
-from ..standbys import wait_until
 from .contract import Ranges
 from .functions import INT, Function, numbers, pipeline_of, read
 
@@ -331,23 +326,6 @@ def test_a_process_that_dies_while_it_has_nothing_to_do_is_replaced() -> None:
     pipeline.close()
 
 
-def test_a_run_that_has_ended_keeps_nothing() -> None:
-    pipeline = pipeline_of(lambda split: [split], range(2))
-    gc.collect()
-    gc.disable()  # so that what is in a cycle stays
-    try:
-        for end in (lambda blocks: [*blocks], lambda blocks: (next(blocks), blocks.close())):
-            run = pipeline.run(None)
-            end(run.blocks())
-            assert not run._busy and not run._idle
-            gone = weakref.ref(run)
-            del run
-            wait_until(lambda ref: ref() is None, gone)  # its thread of questions has just ended
-    finally:
-        gc.enable()
-        pipeline.close()
-
-
 def test_a_structure_may_be_large() -> None:
     names = [f"{number:05}{'x' * 100}" for number in range(2500)]
     structure = json.dumps({"dict": [[name, json.loads(INT)] for name in names]})
@@ -378,17 +356,6 @@ def test_a_function_may_do_what_it_likes_to_its_process(
     assert read(function, range(4)) == [0, 1, 2, 3]
     assert os.getcwd() == here
     assert "printed" not in capfd.readouterr().out
-
-
-def test_forks_draw_their_own_numbers() -> None:
-    class Drawn:
-        def setup(self) -> None:
-            self.number = int(np.random.randint(1 << 62))
-
-        def __call__(self, split: int) -> list[int]:
-            return [self.number]
-
-    assert read(Drawn(), [0]) != read(Drawn(), [0])
 
 
 def test_an_endless_function_is_left_whenever_one_likes() -> None:
@@ -511,56 +478,6 @@ def test_what_does_not_fit_is_said_though_it_was_sent_in_a_pause() -> None:
 
     with pytest.raises(PipelineError, match=r"split 0 \(0\), element 2: element is 'three'"):
         read(function, [0])
-
-
-def test_a_split_whose_last_element_could_not_be_sent_in_a_pause_has_not_ended() -> None:
-    """And what it has counted is not told."""
-
-    class Counting:
-        def run_bundle(self, split: int, take: Callable[[object], None]) -> pb.Metrics:
-            take(1)
-            take("two")
-            with pytest.raises(FunctionFailed) as failed:
-                made.blocks.flush_block()
-            made.blocks.broken = failed.value  # as the thread leaves it
-            return pb.Metrics()
-
-    with child_here(lambda split: [], 1) as (made, said):
-        made._function = Counting()  # type: ignore[assignment]
-        with pytest.raises(FunctionFailed, match="split 0, element 1: element is 'two'"):
-            made.run(0, 1, 0, None, True)
-        assert [kind for kind, *_ in said()] == ["block"]
-        assert made._at[2] == 0
-
-
-@pytest.mark.parametrize("what", ["credit", "the thread that sends"])
-def test_what_was_waited_for_is_no_time_that_a_block_was_made(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a full block would be followed by one of a single element."""
-    now_s = 0.0
-
-    def waits() -> None:
-        nonlocal now_s
-        now_s += 1
-
-    class Lock:
-        def __enter__(self) -> None:
-            if what != "credit" and not made.blocks.rows:
-                waits()
-
-        def __exit__(self, *_: object) -> None: ...
-
-    with child_here(lambda split: range(60), 1) as (made, said):
-        clock = types.SimpleNamespace(monotonic=lambda: now_s)
-        monkeypatch.setattr(child, "time", clock)
-        monkeypatch.setattr(child_blocks, "time", clock)
-        monkeypatch.setattr(child_blocks, "BLOCK_BYTES", 80)
-        wait = waits if what == "credit" else lambda: None
-        monkeypatch.setattr(made.sender, "_wait_for_credit", wait)
-        monkeypatch.setattr(made.blocks, "lock", Lock())
-        made.run(0, 1, 0, None, True)
-        assert [count for _, count, *_ in said()] == [1, 10, 10, 10, 10, 10, 9]
 
 
 def test_a_block_that_cannot_be_sent_fails_at_its_first_element_and_costs_no_credit(

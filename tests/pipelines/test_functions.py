@@ -15,8 +15,7 @@ from forebay.service.errors import PipelineError
 from forebay.service.pipelines import Pipeline
 
 from .contract import SPLITS, Step
-from .functions import INT, FunctionContract, pipeline_of, read, structure_of
-from .test_python import _done
+from .functions import INT, FunctionContract, done, pipeline_of, read, structure_of
 
 
 class TestContract(FunctionContract):
@@ -24,7 +23,7 @@ class TestContract(FunctionContract):
         def function(split: int) -> Iterator[object]:
             elements: Iterator[object] = iter([split])
             for step in steps:
-                elements = _done(step, elements, random)  # type: ignore[arg-type]
+                elements = done(step, elements, random)  # type: ignore[arg-type]
             return elements
 
         return pipeline_of(function, range(SPLITS), structure_of(steps))

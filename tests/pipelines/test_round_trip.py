@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Generator
 from functools import partial
@@ -14,7 +13,6 @@ import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
 from forebay.service.blocks import Block, Component
-from forebay.service.client import tf_elements
 from forebay.service.client.tf_elements import NOTHING, dataset_of_blocks
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines.kinds.graphs import as_registered
@@ -257,36 +255,3 @@ def test_an_iteration_can_be_dropped_while_no_block_comes(spec: Any, behind: Any
     next(iterator)
     del iterator  # waits for TensorFlow's threads, and they for the next block
     dropped.set()
-
-
-@pytest.mark.parametrize("spec", [tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)])
-def test_no_thread_tunes_an_iteration(spec: Any) -> None:
-    """There is nothing to tune, and who drops an iterator may wait for that thread for a minute."""
-    iterator = iter(dataset_of_blocks(partial(generate, []), spec))
-    assert iterator._dataset.options().autotune.enabled is False
-
-
-def test_datasets_of_one_spec_are_traced_once_whoever_made_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The thread that traced may have ended: TensorFlow keeps its Python functions no longer."""
-    monkeypatch.setattr(tf_elements, "makers", {})
-    spec = tf.TensorSpec([], tf.int64)
-
-    def dataset(first: int) -> Any:
-        block = Block(2, (Component(np.arange(first, first + 2)),))
-        return dataset_of_blocks(partial(generate, [block]), spec)
-
-    made: list[Any] = []
-    thread = threading.Thread(target=lambda: made.append(dataset(0)))
-    thread.start()
-    thread.join()
-    gc.collect()
-    both = tf.data.Dataset.zip(dataset(10), made[0])
-    iterator = iter(dataset(20).map(lambda i: i + 1))  # of which nothing else is kept
-    gc.collect()
-    assert [(int(a), int(b)) for a, b in both] == [(10, 0), (11, 1)]
-    assert [int(i) for i in iterator] == [21, 22]
-    assert len(tf_elements.makers) == 1
-    dataset_of_blocks(partial(generate, []), tf.TensorSpec([], tf.int32))
-    assert len(tf_elements.makers) == 2

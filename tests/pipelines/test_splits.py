@@ -288,48 +288,6 @@ def test_a_zip_that_was_registered_before_its_sources_were_leased_together_is_re
         executor_of(dataset, leases)
 
 
-ENDLESS: dict[str, Callable[[], Dataset]] = {
-    "repeat": lambda: count(8).repeat(),
-    "filtered, so that most repetitions are empty": lambda: (
-        count(8).filter(lambda i: i == 5).repeat()
-    ),
-    "shuffled after": lambda: count(8).repeat().shuffle(3),
-    "in a repeat": lambda: count(8).repeat(2).repeat(),
-    "zipped": lambda: zipped((count(8), count(8))).repeat(),
-    "zip of repeated": lambda: zipped((count(8).repeat(), count(8).repeat())),
-    "concatenated": lambda: count(4).concatenate(count(4, 8)).repeat(),
-    "enumerated": lambda: count(8).repeat().enumerate(),
-}
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-def test_a_repeat_without_an_end_goes_on_on_every_worker(name: str) -> None:
-    """More workers than splits in most repetitions: each time, somebody gets none."""
-    dataset = ENDLESS[name]()
-    leases = Leases(split_sources(graph_of(dataset), evaluate), 4)
-    enough = threading.Barrier(3)
-
-    def work() -> Counter[str]:
-        executor = executor_of(dataset, leases)
-        blocks = executor.blocks()
-        got: Counter[str] = Counter()
-        while got.total() < 100:
-            block = next(blocks)
-            rows = zip(*(c.elements() for c in block.components), strict=True)
-            got.update(str([plain(value) for value in row]) for row in rows)
-        enough.wait(timeout=60)  # so that none of them can be ahead because the others have ended
-        blocks.close()
-        return got
-
-    seen = sum(work_together(3, work), Counter())
-    if name == "enumerated":
-        return  # each worker counts for itself, as in tf.data service
-    wanted = {
-        str([plain(value) for value in tf.nest.flatten(element)]) for element in dataset.take(100)
-    }
-    assert set(seen) == wanted
-
-
 NOTHING: dict[str, Callable[[], Dataset]] = {
     "repeat": lambda: count(0).repeat(),
     "one of two": lambda: zipped((count(0), count(10))).repeat(),

@@ -15,7 +15,6 @@ import pytest
 import tensorflow as tf
 
 from forebay.journal.proto import events_pb2 as ev
-from forebay.service import pipelines
 from forebay.service.blocks import Strings
 from forebay.service.errors import PipelineError
 from forebay.service.pipelines import SplitRange
@@ -88,32 +87,6 @@ def without_optimizations(dataset: Dataset) -> Dataset:
     return dataset.with_options(options)
 
 
-def test_two_runs_at_once_do_not_mix_their_splits() -> None:
-    run = runs_of(count(100).map(lambda i: i * 10))
-    first, second = run(Splits(0)), run(Splits(50))
-    blocks = first.blocks(), second.blocks()
-    heads = [next(iterator).components[0].elements() for iterator in blocks]
-    read = [[int(v) for v in head] for head in heads]
-    for own, iterator in zip(read, blocks, strict=True):
-        own += [int(v) for block in iterator for v in block.components[0].elements()]
-    assert read == [[0, 10, 20, 30, 40], [500, 510, 520, 530, 540]]
-    assert values(run(Splits(20))) == [200, 210, 220, 230, 240]
-    assert len(made) == 1
-
-
-def test_a_run_that_nobody_reads_holds_up_no_other() -> None:
-    run = runs_of(count(10).repeat().map(lambda i: i))
-    unread = [run().blocks() for _ in range(3)]
-    for blocks in unread:  # now their queues run full
-        next(blocks)
-    other = run().blocks()
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(next, other).result(timeout=30).count
-    for blocks in [*unread, other]:
-        blocks.close()
-    assert len(made) == 1
-
-
 def test_repeats_without_an_end_ask_their_own_run() -> None:
     class Over(Splits):
         def is_over(self, sources: Iterable[int]) -> bool:
@@ -131,38 +104,6 @@ def test_a_trace_is_made_once_by_runs_that_begin_together() -> None:
         futures = [pool.submit(lambda: values(run())) for _ in range(4)]
         assert [future.result(timeout=60) for future in futures] == [[*range(1, 10)]] * 4
     assert len(made) == 1
-
-
-def test_bundles_share_one_trace() -> None:
-    """At once, one after another, and of several pipelines of a dataset, as each task has one."""
-    dataset = count(100).map(lambda i: i * 10)
-    graph, spec = graph_of(dataset), dataset.element_spec
-
-    def opened() -> TfDataPipeline:
-        return TfDataPipeline(graph, [ev.SplitSource(count=100)], element_spec=spec)
-
-    def bundle(pipeline: TfDataPipeline, number: int) -> TfDataRun:
-        return pipeline.bundle(SplitRange(5 * number, 5, 0), number=number, seed=0)
-
-    def expected(number: int) -> list[int]:
-        return [*range(50 * number, 50 * number + 50, 10)]
-
-    tasks = opened(), opened()
-    with ThreadPoolExecutor(4) as pool:
-        read = pool.map(lambda n: values(bundle(tasks[n % 2], n)), range(4))
-        assert [*read] == list(map(expected, range(4)))
-    under_way = [bundle(tasks[0], number).blocks() for number in (4, 5)]
-    heads = [next(blocks) for blocks in under_way]  # both have begun
-    for number, head, blocks in zip((4, 5), heads, under_way, strict=True):
-        rest = [int(v) for block in (head, *blocks) for v in block.components[0].elements()]
-        assert rest == expected(number)
-    for task in tasks:
-        task.close()
-    wait_for_steps()
-    later = opened()
-    assert values(bundle(later, 6)) == expected(6)
-    later.close()
-    assert (len(made_of_bundles), made) == (1, [])
 
 
 def test_bundle_drivers_are_kept_for_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,54 +164,6 @@ def test_an_idle_driver_that_has_failed_drives_nothing(monkeypatch: pytest.Monke
     pipeline.close()
     kept.forget_idle()
     wait_for_steps(before)
-
-
-def test_datasets_whose_elements_are_alike_share_what_drives_them(traces: Traces) -> None:
-    tens, ones = (
-        untuned(count(10).map(lambda i: i * 10)),
-        untuned(count(1 << 40).map(lambda i: i + 1)),
-    )
-    floats = untuned(count(3).map(lambda i: tf.cast(i, tf.float32)))
-    named, packed = untuned(count(3).map(lambda i: {"a": i})), untuned(count(3))
-    unread = runs_of(ones)()
-    blocks = unread.blocks()  # of a step that goes on meanwhile
-    assert list(next(blocks).components[0].elements()) == [1]
-    goes_on = steps()
-    run = runs_of(tens)()
-    assert run.trace.traced is unread.trace.traced
-    assert values(run) == [*range(0, 100, 10)]
-    for other, expected in ((floats, [0.0, 1.0, 2.0]), (named, [0, 1, 2]), (packed, [0, 1, 2])):
-        run = runs_of(other)()  # of another dtype, in a dict, in packs
-        assert run.trace.traced is not unread.trace.traced
-        assert values(run) == expected
-    wait_for_steps(but=goes_on)
-    traces.forget_idle()  # but what drives the one that goes on
-    assert values(runs_of(tens)()) == [*range(0, 100, 10)]
-    assert sum(block.count for block in itertools.islice(blocks, 2)) > 0
-    blocks.close()
-
-
-def test_what_drives_goes_with_the_last_dataset_that_it_drove(traces: Traces) -> None:
-    run = runs_of(untuned(count(5).map(lambda i: tf.stack([i, i, i]))))()
-    drive = weakref.ref(run.trace.traced)
-    assert len(values(run)) == 15
-    del run
-    wait_for_steps()
-    gc.collect()
-    assert drive() is not None  # kept for the next
-    traces.forget_idle()
-    gc.collect()
-    assert drive() is None
-
-
-def test_warming_up_leaves_no_trace(traces: Traces) -> None:
-    """For the first task it is run, and by none after it."""
-    pipelines.warm_up()
-    assert len(made) == 1
-    wait_for_steps()
-    gc.collect()
-    assert not traces.users()
-    assert made[0]() is None
 
 
 def test_what_is_not_the_same_has_a_trace_of_its_own() -> None:
@@ -471,22 +364,6 @@ def test_dropped_traces_are_freed_and_made_again(
     del in_use
     gc.collect()
     assert sum(trace() is not None for trace in made) <= 1
-
-
-def test_idle_traces_are_forgotten_when_nobody_will_ask_for_them(traces: Traces) -> None:
-    run, other = (runs_of(untuned(count(9).map(lambda i, by=by: i + by))) for by in (1, 2))
-    in_use, idle = run(Splits(0)), other(Splits(0))
-    assert values(idle) == [2, 3, 4, 5, 6]
-    wait_for_steps()
-    pipelines.forget_idle()
-    assert len(traces.users()) == 1, "of the run that is not over"
-    assert values(in_use) == [1, 2, 3, 4, 5]
-    wait_for_steps()
-    pipelines.forget_idle()
-    assert not traces.users()
-    del in_use, idle
-    gc.collect()
-    assert not any(trace() is not None for trace in made)
 
 
 def test_what_cannot_be_traced_is_not_kept(traces: Traces) -> None:

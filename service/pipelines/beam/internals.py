@@ -1,6 +1,6 @@
 """All non-public names of Beam that Forebay uses. They may change with any version of Beam.
 
-`test_what_of_beam_is_not_public` tests each.
+tests/pipelines/test_beam.py compares what is made of them with Beam's own runner.
 """
 
 from __future__ import annotations
