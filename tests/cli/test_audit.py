@@ -20,15 +20,13 @@ from forebay.journal.proto import events_pb2 as ev
 from forebay.service.cli import app
 from forebay.service.cli.audit_ordered import OrderedAnswers
 from forebay.service.cli.audit_shared import unordered
-from forebay.service.connections.dispatcher_client import DispatcherClient
 from forebay.service.core import commands as c
 from forebay.service.errors import ForebayError, InvalidArgument, NotFound
-from forebay.service.proto import forebay_pb2 as pb
 
 from ..cluster import WorkerProcess
 from ..core.test_job_history import Followed
 from ..stock import DispatcherProcess
-from .test_cli import error_of, forebay
+from .test_cli import error_of
 
 SPLITS = range(100, 120)
 BUNDLE_SPLITS = 3
@@ -240,32 +238,19 @@ def test_values_that_the_journal_knows() -> None:
     ]
 
 
-def test_positions_that_are_not_determined_yet_are_named(tmp_path: pathlib.Path) -> None:
+def test_positions_that_are_not_determined_yet_are_named() -> None:
     """A consumer has joined, and no bundle was run."""
-    with DispatcherProcess(tmp_path) as dispatcher:
-        dataset_id = service.register_dataset(dispatcher.target, numbers, splits=SPLITS)
-        order = ev.OrderSpec(**ORDER)  # type: ignore[arg-type]
-        job = pb.GetOrCreateJobRequest(
-            dataset_id=dataset_id, job_name="train", sharding="OFF", order=order
-        )
-        member = ev.GroupMember(index=1, consumers=2, batch_size=2)
-        client = DispatcherClient(dispatcher.target)
-        join = pb.JoinIterationRequest(job=job, epoch=0, member=member)
-        client.call_numbered(join, pb.JoinIterationResponse)
-        sequence = client.known.sequence
-        client.close()
-        shown = forebay("journal", "show", tmp_path, "--at", sequence, COLUMNS="200").stdout
-        assert "1 of 2" in shown and "lengths of 0 of 7 bundles" in shown
-    needed = "not determined yet: 0 positions are, .* bundles 0, 1, 2, 3 are needed; read"
+    given = Followed()
+    given.join(1, of=2, start=0)
+    ordered = OrderedAnswers(given.history)
+    needed = "not determined yet: 0 positions are, .* bundles .* are needed; read"
     with pytest.raises(InvalidArgument, match=needed):
-        audit(tmp_path, "train", "--element", "0:0")
-    step = json.loads(audit(tmp_path, "train", "--step", 0, "--json"))
+        ordered.element("0:0", None)
+    step = ordered.step(0)
     assert re.search(needed, step["unknown"])
     assert [batch["status"] for batch in step["batches"]] == ["not yet", "not known"]
-    said = forebay("audit", tmp_path, "train").stdout
-    assert "lengths of 0 of 7 bundles" in said and "what comes behind is not determined" in said
-    assert "group 1, consumers 2, batch size 2, position 0" in said
-    assert "left" not in said
+    said = ordered.overview()
+    assert said["lengths"].startswith("of 0 of ") and "is not determined" in said["unknown"]
 
 
 def test_claims_and_what_returned(reads: Reads) -> None:

@@ -105,31 +105,65 @@ def only(server: BlockServer, protocol: str) -> list[tuple[str, str]]:
     return [address for address in server.addresses if address[0] == protocol]
 
 
-def raw(server: BlockServer, closing: ExitStack, consumer_id: int = 1) -> socket.socket:
-    """A connection that has been welcomed."""
-    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
-    closing.callback(sock.close)
-    hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
-    say(sock, pb.ToWorker(hello=hello))
-    assert hear(sock).WhichOneof("message") == "welcome"
+def connected(address: tuple[str, str]) -> socket.socket:
+    protocol, where = address
+    if protocol == "tcp":
+        host, _, port = where.rpartition(":")
+        return socket.create_connection((host, int(port)), TIMEOUT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(TIMEOUT_S)
+    sock.connect(where.replace("@", "\0", 1))
     return sock
 
 
-def server_address(server: BlockServer) -> tuple[str, int]:
-    return "127.0.0.1", server.port
+class Peer:
+    """A consumer that does as the test says, and not more."""
 
+    def __init__(
+        self,
+        worker: BlockServer,
+        consumer_id: int = 1,
+        *,
+        protocol: str = "tcp",
+        shares_memory: bool = False,
+        greets: bool = True,
+    ) -> None:
+        ((*address,),) = only(worker, protocol)
+        self.socket = connected((address[0], address[1]))
+        self._reader = frames.FrameReader(
+            self.socket, "the worker", takes_descriptors=shares_memory
+        )
+        self.hello = pb.Hello(
+            version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID,
+            shares_memory=shares_memory,
+        )  # fmt: skip
+        if greets:
+            self.say(hello=self.hello)
+            assert self.hear().HasField("welcome")
 
-def hear(sock: socket.socket) -> pb.ToConsumer:
-    frame = frames.FrameReader(sock, "the server").read()
-    assert frame is not None
-    return pb.ToConsumer.FromString(frame.header)
+    def say(self, **message: Any) -> None:
+        say(self.socket, pb.ToWorker(**message))
 
+    def read(self, task_id: int, **how: Any) -> None:
+        self.say(read=pb.Read(task_id=task_id, any=pb.Any(), **how))
 
-def refusal(sock: socket.socket) -> str:
-    """What the server says before it closes the connection."""
-    reason = hear(sock).refused.reason
-    assert sock.recv(1) == b""
-    return reason
+    def frame(self) -> frames.Frame:
+        frame = self._reader.read()
+        assert frame is not None
+        return frame
+
+    def hear(self) -> pb.ToConsumer:
+        return pb.ToConsumer.FromString(self.frame().header)
+
+    def refusal(self) -> str:
+        """What the worker says before it closes the connection."""
+        reason = self.hear().refused.reason
+        assert self._reader.read() is None
+        return reason
+
+    def close(self) -> None:
+        self._reader.close()
+        self.socket.close()
 
 
 def say(sock: socket.socket, message: pb.ToWorker) -> None:

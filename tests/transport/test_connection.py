@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import os
 import queue
 import random
 import select
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -42,13 +41,12 @@ from forebay.service.transport import (
     ConnectionRefused,
     ElementBudget,
     frames,
-    messages,
 )
-from forebay.service.transport import client as client_module
+from forebay.service.transport.addresses import WorkerAddresses
 from forebay.service.transport.sessions import Sessions
 
 from ..standbys import wait_until
-from .peers import TIMEOUT_S, UID, WELCOME, Consumer, Proxy, Rule, hear, only, raw, say, task
+from .peers import TIMEOUT_S, UID, WELCOME, Consumer, Peer, Proxy, Rule, only, task
 from .samples import SAMPLES, assert_same, numbered
 
 
@@ -81,19 +79,16 @@ def test_a_consumer_is_welcomed_once_its_earlier_connections_are_replaced(
     """Otherwise it might connect again first. Its older connection would then replace the newer
     one, and close what it began to read there."""
     attach, welcomed = Sessions.attach, []
-    ((_, address),) = only(server, "unix")
-    sock = closing.enter_context(socket.socket(socket.AF_UNIX))
-    sock.settimeout(TIMEOUT_S)
-    sock.connect(address.replace("@", "\0", 1))
+    peer = Peer(server, protocol="unix", greets=False)
+    closing.callback(peer.close)
 
     def watched(sessions: Sessions, *arguments: Any) -> Any:
-        welcomed.append(bool(select.select([sock], [], [], 0)[0]))
+        welcomed.append(bool(select.select([peer.socket], [], [], 0)[0]))
         return attach(sessions, *arguments)
 
     monkeypatch.setattr(Sessions, "attach", watched)
-    hello = pb.Hello(version=messages.VERSION, consumer_id=1, worker_uid=UID)
-    say(sock, pb.ToWorker(hello=hello))
-    assert hear(sock).HasField("welcome")
+    peer.say(hello=peer.hello)
+    assert peer.hear().HasField("welcome")
     assert welcomed == [False]
 
 
@@ -228,10 +223,11 @@ def test_a_server_stops_though_a_consumer_does_not_read(
     server: BlockServer, closing: ExitStack
 ) -> None:
     task(server, 5, 100, lambda: 1 << 20)
-    mute = raw(server, closing)
-    say(mute, pb.ToWorker(credit=pb.Credit(bytes=1 << 34)))
-    say(mute, pb.ToWorker(read=pb.Read(task_id=5, any=pb.Any())))
-    assert mute.recv(1)
+    mute = Peer(server)
+    closing.callback(mute.close)
+    mute.say(credit=pb.Credit(bytes=1 << 34))
+    mute.read(5)
+    assert mute.socket.recv(1)
     server.stop()
 
 
@@ -281,46 +277,46 @@ def test_the_server_forgets_a_consumer_whose_process_has_ended(server: BlockServ
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET])
-def test_a_client_reports_that_its_workers_address_refuses_connections(
-    family: socket.AddressFamily,
-    closing: ExitStack,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(client_module, "TOLD_S", 0.0)
+def test_it_is_reported_that_a_workers_address_refuses_connections() -> None:
+    reports: list[ConnectionRefused | None] = []
+    here, there = ("unix", "@here"), ("tcp", "there:1")
+
+    def refuses(*answering: tuple[str, str], others: type[OSError]) -> bool:
+        """Whether the worker's address refuses, after an attempt to connect."""
+
+        def connect_to(*address: str) -> str:
+            if address not in answering:
+                raise others
+            return address[1]
+
+        with contextlib.suppress(ConnectionError):
+            assert addresses.connect(connect_to) in [where for _, where in answering]
+        return addresses.refuse
+
+    addresses = WorkerAddresses([here, there], with_grpc=False, refused=reports.append)
+    assert not refuses(others=TimeoutError) and not reports
+    assert refuses(others=ConnectionRefusedError) and refuses(others=ConnectionRefusedError)
+    assert reports == [ConnectionRefused.NEVER_CONNECTED]
+    assert not refuses(there, others=ConnectionRefusedError), "a Unix name is local to a host"
+    assert reports[1:] == [None]
+    assert refuses(others=ConnectionRefusedError)
+    assert reports[2:] == [ConnectionRefused.ONCE_CONNECTED]
+    with pytest.raises(ValueError, match="none of the worker's addresses"):
+        WorkerAddresses([("grpc", "a:1")], with_grpc=False, refused=reports.append)
+
+
+def test_a_client_reports_that_its_worker_has_ended(closing: ExitStack) -> None:
     told: queue.Queue[ConnectionRefused | None] = queue.Queue()
-    over = threading.Event()
-
-    def open_tunnel(address: str, timeout_s: float) -> socket.socket:
-        over.wait(2 * TIMEOUT_S)  # another way, which takes its time to fail
-        raise ConnectionError(f"no tunnel to {address}")
-
-    listener = socket.socket(family)
-    listener.bind(f"\0forebay-test-{os.getpid()}" if family == socket.AF_UNIX else ("127.0.0.1", 0))
-    listener.listen()
-    name = listener.getsockname()
-    unix = family == socket.AF_UNIX
-    where = ("unix", f"@{name[1:].decode()}") if unix else ("tcp", f"127.0.0.1:{name[1]}")
-    nowhere = ("unix", "@forebay-none")  # it refuses, and nobody had answered there
-    consumers = [
-        Consumer(addresses, refused=told.put, give_up_s=1e9, open_tunnel=open_tunnel)
-        for addresses in ([nowhere], [nowhere, where, ("grpc", "127.0.0.1:1")])
-    ]
-    for consumer in consumers:
-        closing.callback(consumer.client.close)
-    closing.callback(over.set)
-    assert told.get(timeout=TIMEOUT_S) is ConnectionRefused.NEVER_CONNECTED
-    wait_until(lambda: "unix @forebay-none: " in caplog.text)
-    listener.settimeout(TIMEOUT_S)
-    with listener, listener.accept()[0] as connection:
+    listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+    where = "tcp", f"127.0.0.1:{listener.getsockname()[1]}"
+    consumer = Consumer([where], refused=told.put, give_up_s=1e9)
+    closing.callback(consumer.client.close)
+    with listener.accept()[0] as connection:
         frames.send(connection, [WELCOME.data])
-        while consumers[1].client._addresses.answered is None:  # type: ignore[union-attr]
-            time.sleep(0.01)
+        wait_until(lambda: consumer.client.connected)
         assert told.empty()
         listener.close()
     assert told.get(timeout=TIMEOUT_S) is ConnectionRefused.ONCE_CONNECTED
-    assert told.empty()
 
 
 def test_a_server_that_never_started_and_a_port_in_use() -> None:

@@ -41,6 +41,7 @@ from .peers import (
     MeddlingProxy,
     Saying,
     ScriptedWorker,
+    connected,
     encoded,
     task,
 )
@@ -406,17 +407,6 @@ def test_random_messages_of_a_worker_harm_no_consumer(
 # -- what consumers say ------------------------------------------------------------------------
 
 
-def connect(address: tuple[str, str]) -> socket.socket:
-    protocol, where = address
-    if protocol == "tcp":
-        host, _, port = where.rpartition(":")
-        return socket.create_connection((host, int(port)), TIMEOUT_S)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(TIMEOUT_S)
-    sock.connect(where.replace("@", "\0", 1))
-    return sock
-
-
 def understood(script: list[bytes]) -> Iterator[pb.ToWorker]:
     """The messages before the first that is damaged."""
     near, far = socket.socketpair()
@@ -455,7 +445,7 @@ def test_random_messages_of_a_consumer_harm_no_worker(server: BlockServer, proto
         task(server, TASK, 3)
         task(server, TASK + 1, 3, lambda: 300_000)
         task(server, TASK + 2, 3)
-        with connect(address) as sock:
+        with connected(address) as sock:
             try:
                 sock.sendall(b"".join([hello] * (greets > 0) + script))
                 sock.shutdown(socket.SHUT_WR)

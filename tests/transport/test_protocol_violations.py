@@ -15,17 +15,16 @@ from forebay.service.transport import BlockServer, frames, messages
 
 from ..certificates import Authority
 from .peers import (
-    TIMEOUT_S,
     UID,
     WELCOME,
     Consumer,
+    Peer,
     Saying,
     ScriptedWorker,
+    connected,
     encoded,
-    raw,
-    refusal,
+    only,
     say,
-    server_address,
     task,
 )
 from .samples import numbered
@@ -45,10 +44,10 @@ HELLO: dict[str, Any] = {"version": messages.VERSION, "consumer_id": 1, "worker_
 def test_a_wrong_hello_is_refused(
     server: BlockServer, closing: ExitStack, message: pb.ToWorker, reason: str
 ) -> None:
-    sock = socket.create_connection(server_address(server), timeout=TIMEOUT_S)
-    closing.callback(sock.close)
-    say(sock, message)
-    assert reason in refusal(sock)
+    peer = Peer(server, greets=False)
+    closing.callback(peer.close)
+    say(peer.socket, message)
+    assert reason in peer.refusal()
 
 
 @pytest.mark.parametrize(
@@ -67,10 +66,11 @@ def test_a_message_out_of_place_is_refused_and_others_are_served_on(
     message: pb.ToWorker,
     reason: str,
 ) -> None:
-    sock = raw(server, closing)
+    peer = Peer(server)
+    closing.callback(peer.close)
     with caplog.at_level(logging.WARNING):
-        say(sock, message)
-        assert reason in refusal(sock)
+        say(peer.socket, message)
+        assert reason in peer.refusal()
     task(server, 5, 3)
     consumer = Consumer(server.addresses)
     closing.callback(consumer.client.close)
@@ -88,12 +88,10 @@ def test_connections_that_end_before_they_say_hello_are_one_line(
     server = BlockServer(UID, credentials=credentials)
     closing.callback(server.stop)
     server.start()
-    _, unix = server.addresses[0]
+    (address,) = only(server, "unix" if kind == "unix" else "tcp")
     with caplog.at_level(logging.INFO):
         for _ in range(20):
-            with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as sock:
-                sock.settimeout(TIMEOUT_S)
-                sock.connect("\0" + unix[1:] if kind == "unix" else server_address(server))
+            with connected(address) as sock:
                 sock.shutdown(socket.SHUT_WR)
                 assert sock.recv(1) == b""
         server.stop()
@@ -105,9 +103,10 @@ def test_consumers_may_not_send_payloads_or_long_headers(
     server: BlockServer, closing: ExitStack
 ) -> None:
     for frame in (frames.encode(b"", [memoryview(b"x")]), frames.encode(bytes(1 << 17))):
-        sock = raw(server, closing)
-        sock.sendall(frame[0][:24])
-        assert "at most 65536 and 0 are allowed here" in refusal(sock)
+        peer = Peer(server)
+        closing.callback(peer.close)
+        peer.socket.sendall(frame[0][:24])
+        assert "at most 65536 and 0 are allowed here" in peer.refusal()
 
 
 def says(**message: Any) -> Saying:

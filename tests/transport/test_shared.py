@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import mmap
 import os
 import pathlib
 import random
-import socket
 import tempfile
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ from forebay.service.shared import (
 )
 from forebay.service.transport import BlockServer, frames, messages
 
-from .peers import UID
+from .peers import UID, Peer
 
 MIB = 1 << 20
 
@@ -201,23 +201,6 @@ def large(number: int, size: int = MIB) -> Block:
     return Block(1, (Component(np.full((1, size), number % 256, np.uint8)),))
 
 
-def connect(server: BlockServer, shares_memory: bool) -> tuple[socket.socket, frames.FrameReader]:
-    """A consumer that says and reads everything by hand."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(dict(server.addresses)["unix"].replace("@", "\0", 1))
-    reader = frames.FrameReader(sock, "the worker", takes_descriptors=True)
-    hello = pb.Hello(
-        version=messages.VERSION, consumer_id=1, worker_uid=UID, shares_memory=shares_memory
-    )
-    say(sock, pb.ToWorker(hello=hello))
-    assert reader.read() is not None
-    return sock, reader
-
-
-def say(sock: socket.socket, message: pb.ToWorker) -> None:
-    frames.send(sock, frames.encode(message.SerializeToString()))
-
-
 @pytest.mark.parametrize("shares_memory", [True, False])
 def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
     server = BlockServer(UID)
@@ -225,30 +208,22 @@ def test_only_who_says_so_is_lent_memory(shares_memory: bool) -> None:
     server.sessions.add_task(5, output)
     server.start()
     output.put(large(1))
-    sock, reader = connect(server, shares_memory)
-    with sock:
-        say(sock, pb.ToWorker(read=pb.Read(task_id=5, any=pb.Any())))
-        say(sock, pb.ToWorker(credit=pb.Credit(bytes=MIB)))
-        frame = reader.read()
-        assert frame is not None
+    with contextlib.closing(Peer(server, protocol="unix", shares_memory=shares_memory)) as peer:
+        peer.read(5)
+        peer.say(credit=pb.Credit(bytes=MIB))
+        frame = peer.frame()
         block = pb.ToConsumer.FromString(frame.header).block
         assert block.HasField("slab") == shares_memory
         assert len(frame.payload) == (0 if shares_memory else MIB)
-        reader.close()  # which closes a descriptor that nobody asked for
     server.stop()
 
 
 def test_who_gives_back_what_it_does_not_have_is_refused() -> None:
     server = BlockServer(UID)
     server.start()
-    sock, reader = connect(server, shares_memory=True)
-    with sock:
-        say(sock, pb.ToWorker(credit=pb.Credit(bytes=MIB, slabs=[3])))
-        frame = reader.read()
-        assert frame is not None
-        refused = pb.ToConsumer.FromString(frame.header).refused
-        assert "slab 3 was given back, and had not been lent" in refused.reason
-        assert reader.read() is None
+    with contextlib.closing(Peer(server, protocol="unix", shares_memory=True)) as peer:
+        peer.say(credit=pb.Credit(bytes=MIB, slabs=[3]))
+        assert "slab 3 was given back, and had not been lent" in peer.refusal()
     server.stop()
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,19 @@ from forebay.service.delivery import (
 from forebay.service.errors import ProtocolError
 from forebay.service.proto import transfer_pb2 as pb
 from forebay.service.transport import BlockServer, ElementBudget, client, cut_blocks, frames, server
-from forebay.service.transport.messages import VERSION
 
 from ..standbys import wait_until
 from .peers import (
     TIMEOUT_S,
-    UID,
     WELCOME,
     Consumer,
+    Peer,
     Saying,
     ScriptedWorker,
     ShortLived,
     TunnelledWorker,
     encoded,
     only,
-    say,
 )
 
 TASK = 5
@@ -217,25 +214,12 @@ def test_a_partly_received_block_that_is_handed_back_goes_to_others_whole(
 # -- what the two sides say of it --------------------------------------------------------------
 
 
-def greeted(blocks: BlockServer, read: pb.Read) -> frames.FrameReader:
-    sock = socket.create_connection(("127.0.0.1", blocks.port), TIMEOUT_S)
-    reader = frames.FrameReader(sock, "the worker")
-    say(sock, pb.ToWorker(hello=pb.Hello(version=VERSION, consumer_id=1, worker_uid=UID)))
-    assert reader.read() is not None
-    say(sock, pb.ToWorker(read=read))
-    say(sock, pb.ToWorker(credit=pb.Credit(bytes=1 << 20)))
-    reader_socket[reader] = sock
-    return reader
-
-
-reader_socket: dict[frames.FrameReader, socket.socket] = {}
-
-
-@pytest.fixture(autouse=True)
-def close_sockets() -> Iterator[None]:
-    yield
-    while reader_socket:
-        reader_socket.popitem()[1].close()
+def greeted(closing: ExitStack, worker: BlockServer, **how: Any) -> Peer:
+    peer = Peer(worker)
+    closing.callback(peer.close)
+    peer.read(TASK, **how)
+    peer.say(credit=pb.Credit(bytes=1 << 20))
+    return peer
 
 
 SIZES = [1, 63, 64, 100, 127, 128, 191]
@@ -244,16 +228,15 @@ SIZES = [1, 63, 64, 100, 127, 128, 191]
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("wrong", ["nothing", "bytes", "checksum", "codec", "block"])
 def test_only_the_rest_of_a_partly_received_block_is_sent(
-    server: BlockServer, size: int, wrong: str
+    server: BlockServer, closing: ExitStack, size: int, wrong: str
 ) -> None:
     output = FirstComeOutput()
     components = [Component(np.full((1, n), n, np.uint8)) for n in (70, 10, 1)]
     output.put(Block(1, tuple(components)))
     output.put(Block(1, tuple(reversed(components))))
     server.sessions.add_task(TASK, output)
-    read = partial(pb.Read, task_id=TASK, any=pb.Any())
-    first = greeted(server, read()).read()
-    assert first is not None and first.payload.size == 256
+    first = greeted(closing, server).frame()
+    assert first.payload.size == 256
     cut = cut_blocks.cut_block(frames.CutFrame(*first, size), None, "the worker")
     assert cut is not None
     report = cut.report()
@@ -264,8 +247,7 @@ def test_only_the_rest_of_a_partly_received_block_is_sent(
             report.checksum ^= 1
         case "codec":
             report.codec = "?"
-    again = greeted(server, read(received=int(wrong == "block"), cut=report)).read()
-    assert again is not None
+    again = greeted(closing, server, received=int(wrong == "block"), cut=report).frame()
     header = pb.ToConsumer.FromString(again.header).block
     if wrong == "nothing":
         assert (header.number, header.resumes_at, again.payload.size) == (1, size, 256 - size)
@@ -400,13 +382,12 @@ def test_a_consumer_does_not_resume_a_block_of_a_task_that_it_stopped_reading(
     assert consumer.client._payloads._cut is None  # type: ignore[union-attr]
 
 
-def test_pings_are_part_of_the_protocol(server: BlockServer) -> None:
+def test_pings_are_part_of_the_protocol(server: BlockServer, closing: ExitStack) -> None:
     server.sessions.add_task(TASK, FirstComeOutput())
-    reader = greeted(server, pb.Read(task_id=TASK, any=pb.Any()))
+    peer = greeted(closing, server)
     for _ in range(3):
-        say(reader_socket[reader], pb.ToWorker(ping=pb.Ping()))
-        frame = reader.read()
-        assert frame is not None and pb.ToConsumer.FromString(frame.header).HasField("pong")
+        peer.say(ping=pb.Ping())
+        assert peer.hear().HasField("pong")
 
 
 def test_a_silent_worker_is_waited_for_only_over_a_unix_socket(

@@ -20,9 +20,9 @@ import pytest
 from forebay.chaos.proxy import Proxies
 from forebay.service.delivery import FirstComeOutput
 from forebay.service.proto import transfer_pb2 as pb
-from forebay.service.transport import BlockServer, frames, messages, sending, server
+from forebay.service.transport import BlockServer, frames, sending, server
 
-from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, only, say, task
+from .peers import TIMEOUT_S, UID, Consumer, Damage, MeddlingProxy, Peer, only, task
 from .samples import numbered
 
 TASK = 5
@@ -45,26 +45,17 @@ def started(closing: ExitStack, **options: float) -> BlockServer:
     return running
 
 
-class Peer:
-    """A consumer that does as the test says, and not more."""
+class Reading(Peer):
+    """Reads TASK."""
 
     def __init__(self, worker: BlockServer, consumer_id: int, received: int = 0) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", worker.port), TIMEOUT_S)
+        super().__init__(worker, consumer_id)
         frames.tune(self.socket)
-        self._reader = frames.FrameReader(self.socket, "the worker")
-        hello = pb.Hello(version=messages.VERSION, consumer_id=consumer_id, worker_uid=UID)
-        say(self.socket, pb.ToWorker(hello=hello))
-        assert self.hear().HasField("welcome")
-        say(self.socket, pb.ToWorker(read=pb.Read(task_id=TASK, any=pb.Any(), received=received)))
+        self.read(TASK, received=received)
 
     def give(self, credit_bytes: int, received: int | None = None) -> None:
         positions = [] if received is None else [pb.Position(task_id=TASK, received=received)]
-        say(self.socket, pb.ToWorker(credit=pb.Credit(bytes=credit_bytes, positions=positions)))
-
-    def hear(self) -> pb.ToConsumer:
-        frame = self._reader.read()
-        assert frame is not None
-        return pb.ToConsumer.FromString(frame.header)
+        self.say(credit=pb.Credit(bytes=credit_bytes, positions=positions))
 
     def blocks(self) -> Iterator[pb.Block]:
         """Until the end of the task."""
@@ -115,7 +106,7 @@ def test_a_connection_that_stalls_or_goes_deaf_costs_nothing(closing: ExitStack)
 def test_consumers_that_do_not_read_hold_only_what_was_sent_to_them(closing: ExitStack) -> None:
     worker = started(closing)
     task(worker, TASK, 300, lambda: MB)
-    mute = [Peer(worker, consumer_id) for consumer_id in range(10)]
+    mute = [Reading(worker, consumer_id) for consumer_id in range(10)]
     for peer in mute:
         closing.callback(peer.socket.close)
         peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -142,7 +133,7 @@ def test_a_consumer_that_never_says_what_arrived(closing: ExitStack) -> None:
         output.put(one)
     output.finish()
     worker.sessions.add_task(TASK, output)
-    hoarder = Peer(worker, 1)
+    hoarder = Reading(worker, 1)
     closing.callback(hoarder.socket.close)
     hoarder.give(1 << 34)
     for number in range(1, most):
@@ -172,7 +163,7 @@ def test_a_consumer_that_reconnects_a_thousand_times_gets_every_block_in_order(
     tracemalloc.start()
     closing.callback(tracemalloc.stop)
     for times in itertools.count(1):
-        peer = Peer(worker, 1, received)
+        peer = Reading(worker, 1, received)
         peer.give(20_000)
         for _ in range(dice.randrange(1, 3)):
             if not (message := peer.hear()).HasField("block"):
@@ -197,14 +188,14 @@ def test_memory_for_consumers_that_stay_away_is_bounded(closing: ExitStack) -> N
     worker = started(closing, max_away_bytes=8 * MB)
     task(worker, TASK, 40, lambda: MB)
     for consumer_id in range(1, 21):
-        peer = Peer(worker, consumer_id)
+        peer = Reading(worker, consumer_id)
         peer.give(1)
         assert peer.hear().block.index == consumer_id
         peer.vanish()
         wait_until_nobody_is_served()
     again = []
     for consumer_id in range(20, 0, -1):
-        peer = Peer(worker, consumer_id)
+        peer = Reading(worker, consumer_id)
         closing.callback(peer.socket.close)
         peer.give(1)
         again.append(peer.hear().block.index)
@@ -222,7 +213,7 @@ def test_more_connections_than_are_allowed(
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
     worker = started(closing)
     task(worker, TASK, 4)
-    peers = [Peer(worker, consumer_id) for consumer_id in range(4)]
+    peers = [Reading(worker, consumer_id) for consumer_id in range(4)]
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", worker.port), TIMEOUT_S) as refused:
@@ -234,7 +225,7 @@ def test_more_connections_than_are_allowed(
         peer.socket.close()
     while True:  # until the worker has noticed that they are gone
         try:
-            Peer(worker, 5).socket.close()
+            Reading(worker, 5).socket.close()
         except (OSError, AssertionError):
             continue
         break
