@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..storage import Corrupt, Holdings, Locked, Missing, Record, Storage, StorageError, Writer
+from ..storage.errors import ACCEPT_LOSS
 from .codec import FORMAT, decode, encode
 from .datasets import stored
 from .proto.events_pb2 import Event, LeaderElected
@@ -76,7 +77,8 @@ def verify(
     blobs: dict[str, str] = {}  # by dataset
     _verify_log(storage, report, blobs, show)
     if reason := storage.condemned():
-        report.add(f"{storage.url}: {reason}")
+        remedy = f"restore a backup that has them, or {ACCEPT_LOSS}"
+        report.add(f"{storage.url}: {reason}; {remedy}")
     _verify_beginning(storage, report, blobs, begin)
     for sequence in snapshots:
         try:

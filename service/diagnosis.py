@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .finding import SEVERITIES, Finding, Severity, Status, job_name
-from .part_findings import after, is_small, part_findings, silent_s
+from .part_findings import LATELY_S, after, is_small, part_findings, silent_s
 
 WAITS = 0.05
 """Trainers that wait a smaller share of their time have what they need."""
@@ -65,7 +65,13 @@ def findings(status: Status) -> list[Finding]:
     if "loads" not in status:
         what = "it tells nothing of the time of trainers and workers: it is of an earlier version"
         found.append(Finding("note", "dispatcher", what, "upgrade it"))
-    return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), -(one.gain or 1.0)))
+    return sorted(found, key=_gravity)
+
+
+def _gravity(one: Finding) -> tuple[int, bool, float]:
+    """The gravest first; what was long ago and is over, such as a read that failed, behind it."""
+    is_old = one.since_s is not None and one.since_s > LATELY_S and "read failed" in one.what
+    return SEVERITIES.index(one.severity), is_old, -(one.gain or 1.0)
 
 
 class _OfJob:
@@ -171,7 +177,10 @@ class _OfJob:
         for cause, what, advice in (
             (
                 "network", "a connection to any of its workers",
-                "let trainers reach the workers' --address and ports: `forebay status` lists them",
+                (
+                    "let trainers reach the workers' --address and ports: `forebay status` lists "
+                    "them; with TLS, the logs of both say what it refuses"
+                ),
             ),
             (
                 "dispatcher", "the dispatcher, which does not answer",
@@ -182,6 +191,8 @@ class _OfJob:
             if (share := self._awaits(cause)) > WAITS:
                 what = f"trainers wait {share:.0%} of the time for {what}"
                 since_s = self._load.get("stuck_s", {}).get(cause)
+                if since_s is None and share > TELLING and self._load.get("elements_per_s") == 0:
+                    since_s = self._load.get("since_s")  # it stands still
                 severity: Severity = "slow" if since_s is None or since_s < FIRST_S else "problem"
                 yield Finding(severity, self._subject, what, advice, _without(share), since_s)
 

@@ -30,7 +30,10 @@ SEE = dict.fromkeys(
 UNTIL = " within a minute (retry_s in its URL): after that the dispatcher ends, so start it again"
 """What ends the wait for a server."""
 
-MOST_SAID = 400
+MOST_NAMED = 3
+"""Jobs that a finding names, if more have failed alike."""
+
+MOST_SAID = 200
 """Characters of an error, in a finding."""
 
 
@@ -101,6 +104,16 @@ def _dispatcher(status: Status) -> Iterator[Finding]:
         advice = "bring their storage back, or restart them: `forebay status` lists their journals"
         yield Finding("problem" if workers else "note", "dispatcher", what, advice)
     leads_s = status.get("leads_s")
+    lost = [one for one in status.get("lost_workers", []) if not one["back"]]
+    is_new = leads_s is not None and status["term"] > 1
+    if is_new and not status.get("workers") and any(one["ago_s"] < leads_s for one in lost):
+        yield Finding(
+            "problem", "dispatcher",
+            "no worker has come to it since it leads: they may know only the address of the "
+            "dispatcher before",
+            "give workers and trainers the addresses of all dispatchers (--dispatcher A,B)",
+            since_s=leads_s,
+        )  # fmt: skip
     if leads_s is not None and leads_s < LATELY_S and status["term"] > 1:
         what = f"it leads in term {status['term']}: the one before ended, or was cut off"
         advice = "the log of the one before says why, unless it was killed; loads begin anew"
@@ -166,8 +179,9 @@ def _workers(status: Status) -> Iterator[Finding]:
 
 
 def _failures(status: Status) -> Iterator[Finding]:
-    """Reads that ended with an error, and saves."""
+    """Reads that ended with an error, those with one cause together; and saves."""
     now_ms = status.get("now_ms", 0)
+    alike: dict[tuple[str, str, str, str], list[tuple[str, float, int]]] = {}
     for job in (*status["jobs"], *status.get("removed_jobs", [])):
         if not (errors := job.get("errors")):
             continue
@@ -175,18 +189,25 @@ def _failures(status: Status) -> Iterator[Finding]:
         ago_s = max(0.0, (now_ms - error["time_ms"]) / 1000)
         if ago_s > (FAILED_S if job.get("state") == "failed" else LATELY_S):
             continue
-        more = f" ({error['times']} times)" if error["times"] > 1 else ""
         worker = error["worker"]
         at = f" at worker {worker}" if worker and worker not in error["message"] else ""
         how = "its trainer was dismissed" if error.get("dismissed") else "its read failed"
-        what = f"{how}{at}{more}: {error_text(error)}"
+        text = error_text(error)
         if len(errors) > 1:
-            what += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
-        subject = f"job {job_name(job)}"
-        if state == "failed":
-            yield Finding("problem", subject, what, _mend(job, error), since_s=ago_s)
+            text += f"; and {len(errors) - 1} other {'error' if len(errors) == 2 else 'errors'}"
+        key = f"{how}{at}", text, "" if state == "failed" else state, _mend(job, error)
+        alike.setdefault(key, []).append((job_name(job), ago_s, error["times"]))
+    for (how, text, state, mend), failed in alike.items():
+        names, ago, times = zip(*failed, strict=True)
+        what = f"{how} ({sum(times)} times): {text}" if sum(times) > 1 else f"{how}: {text}"
+        named = ", ".join(names[:MOST_NAMED])
+        named += f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        subject = f"job{'s' if len(names) > 1 else ''} {named}"
+        if state:
+            what = f"{what}; {'they are' if len(names) > 1 else 'it is'} {state} now"
+            yield Finding("note", subject, what, "", since_s=min(ago))
         else:
-            yield Finding("note", subject, f"{what}; it is {state} now", "", since_s=ago_s)
+            yield Finding("problem", subject, what, mend, since_s=min(ago))
     for job in status["jobs"]:
         if losses := [x for x in job.get("losses", []) if now_ms - x["time_ms"] < 1000 * LATELY_S]:
             is_unread = all(loss.get("unread") for loss in losses)

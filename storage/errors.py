@@ -19,6 +19,10 @@ A message says what was wrong, with which value, and what to do.
 
 from __future__ import annotations
 
+REPAIR = "or repair the journal (forebay journal repair --truncate-corrupt)"
+ACCEPT_LOSS = "accept their loss: forebay journal repair --truncate-corrupt"
+"""What is left to do if no backup has what is missing."""
+
 
 class ForebayError(Exception):
     """Any error that Forebay raises on purpose."""

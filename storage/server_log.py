@@ -19,7 +19,6 @@ from .tfrecord import unframe
 
 FORMAT = 1
 QUERY_MS = 500
-ACCEPT_LOSS = "accept their loss: forebay journal repair --truncate-corrupt"
 
 _CHUNK_BYTES = 4 << 20  # the approximate size of a request
 _CHUNK_ENTRIES = 1000  # the most entries in a request

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
+from ...storage import Corrupt
 from ..errors import InvalidArgument
 from .console import plain, plain_console
 from .options import JSON, FlagCommand
@@ -56,14 +58,13 @@ def show(
 
     with opened(storage) as found:
         if at is None:
-            extent = found.extent()
-            first = max(extent.first, extent.last - limit + 1) if limit else extent.first
-            for sequence, event in _events(found, first - 1):
+            for sequence, event in _last_events(found, limit):
                 _print_event(sequence, event, as_json)
             return
-        last = found.extent().last
-        if at > last:
-            raise InvalidArgument(f"--at {at} is behind the end: the last event is {last}")
+        with suppress(Corrupt):  # what comes before the damage can be shown
+            last = found.extent().last
+            if at > last:
+                raise InvalidArgument(f"--at {at} is behind the end: the last event is {last}")
         summary = status(recover(found, at)[0])
     if as_json:
         print(json.dumps(summary, indent=2))
@@ -187,6 +188,20 @@ def _events(storage: Any, after: int) -> Iterator[tuple[int, Any]]:
 
     for record in storage.read(after):
         yield record.sequence, decode(record.sequence, record.data)
+
+
+def _last_events(storage: Any, limit: int) -> Iterator[tuple[int, Any]]:
+    """The last events; 0: all. Of a damaged journal those before that; then raises Corrupt."""
+    try:
+        extent = storage.extent()
+        after = max(extent.first - 1, extent.last - limit) if limit else extent.first - 1
+        yield from _events(storage, after)
+    except Corrupt as damage:
+        readable = deque[tuple[int, Any]](maxlen=limit or None)
+        with suppress(Corrupt):
+            readable.extend(_events(storage, storage.first_sequence() - 1))
+        yield from readable
+        raise damage
 
 
 def _print_event(sequence: int, event: Any, as_json: bool) -> None:

@@ -146,9 +146,12 @@ def render(summary: dict[str, Any], sort: str = "job") -> Any:
     workers = Table(
         "worker", "kind", "running tasks", "tags", "data", title="workers", title_justify="left"
     )
+    silent_workers = {each["address"]: each for each in summary.get("silent_workers", ())}
     for w in summary["workers"]:
         kind = "tf.data service" if w["stock"] else "forebay"
         kind += ", draining" if w.get("draining") else ""
+        if silent := silent_workers.get(w["address"]):
+            kind += f", silent for {duration(silent['silent_s'])}"
         tags = label_value(",".join(w["tags"]))
         ways = [way for way in w.get("data_addresses", ()) if way.startswith("tcp ")]
         data = label_value(", ".join(ways))

@@ -37,10 +37,10 @@ class WaitLog:
         if waited_s < self._warn_after_s:
             return
         self._warn_after_s = max(2 * self._warn_after_s, WARN_S)
-        text = awaited()
+        text = f"waiting for {awaited()}"
         if dispatcher_silent_s > 2 * HEARTBEAT_S:
-            text += f"; and the dispatcher has not answered for {dispatcher_silent_s:.0f} s"
-        log.warning("no element for %.0f s: waiting for %s", waited_s, text)
+            text = f"the dispatcher has not answered for {dispatcher_silent_s:.0f} s; {text}"
+        log.warning("no element for %.0f s: %s", waited_s, text)
 
 
 def task_awaited(

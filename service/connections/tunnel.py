@@ -209,7 +209,7 @@ def _write(chunks: Iterator[bytes], sock: socket.socket) -> None:
                 except OSError:  # the reader has gone; the other side notices it soon
                     continue
         except grpc.RpcError as error:
-            _log.info("a tunnel through gRPC ended: %s", error)
+            _log.debug("a tunnel through gRPC ended: %s", error.details())  # its reader says so
         finally:
             _shut(sock)
 

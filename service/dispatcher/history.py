@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 
 from ...storage import Fenced, StorageError, Writer
+from ...storage.errors import REPAIR
 from ..complaints import Complaints
 from ..core.state import State
 from ..core.status import Stranger
@@ -122,7 +123,7 @@ class JournalHistory:
             return
         except StorageError as error:
             log.error("could not record that the journal lacks events: %s", error)
-        log.critical("%s; restore the storage from a backup, or repair the journal", reason)
+        log.critical("%s; restore the storage from a backup, %s", reason, REPAIR)
         self._decider.stop()
 
 

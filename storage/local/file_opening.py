@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from ..errors import Corrupt, Locked
+from ..errors import ACCEPT_LOSS, REPAIR, Corrupt, Locked
 from .durable import (
     TEMPORARY,
     FileLock,
@@ -73,7 +73,8 @@ def open_writer(
         undo.callback(lock.release)
         _make_storage(layout, where)
         if reason := where.why_condemned():
-            raise Corrupt(f"{where.condemned}: {reason}")
+            remedy = f"restore a backup that has them, or {ACCEPT_LOSS}"
+            raise Corrupt(f"{where.condemned}: {reason}; {remedy}")
         end = scan_tail(where).position
         try:
             before = check_end(layout, where, end)
@@ -145,7 +146,7 @@ def check_end(layout: StoragePaths, where: LogDirectory, end: Position) -> Term:
         path = where.snapshot(newest)
         raise Corrupt(
             f"{path}: the log ends at record {last}, before this snapshot, so records were lost; "
-            "restore them from a backup, or repair the journal",
+            f"restore them from a backup, {REPAIR}",
         )
     path = layout.term
     found = Term.read(path)

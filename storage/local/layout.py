@@ -21,10 +21,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import Corrupt, NewerFormat, StorageUnusable
+from ..errors import REPAIR, Corrupt, NewerFormat, StorageUnusable
 from .durable import check_is_directory, check_is_file, unreadable
 
-RESTORE = "restore the segments from a backup, or repair the journal"
+RESTORE = f"restore the segments from a backup, {REPAIR}"
 
 FORMAT = 1
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..batches import UnfitBatch, check_follows, decode_batch
-from ..errors import Corrupt, Missing
+from ..errors import REPAIR, Corrupt, Missing
 from ..proto.segment_pb2 import Batch
 from ..tfrecord import FRAME_BYTES, BrokenFrame, is_torn, read_frames
 from .durable import check_is_file, unreadable
@@ -70,7 +70,7 @@ class Scan:
                 cause = f"{missing} is missing, or {before.path} is not whole"
             raise Corrupt(
                 f"{segment.path}: begins with record {segment.first}, but {expected} is the next "
-                f"in the log: {cause}; restore it from a backup, or repair the journal",
+                f"in the log: {cause}; restore it from a backup, {REPAIR}",
             )
         self.position = self.position._replace(segment=segment.first, offset=0)
 

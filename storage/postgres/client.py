@@ -19,7 +19,7 @@ from psycopg import errors as pg
 from psycopg.abc import PQGen
 from psycopg.waiting import Ready
 
-from ..errors import Away, Corrupt, StorageUnusable
+from ..errors import REPAIR, Away, Corrupt, StorageUnusable
 from .address import PostgresAddress
 
 CONNECT_TIMEOUT_S = 2  # unless the URL has connect_timeout; libpq's least
@@ -201,7 +201,7 @@ class PostgresClient:
             case pg.TooManyConnections():
                 return Away(f"{url}: {_FULL}")
             case pg.UndefinedTable() | pg.InvalidSchemaName():
-                return Absent(f"{url}: {said}; restore it from a backup, or repair the journal")
+                return Absent(f"{url}: {said}; restore it from a backup, {REPAIR}")
             case pg.UndefinedColumn() | pg.DatatypeMismatch() | pg.WrongObjectType():
                 return StorageUnusable(
                     f"{url}: {said}: the tables of schema {self.address.prefix!r} are no "

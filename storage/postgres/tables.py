@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import Corrupt
-from ..server_log import ACCEPT_LOSS, FORMAT, Meta, check_format
+from ..errors import ACCEPT_LOSS, REPAIR, Corrupt
+from ..server_log import FORMAT, Meta, check_format
 from .client import Absent, PostgresClient, Row
 from .statements import CONDEMN
 
 TABLES = ("meta", "log", "snapshots", "blobs")
 RESTORE = "restore the database from a backup"
-MEND = f"{RESTORE}, or repair the journal"
+MEND = f"{RESTORE}, {REPAIR}"
 REMEDY = f"{RESTORE} that has them, or {ACCEPT_LOSS}"  # for a condemned log
 
 META = ", ".join(

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import Corrupt
-from ..server_log import ACCEPT_LOSS, Meta, check_format
+from ..errors import ACCEPT_LOSS, REPAIR, Corrupt
+from ..server_log import Meta, check_format
 from .client import RENAME
 
 RESTORE = "restore Redis's data from a backup"
-MEND = f"{RESTORE}, or repair the journal"
+MEND = f"{RESTORE}, {REPAIR}"
 REMEDY = f"{RESTORE} that has them, or {ACCEPT_LOSS}"  # for a condemned log
 
 

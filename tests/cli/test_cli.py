@@ -212,7 +212,12 @@ class TestErrors:
         dispatcher.stop()
         journal = tmp_path / "journal"
         segment = min((journal / "segments").iterdir())
-        data = bytearray(segment.read_bytes())
+        whole = data = bytearray(segment.read_bytes())
+        segment.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        for at in ([], ["--at", "1"]):
+            shown = forebay("journal", "show", journal, *at)
+            assert "127.0.0.1" in shown.stdout, "what comes before the damage is shown"
+            assert at or (shown.returncode == 1 and segment.name in shown.stderr)
         data[40] ^= 1
         segment.write_bytes(data)
         message = error_of("dispatcher", "--storage", journal)

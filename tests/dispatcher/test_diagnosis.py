@@ -246,3 +246,39 @@ def test_since_when_and_what_is_lost_and_what_earlier_versions_tell(
         del told[name]
     upgrade = "it tells nothing of the time of trainers and workers: it is of an earlier version"
     assert findings(told) == [Finding("note", "dispatcher", upgrade, "upgrade it")]
+
+
+def test_what_stands_still_comes_before_reads_that_failed_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And reads that failed alike are one finding."""
+    cluster = Cluster(monkeypatch)
+    cluster.worker(1)
+    cluster.waits = 1.0
+    cluster.go_on(4 * WINDOW_S)
+    told = status(cluster) | {"strangers": [], "now_ms": 10**9}
+    error = {"time_ms": 10**9 - 3_600_000, "times": 2, "worker": "w:1", "code": "NOT_FOUND",
+             "message": "a" * 1_000, "for_good": False}  # fmt: skip
+    told["removed_jobs"] = [
+        {"job_id": n, "name": f"job{n}", "dataset_id": "d", "state": "failed", "errors": [error]}
+        for n in range(28)
+    ]
+    told["loads"][0] |= {"waits_for": {"network": 1.0}, "elements_per_s": 0.0}
+    still, failed = (one for one in findings(told) if one.severity == "problem")
+    assert still.subject == "job train" and "for a connection" in still.what
+    assert failed.subject == "jobs job0, job1, job2 and 25 more"
+    assert failed.what.startswith("its read failed at worker w:1 (56 times): NOT_FOUND: aaa")
+    assert len(failed.what) < 300
+
+
+def test_a_new_leader_to_which_no_worker_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.worker(1)
+    lost = {"address": "w:7", "reason": "silent", "ago_s": 42.0, "back": False}
+    told = status(cluster, leads_s=60.0, lost_workers=[lost]) | {"term": 2, "strangers": []}
+    assert not any("no worker has come" in one.what for one in findings(told))
+    told["workers"] = []
+    (alone,) = (one for one in findings(told) if "no worker has come" in one.what)
+    assert alone.severity == "problem" and "addresses of all dispatchers" in alone.advice
+    told["term"] = 1
+    assert not any("no worker has come" in one.what for one in findings(told))
