@@ -153,6 +153,7 @@ ESCAPES = {  # (module, what it imports): why it does no harm that this is the r
             *(
                 ("data_keys", "hmac"),
                 ("credentials", "ssl"),
+                ("credentials", "cryptography"),
                 ("reloaded", "os"),
             ),
             ("grpc_server", "grpc"),

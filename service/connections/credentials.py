@@ -15,13 +15,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import ipaddress
+import logging
 import os
 import ssl
 import stat
+import time
 from typing import NamedTuple, Protocol
 
 from ..errors import InvalidArgument
 from .reloaded import Reloaded
+
+log = logging.getLogger(__name__)
 
 VARIABLES = {
     "tls_ca": "FOREBAY_TLS_CA",
@@ -296,7 +300,22 @@ def _load(credentials: Credentials) -> LoadedCredentials:
         server.num_tickets = http.num_tickets = 0  # no connection is resumed
         server.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_REQUIRED
         http.verify_mode = ssl.CERT_NONE if tokens else ssl.CERT_OPTIONAL
+        _warn_of_times(credentials.tls_cert, chain)
     return LoadedCredentials(ca, chain, key, tuple(tokens), client, server, http)
+
+
+def _warn_of_times(path: str, chain: bytes) -> None:
+    """When it is loaded: peers that refuse a certificate do not say so here."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    own = load_pem_x509_certificate(chain)
+    begins, ends = own.not_valid_before_utc, own.not_valid_after_utc
+    if not begins.timestamp() <= time.time() <= ends.timestamp():
+        log.error(
+            "%s %s: the certificate is valid from %s to %s, and not now: peers will refuse it; "
+            "replace the file, or see this host's clock",
+            *(_CERT, path, begins.isoformat(), ends.isoformat()),
+        )
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:

@@ -244,6 +244,16 @@ def test_a_wrong_connection_is_refused_on_both_sides(
         wait_until(lambda: reason.search(caplog.text) is not None)
 
 
+@pytest.mark.parametrize(
+    ("begins", "ends", "valid"), [(-9, -1, False), (1, 9, False), (-1, 1, True)]
+)
+def test_a_server_says_that_its_certificate_is_not_valid_now(
+    authority: Authority, caplog: pytest.LogCaptureFixture, begins: float, ends: float, valid: bool
+) -> None:
+    authority.issue(f"from{begins}", begins=begins, ends=ends).loaded()
+    assert ("peers will refuse it; replace the file" in caplog.text) != valid
+
+
 @pytest.mark.parametrize("says", ["", "FBY1", "\x16\x03\x01\x02\x00\x01", "GET / HTTP/1.1\r\n\r\n"])
 def test_garbage_disturbs_nobody(
     closing: ExitStack, server: Credentials, trainer: Credentials, says: str
