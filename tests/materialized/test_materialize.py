@@ -29,9 +29,9 @@ from forebay.storage.errors import Corrupt
 
 from ..cluster import WorkerProcess
 from ..forks import Fork
+from ..standbys import wait_until
 from ..stock import DispatcherProcess
 from . import store
-from .waiting import until
 
 DYNAMIC = service.ShardingPolicy.DYNAMIC
 
@@ -129,15 +129,8 @@ def test_a_killed_run_that_is_repeated_writes_only_the_missing_shards(
     output = tmp_path / "output"
     command = ["-m", "forebay.service.cli", "materialize", dispatcher.target, dataset_id]
     killed = Fork([*command, "--output", str(output), "--seed=5"])
-    until(
-        "three shards, and another one that is being written",
-        lambda: (
-            output.exists()
-            and len(list(output.glob("shard-*"))) >= 3
-            and bool(list(output.glob(".tmp-*")))
-        ),
-        killed,
-    )
+    wait_until(lambda: output.exists() and len(list(output.glob("shard-*"))) >= 3)
+    wait_until(lambda: list(output.glob(".tmp-*")))  # another one is being written
     killed.kill()
     killed.finish()
     with pytest.raises(FailedPrecondition, match=r"lacks 5 of 8 shards, .*run the same"):

@@ -19,8 +19,8 @@ import tensorflow as tf
 from forebay import service
 
 from ..forks import Fork
+from ..standbys import wait_until
 from ..stock import DispatcherProcess
-from .waiting import until
 
 SPEC = {"number": tf.TensorSpec([], tf.int64), "drawn": tf.TensorSpec([2], tf.float64)}
 
@@ -55,8 +55,8 @@ class Gated:
         command = ["-m", "forebay.service.cli", "materialize", self.target, self.dataset_id]
         return Fork([*command, "--output", str(self.output), "--runner", runner, *options])
 
-    def wait_until_begun(self, splits: int, running: Fork) -> None:
-        until(f"{splits} splits begun", lambda: len(os.listdir(self._begun)) >= splits, running)
+    def wait_until_begun(self, splits: int) -> None:
+        wait_until(lambda: len(os.listdir(self._begun)) >= splits)
 
     def workers(self) -> set[int]:
         """The processes of Beam's workers that are in a split."""
@@ -87,12 +87,12 @@ class Gated:
         run is killed as well."""
         running = self.command(runner, *options)
         with killed_at_last(running):
-            self.wait_until_begun(workers, running)
+            self.wait_until_begun(workers)
             killed, *others = self.workers()
             os.kill(killed, signal.SIGKILL)
-            until("its end", lambda: has_ended(killed))
+            wait_until(lambda: has_ended(killed))
         self.open()
-        until("the end of the others", lambda: all(map(has_ended, others)))
+        wait_until(lambda: all(map(has_ended, others)))
         running = self.command(runner, *options)
         with killed_at_last(running):
             assert running.wait(100) == 0
@@ -123,10 +123,10 @@ def test_dask_goes_on_when_a_worker_is_killed(
         for _ in range(2)
     ]
     with killed_at_last(*workers, scheduler):
-        until("the scheduler's file", lambda: file.exists() and is_json(file), scheduler)
+        wait_until(lambda: file.exists() and is_json(file))
         running = gated.command("DaskRunner", f"--dask_scheduler_file={file}")
         with killed_at_last(running):
-            gated.wait_until_begun(4, running)  # so each of them is in a split
+            gated.wait_until_begun(4)  # so each of them is in a split
             workers[0].kill()
             gated.open()
             assert running.wait(100) == 0
@@ -146,7 +146,7 @@ def test_a_portable_runner(dispatcher: DispatcherProcess, tmp_path: pathlib.Path
         ["-m", "apache_beam.runners.portability.local_job_service_main", "--port_file", str(file)]
     )
     with killed_at_last(server):
-        until("the server's port", lambda: file.exists() and is_json(file), server)
+        wait_until(lambda: file.exists() and is_json(file))
         endpoint = f"--job_endpoint=127.0.0.1:{file.read_text()}"
         gated = Gated(dispatcher.target, tmp_path, held=0)
         gated.run_again_when_a_worker_is_lost(1, "PortableRunner", endpoint, *SUBPROCESS)
