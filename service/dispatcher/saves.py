@@ -25,7 +25,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ...journal.proto import events_pb2 as ev
-from ...journal.splits import ENDLESS, source_size, split_value
+from ...journal.splits import split_value
 from ...storage.thread_pool import ThreadPool
 from ..core import commands as c
 from ..core.base import find_save
@@ -37,7 +37,6 @@ from ..errors import (
     FailedPrecondition,
     ForebayError,
     InvalidArgument,
-    Unimplemented,
 )
 from ..pipelines import definitions
 from ..proto import tf_service_pb2 as tf
@@ -150,7 +149,7 @@ class Saves:
             definition=ev.DatasetDefinition(sources=sources),
             metadata=metadata.SerializeToString(deterministic=True),
             prepared=f"{path}.{unique}.preparing",
-            indivisible=await asyncio.to_thread(_indivisible, graph, sources),
+            indivisible=await asyncio.to_thread(definitions.indivisible, graph, sources),
             is_gone=is_gone,
         )
         known = state.save_at.get(path)
@@ -415,16 +414,3 @@ def _metadata(data: bytes) -> tf.DistributedSnapshotMetadata:
             f"{[*filter(None, COMPRESSIONS)]}, AUTO or None"
         )
     return metadata
-
-
-def _indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
-    """Why Forebay's workers cannot write the dataset's ranges of splits; "" if they can."""
-    try:
-        definitions.require_bundles(graph, sources, as_parts=True)
-    except Unimplemented as error:
-        return str(error)
-    if min(map(source_size, sources), default=ENDLESS) == ENDLESS:
-        return "its source has no end"
-    if doubts := definitions.nondeterministic(graph):  # else a resumed stream would skip wrongly
-        return f"its elements may be others each time: {doubts[0]}"
-    return ""

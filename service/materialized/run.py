@@ -7,18 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...journal.splits import ENDLESS, source_size
+from ...journal.splits import source_size
 from .. import structure
 from ..block_limits import TYPES
 from ..connections.dispatcher_client import DispatcherClient
 from ..errors import FailedPrecondition, InvalidArgument, PipelineError, Unimplemented
 from ..options import paths
-from ..pipelines.definitions import (
-    fingerprint,
-    metadata_of,
-    nondeterministic,
-    require_bundles,
-)
+from ..pipelines.definitions import fingerprint, indivisible, metadata_of
 from ..pipelines.python.stored import is_built
 from ..proto import forebay_pb2 as pb
 from ..proto.python_pb2 import PythonDataset
@@ -171,22 +166,13 @@ def _plan_of(
 def _splits_of(dataset_id: str, dataset: pb.GetDatasetResponse) -> int:
     definition = dataset.definition
     why = definition.unsplittable
-    is_python = definition.HasField("python_function")
-    if is_python and is_built(PythonDataset.FromString(dataset.graph)):
+    if definition.HasField("tf_data_graph"):
+        why = why or indivisible(dataset.graph, definition.sources)
+    elif is_built(PythonDataset.FromString(dataset.graph)):
         why = "it is built by a function, in each process anew. Register a function of splits"
-    try:
-        if not why and definition.HasField("tf_data_graph"):
-            require_bundles(dataset.graph, definition.sources, as_parts=True)
-            if doubts := nondeterministic(dataset.graph):
-                why = f"its elements may be others each time: {doubts[0]}"
-    except Unimplemented as error:
-        why = str(error)
-    splits = min(map(source_size, definition.sources), default=ENDLESS)
-    if not why and splits == ENDLESS:
-        why = "its source has no end. Leave out repeat, and repeat what was materialized"
     if why:
         raise Unimplemented(f"dataset {dataset_id} cannot be materialized: {why}")
-    return splits
+    return min(map(source_size, definition.sources))
 
 
 def _require_same(directory: str, plan: Plan, wanted: Plan, shards: int | None) -> None:

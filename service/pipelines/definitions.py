@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from ...journal.proto import events_pb2 as ev
+from ...journal.splits import ENDLESS, source_size
 from ..errors import InvalidArgument
 from ..processes import forebay, tied
 from ..proto import python_pb2
@@ -40,6 +41,7 @@ __all__ = [
     "forbidden",
     "graph_without_compression",
     "has_no_code",
+    "indivisible",
     "metadata_of",
     "nondeterministic",
     "require_bundles",
@@ -181,6 +183,19 @@ def require_bundles(
     walks.require_bundles(SourceWalk(parsed))
     if as_parts:
         walks.require_parts(parsed)
+
+
+def indivisible(graph: bytes, sources: Sequence[ev.SplitSource]) -> str:
+    """Why a dataset cannot be written range by range of its splits: together these would not
+    have its elements, or have others each time; "" if it can. Raises InvalidGraph."""
+    try:
+        require_bundles(graph, sources, as_parts=True)
+    except NotSplittable as error:
+        return str(error)
+    if min(map(source_size, sources), default=ENDLESS) == ENDLESS:
+        return "its source has no end"
+    doubts = nondeterministic(graph)
+    return f"its elements may be others each time: {doubts[0]}" if doubts else ""
 
 
 def doubts_of(
