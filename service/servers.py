@@ -68,13 +68,33 @@ class _Config:
     """The options for which the configuration has tf.data service's name."""
 
     def __init__(self, protocol: str | None, arguments: dict[str, Any]) -> None:
-        self.given: dict[str, Any] = {}
-        for name, declared in self.declared().items():
-            value = arguments.pop(name, None)
-            self.given[declared.name] = 1 if value == 0 and declared.option.least == 1 else value
-        if arguments:
-            raise TypeError(f"{', '.join(sorted(arguments))}: a server has no such option")
+        if unknown := arguments.keys() - self.declared().keys():
+            raise TypeError(f"{', '.join(sorted(unknown))}: a server has no such option")
+        self.given = arguments
         self.protocol = protocol
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.declared():
+            raise AttributeError(f"{type(self).__name__} has no option {name!r}")
+        return self.given.get(name)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in self.given.items() if k != "storage"}  # it may have a password
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def by_option(self) -> dict[str, Any]:
+        """The values by the options' own names."""
+        values = {}
+        for name, declared in self.declared().items():
+            value = self.given.get(name)
+            values[declared.name] = 1 if value == 0 and declared.option.least == 1 else value
+        return values
 
     @classmethod
     def declared(cls) -> dict[str, Declared]:
@@ -119,7 +139,7 @@ class DispatcherConfig(_Config):
 
     def storage_url(self) -> str:
         """The URL of the journal. Raises InvalidArgument for a contradiction."""
-        storage = self.given["storage"]
+        storage = self.given.get("storage")
         if self.fault_tolerant_mode and not (self.work_dir or storage):
             raise InvalidArgument(
                 "Cannot enable fault tolerant mode without configuring a work dir. Make sure to "
@@ -134,7 +154,7 @@ class DispatcherConfig(_Config):
     def options(self) -> DispatcherOptions:
         """What it asks for. Raises InvalidArgument."""
         _require_grpc(self.protocol)
-        return DispatcherOptions(**{**self.given, "storage": self.storage_url()})
+        return DispatcherOptions(**{**self.by_option(), "storage": self.storage_url()})
 
 
 class _Server(ABC):
@@ -333,12 +353,12 @@ class WorkerConfig(_Config):
 
     def options(self) -> WorkerOptions:
         """What it asks for. Raises InvalidArgument."""
-        if self.given["dispatcher"] is None:
+        if self.given["dispatcher_address"] is None:
             raise InvalidArgument(
                 "Must specify a `dispatcher_address` in the `config` passed to `WorkerServer`."
             )
         _require_grpc(self.protocol)
-        return WorkerOptions(**self.given)
+        return WorkerOptions(**self.by_option())
 
 
 class SnapshotTaskProgress(NamedTuple):

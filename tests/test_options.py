@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -224,3 +226,14 @@ def test_positions_and_zeros_are_the_peers() -> None:
     assert (told.dispatcher, told.address, told.port) == ("h:1", "me:2", 3)
     assert (told.heartbeat_interval_ms, told.dispatcher_timeout_ms) == (1, 1)
     assert (told.data_transfer_protocol, told.data_address) == ("grpc", "me:4")
+
+
+def test_a_configuration_has_its_arguments_as_tensorflows_has() -> None:
+    config = DispatcherConfig(5050, worker_timeout_ms=0, storage="redis://:secret@h")
+    assert (config.port, config.worker_timeout_ms, config.work_dir) == (5050, 0, None)
+    assert config.storage == "redis://:secret@h" and "secret" not in repr(config)
+    assert config == DispatcherConfig(5050, worker_timeout_ms=0, storage="redis://:secret@h")
+    assert config != DispatcherConfig(5051)
+    assert pickle.loads(pickle.dumps(config)) == config == copy.copy(config)
+    with pytest.raises(AttributeError, match="no option 'prot'"):
+        _ = config.prot

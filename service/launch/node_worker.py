@@ -18,7 +18,7 @@ class NodeWorker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._options = config.options()
-        self._has_host = config.given["host"] is not None
+        self._has_host = config.host is not None
         self._process: ChildProcess | None = None
         self._log: threading.Thread | None = None
 
