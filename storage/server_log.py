@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .batches import UnfitBatch, check_follows, decode_batch
-from .errors import Corrupt, Missing, NewerFormat
+from .errors import Corrupt, Missing, NewerFormat, StorageUnusable
 from .proto.segment_pb2 import Batch
 from .tfrecord import unframe
 
@@ -79,6 +79,10 @@ class Entry(NamedTuple):
 
     name: str  # `JournalNames.entry` of its last record, unless it is damaged
     data: bytes  # a frame
+
+
+class Absent(StorageUnusable):
+    """A part of the journal, or all of it, does not exist."""
 
 
 class Cut(NamedTuple):
@@ -175,6 +179,38 @@ def check_newest(meta: Meta, newest: Entry | None, ahead: int, names: JournalNam
             f"{names.where()}: ends at record {ends}, and there was a record "
             f"{max(meta.last, ahead)}; {names.mend}"
         )
+
+
+def find_loss(
+    meta: Meta | None,
+    term: int,
+    last: int,
+    read: Callable[[], Meta | None],
+    lose: Callable[[Meta | None, int, str], str],
+) -> str:
+    """The reason why the log is condemned that lacks the record `last`, read in `term`; "" if it
+    does not lack that.
+
+    The meta may have been seen on a server that lags behind. So it is read again, and the log is
+    condemned (`ServerStorage._lose`) only if it still is as it was read.
+    """
+
+    def lacks(meta: Meta | None) -> bool:
+        if meta and meta.cut_term > term:
+            return False  # a repair removes records on purpose
+        return (meta.last if meta else 0) < last
+
+    while lacks(meta):
+        meta = read()
+        if not lacks(meta):
+            break
+        if meta and meta.condemned:
+            return meta.condemned
+        ends = meta.last if meta else 0
+        what = f"record {last} was read in term {term}, and the log ends at record {ends}"
+        if reason := lose(meta, term, what):
+            return reason
+    return ""
 
 
 def find_cut(fetch: Fetch, names: JournalNames, meta: Meta | None, after: int) -> Cut:

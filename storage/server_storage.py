@@ -6,12 +6,13 @@ import logging
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from .base import LEASE_MS, REGISTER, Extent, Record, Storage, is_blob
 from .batches import records_above
 from .errors import Corrupt, Locked, Missing, Volatile
-from .server_log import Cut, Entry, JournalNames, LogScan, Meta, find_cut
+from .server_log import Cut, Entry, JournalNames, LogScan, Meta, find_cut, find_loss
 from .server_writer import ServerWriter
 from .tfrecord import unframe
 from .writer_watch import WriterWatch
@@ -84,12 +85,9 @@ class ServerStorage(Storage):
         """
 
     @abstractmethod
-    def _lose(self, term: int, last: int, what: str) -> str:
-        """Condemn the log, whoever is its writer, and return the reason.
-
-        "" if the log has the record `last`: the meta may have been seen on a server that lags
-        behind. Also "" if a repair later than `term` has removed records on purpose.
-        """
+    def _lose(self, seen: Meta | None, term: int, what: str) -> str:
+        """Condemn the log, whoever is its writer, in `term` at least, and return the reason; "" if
+        the meta is no longer as it was seen."""
 
     @abstractmethod
     def _cut(self, cut: Cut, term: int, token: str, new_term: int) -> str | None:
@@ -182,12 +180,10 @@ class ServerStorage(Storage):
             self._watcher = self._connect(timeout_s=timeout_s)
         with self._watch.looking():
             meta = self._meta(self._watcher)
-        term, last = self._acknowledged
-        found = meta.last if meta else 0
-        if found < last and not (meta and meta.cut_term > term):
-            what = f"record {last} was read in term {term}, and the log ends at record {found}"
-            if reason := self._lose(term, last, what):
-                raise Corrupt(f"{self.url}: {reason}; {self._names.remedy}")
+        if reason := find_loss(
+            meta, *self._acknowledged, partial(self._meta, self._client), self._lose
+        ):
+            raise Corrupt(f"{self.url}: {reason}; {self._names.remedy}")
         if meta is None or not meta.owner or (place and meta.place == place):
             return meta
         if self._watch.may_displace(meta, self.listens):

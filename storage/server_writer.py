@@ -38,19 +38,23 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import tenacity
 
 from .base import Writer, blob_name, check_snapshot_fits
 from .batches import encode_batch
 from .errors import AppendFailed, Away, Corrupt, Fenced, StorageError, StorageUnusable
-from .server_log import query_ms
+from .server_log import Absent, Meta, query_ms
 from .tfrecord import frame
 
 log = logging.getLogger(__name__)
 
 CONFIRM_S = 5.0  # how long a new writer waits for confirmation; a candidate leader retries
+TRIES = 50
+"""How often a change is tried that finds another meta, although that is as it should be: it changed
+meanwhile."""
+PAUSE_S = 0.01  # between these tries
 
 
 class Change(Enum):
@@ -67,6 +71,14 @@ class Change(Enum):
     DELETE_BLOB = auto()  # name
 
 
+class Seen(NamedTuple):
+    """What a writer finds that may make no change, read atomically."""
+
+    meta: Meta | None
+    damage: str  # what entries of the log are missing; "" if it is as the meta says
+    batch: bytes | None  # of the log, with the record that was asked for as its last
+
+
 class ServerWriter(Writer):
     """The writer of a ServerStorage. A subclass says how its server makes each change.
 
@@ -75,6 +87,7 @@ class ServerWriter(Writer):
     """
 
     server = ""  # the server's name, for the log
+    remedy = ""  # for a condemned log
 
     def __init__(
         self,
@@ -99,11 +112,19 @@ class ServerWriter(Writer):
         self._closed = threading.Event()
 
     @abstractmethod
-    def _send(self, change: Change, **values: Any) -> None:
-        """Have the server make the change in one atomic step, if this is still the writer.
-
-        Idempotent. Raises Fenced, Corrupt, OutOfSequence, StorageUnusable.
+    def _try(self, client: Any, change: Change, values: dict[str, Any]) -> bool:
+        """Have the server make the change in one atomic step, if the meta still has this writer's
+        term and token, and all that it knows of; an append only behind the last record that it
+        knows of. Returns whether it is made. Raises OutOfSequence, StorageUnusable.
         """
+
+    @abstractmethod
+    def _see(self, client: Any, last: int) -> Seen:
+        """See `Seen`."""
+
+    @abstractmethod
+    def _lose(self, seen: Meta | None, what: str) -> str:
+        """Condemn the log, and return the reason; "" if the meta is no longer as it was seen."""
 
     @abstractmethod
     def _leave(self) -> None:
@@ -205,13 +226,70 @@ class ServerWriter(Writer):
         if self._closed.is_set():
             raise Fenced(f"{self._url}: the writer of term {self.term} gave up its place")
 
+    def _send(self, change: Change, **values: Any) -> None:
+        """Make the change. Idempotent. Raises Fenced, Corrupt, OutOfSequence, StorageUnusable."""
+        client = self._renewals if change is Change.BEAT else self._client
+        for _ in range(TRIES):
+            absent = None
+            try:
+                if self._try(client, change, values):
+                    return
+            except Absent as error:
+                absent = error
+            if self._is_done(client, values):
+                # What follows it in the server's log is durable only after it.
+                change, values = Change.CONFIRM, {}
+            elif absent:
+                raise absent
+            else:
+                self._closed.wait(PAUSE_S)
+        raise Away(f"{self._url}: the journal's meta changes all the time")
+
+    def _is_done(self, client: Any, values: dict[str, Any]) -> bool:
+        """Whether an earlier try of the append of `values` was done.
+
+        False if a change may succeed now. Raises Fenced, Corrupt, StorageUnusable.
+        """
+        last, batch = values.get("last", 0), values.get("batch")
+        # Read before the query: its result may lack an append that is acknowledged meanwhile.
+        term, acknowledged = self.term, self.last_sequence
+        meta, damage, stored = self._see(client, last)
+        known = f"record {acknowledged} was acknowledged in term {term}"
+        if meta is None:
+            raise self._lost(meta, f"{known}, and nothing is left")
+        if meta.condemned:
+            raise Corrupt(f"{self._url}: {meta.condemned}; {self.remedy}")
+        if meta.term > term:
+            if meta.began < acknowledged and meta.cut_term <= term:
+                raise self._lost(meta, f"{known}, and a later term began at record {meta.began}")
+            raise self._fenced()
+        if meta.term < term or meta.last < acknowledged:
+            what = f"{known}, and the log ends at record {meta.last} of term {meta.term}"
+            raise self._lost(meta, what)
+        if meta.token != self._token:
+            raise self._lost(meta, f"{known}, and another writer has begun that term again")
+        if damage:
+            raise self._lost(meta, damage)
+        if not meta.owner:
+            raise self._fenced()
+        if batch is None or meta.last == acknowledged:
+            return False
+        if meta.last != last:
+            raise StorageUnusable(
+                f"{self._url}: the log has records behind {acknowledged} that this writer does not "
+                "know to be its own; restart the dispatcher, and it reads them"
+            )
+        if stored != batch:
+            raise self._lost(meta, f"record {last} is not what was appended")
+        return True
+
+    def _lost(self, seen: Meta | None, what: str) -> StorageError:
+        """Condemn the log; the error that says so."""
+        if reason := self._lose(seen, what):
+            return Corrupt(f"{self._url}: {reason}; {self.remedy}")
+        return Away(f"{self._url}: the journal's meta changed while it was looked at")
+
     def _fenced(self) -> Fenced:
         return Fenced(
             f"{self._url}: another writer has taken over from term {self.term}; this one must stop"
-        )
-
-    def _overtaken(self) -> StorageUnusable:
-        return StorageUnusable(
-            f"{self._url}: the log has records behind {self.last_sequence} that this writer does "
-            "not know to be its own; restart the dispatcher, and it reads them"
         )

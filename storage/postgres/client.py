@@ -20,6 +20,7 @@ from psycopg.abc import PQGen
 from psycopg.waiting import Ready
 
 from ..errors import REPAIR, Away, Corrupt, StorageUnusable
+from ..server_log import Absent
 from .address import PostgresAddress
 
 CONNECT_TIMEOUT_S = 2  # unless the URL has connect_timeout; libpq's least
@@ -64,10 +65,6 @@ _GRANT = "GRANT CREATE ON DATABASE … TO …, or let that user own the schema"
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-
-
-class Absent(StorageUnusable):
-    """A table of the journal, or its schema, does not exist."""
 
 
 class _TooSlow(psycopg.OperationalError):

@@ -8,9 +8,8 @@ statement of an earlier term, however late it arrives, finds no row and changes 
 Appends, renewals and trims update the row. Snapshots and blobs, which take longer, lock it FOR KEY
 SHARE: the term is the row's key, so appends go on meanwhile, and the next term waits.
 
-A statement returns the number of rows that it found. If there is none, `PostgresWriter` finds out
-why: `server_writer.py` says what is compared, and what follows from it. The log's last row must be
-the meta's `last`.
+A statement returns the number of rows that it found. If there is none, `ServerWriter` finds out
+why. The log's last row must be the meta's `last`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,11 @@ _WHOLE = (
 _SHARED = f"WITH found AS (SELECT FROM {{s}}.meta m WHERE {_MINE} FOR KEY SHARE)"
 _COUNT = "SELECT count(*) FROM found"
 
+_BEAT = (
+    "WITH found AS (UPDATE {s}.meta m SET beat = m.beat + 1 "
+    f"WHERE {_MINE} AND {_WHOLE} RETURNING 1) {_COUNT}"
+)
+
 STATEMENTS = {
     Change.APPEND: (
         "WITH found AS (UPDATE {s}.meta m SET last = %(last)s, beat = m.beat + 1 "
@@ -34,10 +38,8 @@ STATEMENTS = {
         "done AS (INSERT INTO {s}.log (last, batch) SELECT %(last)s, %(batch)b FROM found) "
         f"{_COUNT}"
     ),
-    Change.BEAT: (
-        "WITH found AS (UPDATE {s}.meta m SET beat = m.beat + 1 "
-        f"WHERE {_MINE} AND {_WHOLE} RETURNING 1) {_COUNT}"
-    ),
+    Change.BEAT: _BEAT,
+    Change.CONFIRM: _BEAT,
     Change.CONDEMN: (
         "WITH found AS (UPDATE {s}.meta m SET condemned = %(reason)s, owner = '' "
         "WHERE m.term = %(term)s AND m.token = %(token)s AND m.condemned = '' RETURNING 1) "

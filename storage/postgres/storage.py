@@ -164,20 +164,8 @@ class PostgresStorage(ServerStorage):
         )
         return begun[0][0] if begun else None
 
-    def _lose(self, term: int, last: int, what: str) -> str:
-        while True:
-            meta = self._meta(self._client)
-            if meta is None:
-                create(self._client)
-                continue
-            if meta.cut_term > term:
-                return ""
-            if meta.condemned:
-                return meta.condemned
-            if meta.last >= last:
-                return ""
-            if reason := lose(self._client, term, what, meta):
-                return reason
+    def _lose(self, seen: Meta | None, term: int, what: str) -> str:
+        return lose(self._client, term, what, seen)
 
     def cut(self, after: int, owner: str) -> str:
         tables = existing_tables(self._client)

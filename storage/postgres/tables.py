@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ACCEPT_LOSS, REPAIR, Corrupt
-from ..server_log import FORMAT, Meta, check_format
-from .client import Absent, PostgresClient, Row
+from ..server_log import FORMAT, Absent, Meta, check_format
+from .client import PostgresClient, Row
 from .statements import CONDEMN
 
 TABLES = ("meta", "log", "snapshots", "blobs")

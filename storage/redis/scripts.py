@@ -1,7 +1,8 @@
 """The Lua scripts that change a journal in Redis. Each checks and changes it atomically.
 
-`server_writer.py` says what is compared, and what follows from it. The log must have as many
-entries as the meta says.
+Each change begins by comparing the meta with what its writer knows, and the number of the log's
+entries with the meta's. It returns whether all is as it should be; if not, it changes nothing, and
+`ServerWriter` finds out why.
 """
 
 from __future__ import annotations
@@ -13,108 +14,58 @@ _KEYS = """
 local meta, log, snapshots, blobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 """
 
-_CHECK = (
-    _KEYS
-    + """
-local term, token, acknowledged = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
-local m = redis.call('HMGET', meta,
-  'term', 'token', 'owner', 'last', 'entries', 'began', 'cut_term', 'condemned')
-local found, last, entries = tonumber(m[1] or 0), tonumber(m[4] or 0), tonumber(m[5] or 0)
-
-local function lose(what)
-  local reason = 'acknowledged records are missing: ' .. what
-  if not m[1] then
-    redis.call('HSET', meta, 'format', 1, 'token', '', 'place', '', 'lease_ms', 0, 'beat', 0,
-      'first', 1, 'last', 0, 'entries', 0, 'began', 0)
-  end
-  redis.call('HSET', meta, 'condemned', reason, 'owner', '',
-    'term', string.format('%d', math.max(found, term)))
-  return {'corrupt', reason}
-end
-
-local function refusal()
-  local known = string.format('record %d was acknowledged in term %d', acknowledged, term)
-  if m[8] then return {'corrupt', m[8]} end
-  if not m[1] then return lose(known .. ', and nothing is left') end
-  if found > term then
-    if tonumber(m[6]) < acknowledged and tonumber(m[7] or 0) <= term then
-      return lose(string.format('%s, and a later term began at record %s', known, m[6]))
-    end
-    return {'fenced'}
-  end
-  if found < term or last < acknowledged then
-    return lose(string.format('%s, and the log ends at record %d of term %d', known, last, found))
-  end
-  if m[2] ~= token then
-    return lose(known .. ', and another writer has begun that term again')
-  end
-  local kept = redis.call('XLEN', log)
-  if kept ~= entries then
-    return lose(string.format('the log has %d entries, and %d were written', kept, entries))
-  end
-  if m[3] == '' then return {'fenced'} end
-end
-"""
-)
-
 
 def _change(text: str) -> Script:
-    refuse = """
-local refused = refusal()
-if refused then return refused end
+    return Script(
+        _KEYS
+        + """
+local m = redis.call('HMGET', meta, 'term', 'token', 'owner', 'last', 'entries', 'condemned')
+if m[1] ~= ARGV[1] or m[2] ~= ARGV[2] or m[3] == '' or (m[6] or '') ~= '' then return 0 end
+local acknowledged, last, entries = tonumber(ARGV[3]), tonumber(m[4]), tonumber(m[5])
+if last < acknowledged or redis.call('XLEN', log) ~= entries then return 0 end
 """
-    return Script(_CHECK + refuse + text)
+        + text
+        + "\nreturn 1\n"
+    )
 
 
-_BEAT = _change("redis.call('HINCRBY', meta, 'beat', 1) return {'ok'}")
+_BEAT = _change("redis.call('HINCRBY', meta, 'beat', 1)")
 
 SCRIPTS = {
     Change.APPEND: _change(
         """
-local new_last, batch = ARGV[4], ARGV[5]
-if m[4] == new_last and last > acknowledged then
-  local entry = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-  if not entry or entry[2][2] ~= batch then
-    return lose(string.format('record %d is not what was appended', last))
-  end
-  redis.call('HINCRBY', meta, 'beat', 1)  -- a write, for WAIT on this connection to wait for
-  return {'ok'}
-end
-if last ~= acknowledged then return {'overtaken'} end
-redis.call('XADD', log, new_last .. '-0', 'batch', batch)
-redis.call('HSET', meta, 'last', new_last, 'entries', entries + 1)
-return {'ok'}
+if last ~= acknowledged then return 0 end
+redis.call('XADD', log, ARGV[4] .. '-0', 'batch', ARGV[5])
+redis.call('HSET', meta, 'last', ARGV[4], 'entries', entries + 1)
 """
     ),
     Change.BEAT: _BEAT,
     Change.CONFIRM: _BEAT,  # WAIT and WAITAOF follow it, and confirm all earlier writes
     Change.CONDEMN: Script(
-        _CHECK
+        _KEYS
         + """
-if m[1] and found > term then return {'fenced'} end
-if m[8] then return {'ok'} end
-lose(ARGV[4])
-redis.call('HSET', meta, 'condemned', ARGV[4])
-return {'ok'}
+local m = redis.call('HMGET', meta, 'term', 'token', 'condemned')
+if m[1] ~= ARGV[1] or m[2] ~= ARGV[2] or (m[3] or '') ~= '' then return 0 end
+redis.call('HSET', meta, 'condemned', ARGV[4], 'owner', '')
+return 1
 """
     ),
-    Change.WRITE_SNAPSHOT: _change("redis.call('HSET', snapshots, ARGV[4], ARGV[5]) return {'ok'}"),
-    Change.DELETE_SNAPSHOT: _change("redis.call('HDEL', snapshots, ARGV[4]) return {'ok'}"),
+    Change.WRITE_SNAPSHOT: _change("redis.call('HSET', snapshots, ARGV[4], ARGV[5])"),
+    Change.DELETE_SNAPSHOT: _change("redis.call('HDEL', snapshots, ARGV[4])"),
     Change.WRITE_BLOB: _change(
         """
 if redis.call('HGET', blobs, ARGV[4]) == ARGV[5] then
-  redis.call('HINCRBY', meta, 'beat', 1)  -- as above
+  redis.call('HINCRBY', meta, 'beat', 1)  -- a write, for WAIT on this connection to wait for
 else
   redis.call('HSET', blobs, ARGV[4], ARGV[5])
 end
-return {'ok'}
 """
     ),
-    Change.DELETE_BLOB: _change("redis.call('HDEL', blobs, ARGV[4]) return {'ok'}"),
+    Change.DELETE_BLOB: _change("redis.call('HDEL', blobs, ARGV[4])"),
     Change.TRIM: _change(
         """
 local before = tonumber(ARGV[4])
-if before <= tonumber(redis.call('HGET', meta, 'first')) then return {'ok'} end
+if before <= tonumber(redis.call('HGET', meta, 'first')) then return 1 end
 local newest = 0
 for _, sequence in ipairs(redis.call('HKEYS', snapshots)) do
   newest = math.max(newest, tonumber(sequence))
@@ -122,11 +73,10 @@ end
 if newest < before - 1 then return {'no snapshot', newest} end
 -- An entry's id is its last record's sequence: an entry with a record that must stay stays.
 local passed = redis.call('XREVRANGE', log, before - 1, '-', 'COUNT', 1)[1]
-if not passed then return {'ok'} end
+if not passed then return 1 end
 local removed = redis.call('XTRIM', log, 'MINID', before)
 redis.call('HSET', meta, 'entries', entries - removed,
   'first', string.format('%d', tonumber(string.match(passed[1], '%d+')) + 1))
-return {'ok'}
 """
     ),
 }
@@ -155,16 +105,23 @@ return {'ok', term}
 the previous term."""
 
 LOSE = Script(
-    _CHECK
+    _KEYS
     + """
-if tonumber(m[7] or 0) > term then return {'ok'} end
-if m[8] then return {'corrupt', m[8]} end
-if last >= acknowledged then return {'ok'} end  -- the reader looked at a replica that lags behind
-return lose(ARGV[4])
+local m = redis.call('HMGET', meta, 'term', 'token', 'last', 'condemned')
+for i = 1, 3 do
+  if (m[i] or '') ~= ARGV[i] then return 0 end
+end
+if (m[4] or '') ~= '' then return 0 end
+if not m[1] then
+  redis.call('HSET', meta, 'format', 1, 'token', '', 'place', '', 'lease_ms', 0, 'beat', 0,
+    'first', 1, 'last', 0, 'entries', 0, 'began', 0)
+end
+redis.call('HSET', meta, 'condemned', ARGV[5], 'owner', '',
+  'term', string.format('%d', math.max(tonumber(m[1] or 0), tonumber(ARGV[4]))))
+return 1
 """
 )
-"""For readers that find acknowledged records missing: condemns the log, whoever is its writer,
-unless they are there, or a repair removed them."""
+"""Condemn the log, if the meta still equals ARGV[1] to ARGV[3]."""
 
 CLOSE = Script(
     _KEYS

@@ -18,8 +18,8 @@ from .address import parse_redis_url
 from .checks import find_volatile
 from .client import RedisClient, connection_name
 from .log import MEND, REMEDY, Keys, RedisMeta, parse_meta
-from .scripts import COPY, CUT, LOSE, OPEN
-from .writer import RedisWriter
+from .scripts import COPY, CUT, OPEN
+from .writer import RedisWriter, lose
 
 
 class RedisStorage(ServerStorage):
@@ -138,9 +138,8 @@ class RedisStorage(ServerStorage):
         result = self._client.run_script(OPEN, self._keys, arguments)
         return None if result == [b"changed"] else result[1]
 
-    def _lose(self, term: int, last: int, what: str) -> str:
-        result = self._client.run_script(LOSE, self._keys, (term, "", last, what))
-        return "" if result == [b"ok"] else result[1].decode()
+    def _lose(self, seen: Meta | None, term: int, what: str) -> str:
+        return lose(self._client, self._keys, term, what, seen)
 
     def cut(self, after: int, owner: str) -> str:
         if not self._client.run("EXISTS", *self._keys):

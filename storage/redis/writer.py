@@ -5,16 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from ..base import refuse_trim
-from ..errors import Corrupt, StorageUnusable
-from ..server_writer import CONFIRM_S, Change, ServerWriter
-from .log import REMEDY, Keys
-from .scripts import CLOSE, SCRIPTS
+from ..server_log import Meta
+from ..server_writer import CONFIRM_S, Change, Seen, ServerWriter
+from .client import RedisClient
+from .log import REMEDY, Keys, parse_meta
+from .scripts import CLOSE, LOSE, SCRIPTS
+
+
+def lose(client: RedisClient, keys: Keys, term: int, what: str, seen: Meta | None) -> str:
+    """Condemn the log, since acknowledged records are missing; return the reason.
+
+    "" if the meta is no longer as it was `seen`.
+    """
+    reason = f"acknowledged records are missing: {what}"
+    expected = (seen.term, seen.token, seen.last) if seen else ("",) * 3
+    return reason if client.run_script(LOSE, keys, (*expected, term, reason)) else ""
 
 
 class RedisWriter(ServerWriter):
     """The writer of a RedisStorage."""
 
     server = "Redis"
+    remedy = REMEDY
+
+    @property
+    def _keys(self) -> Keys:
+        return Keys.of(self._client.address.prefix)
 
     def confirm(self) -> None:
         if self._client.confirmations:
@@ -23,24 +39,24 @@ class RedisWriter(ServerWriter):
     def _leave(self) -> None:
         self._client.run_script(CLOSE, self._keys, (self.term, self._token))
 
-    @property
-    def _keys(self) -> Keys:
-        return Keys.of(self._client.address.prefix)
-
-    def _send(self, change: Change, **values: Any) -> None:
+    def _try(self, client: RedisClient, change: Change, values: dict[str, Any]) -> bool:
         arguments = (self.term, self._token, self.last_sequence, *values.values())
-        is_beat = change is Change.BEAT
-        client = self._renewals if is_beat else self._client
-        result = client.run_script(SCRIPTS[change], self._keys, arguments, confirm=not is_beat)
-        match result:
-            case [b"ok"]:
-                return
-            case [b"fenced"]:
-                raise self._fenced()
-            case [b"corrupt", bytes() as reason]:
-                raise Corrupt(f"{self._url}: {reason.decode()}; {REMEDY}")
-            case [b"no snapshot", newest]:
-                raise refuse_trim(values["before"], newest)
-            case [b"overtaken"]:
-                raise self._overtaken()
-        raise StorageUnusable(f"{self._url}: a script returned {result!r}")
+        confirm = change is not Change.BEAT
+        result = client.run_script(SCRIPTS[change], self._keys, arguments, confirm=confirm)
+        if isinstance(result, list):
+            raise refuse_trim(values["before"], result[1])
+        return bool(result)
+
+    def _see(self, client: RedisClient, last: int) -> Seen:
+        keys = self._keys
+        reply, kept, entries = client.run_together(
+            ("HGETALL", keys.meta), ("XLEN", keys.log), ("XRANGE", keys.log, last, last)
+        )
+        meta = parse_meta(reply, f"{self._url}: {keys.meta}")
+        damage = ""
+        if meta and kept != meta.entries:
+            damage = f"the log has {kept} entries, and {meta.entries} were written"
+        return Seen(meta, damage, entries[0][1][-1] if entries else None)
+
+    def _lose(self, seen: Meta | None, what: str) -> str:
+        return lose(self._client, self._keys, self.term, what, seen)

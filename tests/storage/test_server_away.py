@@ -42,7 +42,7 @@ class Redis:
         return b"EVAL" in request
 
     def is_done(self, reply: bytes) -> bool:
-        return b"\r\nok\r\n" in reply
+        return reply.startswith(b":1\r\n")
 
     def arrived(self) -> Callable[[], bool]:
         """Whether one more request has arrived than at the call."""
