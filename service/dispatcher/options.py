@@ -84,7 +84,8 @@ class DispatcherOptions(ServerOptions):
     leader_lease_ms: Annotated[
         int,
         Option(
-            "How long a leader must be silent before a standby takes over, unless its end is seen.",
+            "How long a leader must be silent before a standby takes over, unless its end is seen. "
+            "On local files a standby waits until it has ended.",
             least=100,
             most=HOUR_MS,
         ),
